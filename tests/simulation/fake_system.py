@@ -381,6 +381,7 @@ class FakeOs:
 
     def __init__(self, system: System) -> None:
         self._system = system
+        self.supports_fd = {self.utime}
         self.path = SimpleNamespace(
             abspath=posixpath.normpath,
             basename=posixpath.basename,
