@@ -228,7 +228,7 @@ def test_kept_shards_survive_every_interruption(
     assert sorted(complete) == ["new-000000.tar", "new-000001.tar", "new.index", "new.json"]
     tars = {name: data for name, data in complete.items() if name.endswith(".tar")}
 
-    for fault in faults(step, at_least=40):
+    for fault in faults(step, at_least=25):
         with suppress(OSError, wids.WidsError), disturbed(fault):
             rewrite(folder, folder)
         now = contents(folder)
