@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import tarfile
 import threading
@@ -110,6 +111,13 @@ def miss(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"CI has to provide it: {reason}")
     pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> None:
+    """Ctrl-C reaches what tests start; where a shell started them with ``&``, it is ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
