@@ -148,7 +148,8 @@ def test_the_clock_is_read_for_batches(
 
     stages.start()
     try:
-        dataset.__getitems__([0])  # shows the shares of the steps
+        for _ in range(2):  # the second batch shows the shares of the steps
+            dataset.__getitems__([0])
         monkeypatch.setattr(stages, "perf_counter", clock)
         for indices in ([1], range(20)):
             times_s.clear()
@@ -160,3 +161,58 @@ def test_the_clock_is_read_for_batches(
             assert found["decode_s"] > 0
     finally:
         stages.stop()
+
+
+def test_a_first_sample_that_is_slow_is_no_measure_of_the_others(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes to import modules does not count as the decoding of later samples (VIEW-41)."""
+    now_s = 0.0
+    decode = dataset.sample_access.transformations[0]
+
+    def advance(sample: Any) -> Any:
+        nonlocal now_s
+        now_s += 1.0
+        return sample
+
+    class Slow:
+        is_first = True
+
+        def __call__(self, sample: Any) -> Any:
+            nonlocal now_s
+            now_s += 1000.0 if self.is_first else 0.1
+            self.is_first = False
+            return decode(sample)
+
+    monkeypatch.setattr(stages, "perf_counter", lambda: now_s)
+    monkeypatch.setitem(stages.of_type, Slow, stages.DECODE)
+    stages.start()
+    try:
+        timed = dataset.undecoded().map(Slow()).map(advance)
+        timed.__getitems__([0])
+        before = stages.counted()
+        timed.__getitems__(range(20))
+        found = {name: number - before[name] for name, number in stages.counted().items()}
+    finally:
+        stages.stop()
+    assert found["decode_s"] == pytest.approx(20 * 0.1)
+    assert found["transform_s"] == pytest.approx(20 * 1.0)
+
+
+def test_replacements_are_not_counted(tmp_path: Path) -> None:
+    """Samples are counted that a program asked for, not those that stand in for them (VIEW-43)."""
+    options: Any = {"on_error": "next", "transformations": [refuse_first]}
+    with wids.ShardListDataset(write_shards(tmp_path, [100]), **options) as dataset:
+        samples, _ = counted(dataset)
+        with pytest.warns(UserWarning, match="refused"):
+            assert len(dataset.__getitems__(range(20))) == 20
+        assert counted(dataset)[0] == samples + 20
+
+
+@pytest.mark.usefixtures("_unwatched")
+def test_a_copy_and_a_worker_know_what_was_read(dataset: Any) -> None:
+    """Accesses are never fewer than openings, whoever asks (VIEW-43)."""
+    for index in range(NUM_SAMPLES):
+        dataset[index]
+    assert dataset.get_stats() == (NUM_SAMPLES, 2)
+    assert pickle.loads(pickle.dumps(dataset)).get_stats() == (NUM_SAMPLES, 2)  # noqa: S301

@@ -84,6 +84,25 @@ def test_one_request_for_each_part(tmp_path: Path, server: Server, has_tag: bool
     assert len(ranges) == (3 + 1 if has_tag else 3 * 2)
 
 
+def test_a_version_that_is_stated_later_vouches_for_nothing(tmp_path: Path, server: Server) -> None:
+    """Headers that were compared without a version are compared again with one (SEC-8)."""
+    first, second = (random.Random(n).randbytes(300_000) for n in (1, 2))
+    written(tmp_path / "site", [first + second[:512], second[512:]])
+    url = served(tmp_path / "site", server)
+    page = server.pages["/films-0.tar"]
+    page.has_tag = False
+    with wids.ShardListDataset(url, access="range") as dataset:
+        with dataset.open_field(1, ".mp4") as file:
+            assert file.read(10) == second[512:522]
+            other = written(tmp_path / "other", [first, second]).with_name("films-0.tar")
+            assert len(other.read_bytes()) == len(page.body)
+            page.body, page.has_tag = other.read_bytes(), True
+            for start in (1_000, 100_000, 200_000):
+                with raises((MismatchError, wids.ShardFormatError), "films-0.tar"):
+                    file.seek(start)
+                    file.raw.read(10)
+
+
 def test_a_missing_field(tmp_path: Path) -> None:
     """A field that the sample lacks is a KeyError that names it."""
     spec = written(tmp_path / "site", [b"x"])

@@ -173,3 +173,21 @@ def test_a_pack_without_any_place(
     with wids.ShardListDataset(url, cache_dir=str(tmp_path / "file" / "c")) as dataset:
         with raises(FetchError, "cannot be stored"):
             dataset[0]
+
+
+def test_a_pack_that_was_damaged_in_the_cache(site: Site, own_cache: Path) -> None:
+    """It is fetched again and used, also where the new copy has the inode of the old one."""
+    site.pack()
+    url = site.spec(index="train.index")
+    with wids.ShardListDataset(url) as dataset:
+        expected = dataset.find_key("s00012")
+    (pack,) = (own_cache / "shards").glob("*-train.index")
+    status = pack.stat()
+    for _ in range(3):
+        with open(pack, "r+b") as file:
+            file.write(b"\xff" * 64)
+        os.utime(pack, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with wids.ShardListDataset(url) as dataset:
+            assert dataset.find_key("s00012") == expected
+            assert dataset.reader.known_index(0) is not None
+        status = pack.stat()

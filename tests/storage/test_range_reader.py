@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import pickle
 import random
+import socket
 import threading
 import time
 import tracemalloc
@@ -216,3 +217,25 @@ def test_a_file_system_with_tags(replaced_before: int, monkeypatch: pytest.Monke
     )
     assert len(parts) == 3 or 0 < replaced_before < 8
     assert Versions.num_requests <= 12
+
+
+def test_tiny_chunks_take_the_memory_of_their_bytes() -> None:
+    """A server that sends one byte at a time does not make the reader keep an object for each."""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        tracemalloc.start()
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/a"
+            assert Fetcher().read(url, 1 << 30) == b"x" * 50_000
+            _, peak_nbytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_nbytes < 8 << 20

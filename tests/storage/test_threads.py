@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -82,3 +84,32 @@ def test_tasks_are_made_when_a_thread_is_free() -> None:
     num_then = num_made
     assert next(tasks())() < 0
     assert num_made == num_then + 1
+
+
+def test_threads_within_threads_share_the_limit() -> None:
+    """Tasks that run tasks of their own have no more threads than others, together."""
+    most, lock = 0, threading.Lock()
+
+    def inner(number: int) -> int:
+        nonlocal most
+        with lock:
+            most = max(most, sum(t.name.startswith("nested") for t in threading.enumerate()))
+        time.sleep(0.001)
+        return number
+
+    def outer(number: int) -> list[int]:
+        return in_threads([partial(inner, number * 100 + k) for k in range(100)], "nested")
+
+    found = in_threads([partial(outer, number) for number in range(30)], "nested")
+    assert found == [[number * 100 + k for k in range(100)] for number in range(30)]
+    assert most <= 4 * min(MOST, _WAITING * most_in_flight())
+
+
+def test_any_error_of_a_task_is_raised() -> None:
+    """Also one that queues raise."""
+
+    def empty() -> None:
+        raise queue.Empty
+
+    with pytest.raises(queue.Empty):
+        in_threads([empty, empty], "test")

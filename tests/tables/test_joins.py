@@ -812,3 +812,11 @@ def test_each_shard_of_a_batch_is_opened_once(tmp_path: Path) -> None:
         batch = result.__getitems__(shuffled(range(60)))
         assert len(batch) == 60
         assert (a.get_stats()[1] - before[0], b.get_stats()[1] - before[1]) == (6, 9)
+
+
+def test_a_key_that_no_sample_can_have(train: Path) -> None:
+    """A lone surrogate in one row does not hide the others (JOIN-3)."""
+    with wids.ShardListDataset(train) as dataset:
+        rows = {key: {"row": number} for number, key in enumerate(dataset.keys())}
+        joined = dataset.join({**rows, "\ud800": {"row": 99}}, missing="none")
+        assert [sample[".row"] for sample in joined] == list(range(20))

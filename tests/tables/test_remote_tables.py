@@ -204,3 +204,19 @@ def test_commands_say_what_they_fetch(
     assert site.num_whole() == 0
     assert main(["table", url, *output, "--yes"]) == 0
     assert site.num_whole() == 2
+
+
+def test_the_first_of_several_errors_is_raised(site: Site, tmp_path: Path) -> None:
+    """Shards are read together, but an error does not depend on which of them is faster."""
+    paths = [
+        write_tar(tmp_path / f"bad-{n}.tar", [(f"{n}{k}.json", b"{" * n) for k in range(3)])
+        for n in range(4)
+    ]
+    spec = wids.build_spec(paths, pack=tmp_path / "bad.index")
+    for path in [*paths, tmp_path / "bad.index"]:
+        site.server.page(f"/{path.name}", path.read_bytes())
+    url = site.server.page("/bad.json", spec.document(str(tmp_path)))
+    for _ in range(5):
+        with wids.ShardListDataset(url, access="range") as dataset:
+            with raises(wids.DecodeError, "bad-0.tar"):
+                dataset.table([".json/a"])

@@ -36,7 +36,7 @@ def refuse(options: argparse.Namespace, names: Iterable[str], text: str) -> None
     """Raise `ValueError` with a text if one of some options was passed."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and value is not False:  # 0 is a value
+        if value is not None and value is not False and value != "":  # 0 is a value
             raise ValueError(f"--{name.replace('_', '-')}: {text}")
 
 

@@ -201,9 +201,13 @@ class Access:
 
     def batch(self, indices: Indices) -> list[Any]:
         """Return several samples, with each shard opened once."""
+        here.row[SAMPLES] += len(indices)
+        return self.uncounted_batch(indices)
+
+    def uncounted_batch(self, indices: Indices) -> list[Any]:
+        """Return `batch`, of samples that were counted, or that stand in for others."""
         if self.failures is not None:
             return self.failures.batch(self, indices)
-        here.row[SAMPLES] += len(indices)
         return timed(READ, self._batch, indices)
 
     def _batch(self, indices: Indices) -> list[Any]:

@@ -42,7 +42,7 @@ class Collectable(Protocol):
     def in_next_shard(self, index: int) -> int:
         """Return the index of a sample in the next shard, in place of one of this shard."""
 
-    def batch(self, indices: Indices) -> list[Any]:
+    def uncounted_batch(self, indices: Indices) -> list[Any]:
         """Read several samples."""
 
     def in_turn(self) -> Iterator[Any]:
@@ -119,7 +119,7 @@ class Failures:
             FetchError: A shard cannot be fetched.
             SampleError: With ``"next"``, no sample near can be produced.
         """
-        samples = access.with_on_error(_failed).batch(indices)
+        samples = access.with_on_error(_failed).uncounted_batch(indices)
         self.count_read(len(samples))
         errors = self._pass_over(access, samples)
         if self.policy == "skip":
@@ -235,7 +235,7 @@ def _replaced(access: Collectable, errors: Mapping[int, WidsError]) -> dict[int,
             access.in_next_shard(at) if error.is_of_shard else (at + 1) % len(access)
             for at, error in reached.values()
         ]
-        samples = collecting.batch(following)
+        samples = collecting.uncounted_batch(following)
         for index, at, sample in zip(list(reached), following, samples, strict=True):
             if isinstance(sample, Failed):
                 reached[index] = at, sample.error

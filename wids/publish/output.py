@@ -153,7 +153,9 @@ class Output:
     def saved_spec(self) -> DatasetSpec | None:
         """Return the dataset whose spec exists; None if it is another document."""
         try:
-            return load_spec(self.spec_path, read=Fetcher(self.storage_options).read)
+            return load_spec(
+                self.spec_path, allow_pipe=True, read=Fetcher(self.storage_options).read
+            )
         except SpecError:
             return None
 

@@ -267,15 +267,17 @@ class ShardJob:
             spec = output.saved_spec()
             there = output.existing_shards()
         found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
+        kept: set[str] = set()
         for number, task in enumerate(self.tasks):
             original = self.originals[number] if self.originals else None
-            if original and found.pop(original.spec.url, None) == original.spec.num_samples:
+            if original and found.get(original.spec.url) == original.spec.num_samples:
+                kept.add(original.spec.url)  # one shard may be kept several times
                 continue
             count = task.num_samples
             num_samples = found.pop(task.path, None if count is None else 0)
             if count not in (None, num_samples) or (num_samples and task.path not in there):
                 return None
-        return None if found else spec
+        return None if found.keys() - kept else spec
 
 
 def no_sample_error(output: Output) -> PackError:

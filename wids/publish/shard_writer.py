@@ -261,8 +261,9 @@ class ShardWriter(BlockWriter):
             if path not in listed and urls.join(old.base, os.path.basename(path)) not in listed:
                 raise FileExistsError(
                     f"{urls.redact(path)}: exists, but {urls.redact(self._spec_path)} does not "
-                    "list it, as an interrupted append leaves it; add it with `wids create "
-                    "--append` or move it away"
+                    "list it; if an interrupted append left it, add it with `wids create "
+                    "--append`; if rewrite(keep_shards=True) replaced it, write new shards under "
+                    "another pattern"
                 )
         self._number = max(numbers, default=self._number - 1) + 1
 

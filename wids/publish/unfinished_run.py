@@ -54,7 +54,8 @@ def unfinished_run(
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
-                if is_alone and not output.existing_shards():
+                is_kept = any(log.record(task).num_samples for task in log)
+                if is_alone and not is_kept and not output.existing_shards():
                     log.delete()
             raise
         # Last of all: until then, an interrupted run resumes from it.
@@ -103,4 +104,6 @@ def _begin(plan: str, log: Journal, output: Output) -> None:
         if log.plan is not None and output.existing_shards():
             raise output.of_another_run()
         output.check_absent()
+    if log.plan is not None:  # of other work: its functions may have been others, too
+        log.clear()
     log.begin(plan)

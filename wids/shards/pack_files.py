@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -100,12 +101,14 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
         WidsError: The pack cannot be fetched or stored.
     """
     copy = open_copy(store, remote_file)
+    time_ns = os.fstat(copy.file.fileno()).st_mtime_ns
     # The map made from the file keeps the copy from being evicted.
     pack = load_pack(copy.path, copy.file, num_shards)
     if pack is not None:
         return pack
     fetched = open_copy(store, remote_file, is_suspect=True)
-    if fetched.inode == copy.inode:  # its bytes are those that were fetched
+    is_later = os.fstat(fetched.file.fileno()).st_mtime_ns != time_ns  # an inode is used again
+    if fetched.inode == copy.inode and not is_later:  # its bytes are those that were fetched
         fetched.file.close()
         return None
     return load_pack(fetched.path, fetched.file, num_shards)

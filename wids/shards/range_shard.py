@@ -61,7 +61,7 @@ class RemoteShard(PooledShard):
         takes: Called with the bytes of each read before it begins, and with 0 to ask whether
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
-        knows_version: Whether all that ``read_range`` returns is of one version of the tar.
+        version: Returns the version of all that ``read_range`` returns; None if it is not known.
         index_name: The file of another program that the index was made from, which has no
             checksums: headers are compared with names and lengths instead.
 
@@ -82,7 +82,7 @@ class RemoteShard(PooledShard):
         raw: Raw = "bytes",
         takes: Callable[[int], bool] = lambda _: True,
         has_copy: Callable[[], bool] = lambda: False,
-        knows_version: Callable[[], bool] = lambda: False,
+        version: Callable[[], str | None] = lambda: None,
         index_name: str | None = None,
     ) -> None:
         self.name = name
@@ -90,8 +90,8 @@ class RemoteShard(PooledShard):
         self.nbytes = nbytes
         self.takes = takes
         self._has_copy = has_copy
-        self._knows_version = knows_version
-        self._known_heads: set[int] = set()
+        self._version = version
+        self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_spans: ReadSpans = self.read_ranges
         self._fields = None if fields is None else frozenset(fields)
@@ -184,7 +184,8 @@ class RemoteShard(PooledShard):
         head, end = self._span(member)
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         part = min(body + start, end), min(body + stop, end)
-        is_known = member in self._known_heads and self._knows_version()
+        version = self._version()
+        is_known = version is not None and self._known_heads.get(member) == version
         heads = [] if is_known else [(head, body)]
         spans = joined([*heads, part] if part[0] < part[1] else heads)
         if not spans:
@@ -192,7 +193,9 @@ class RemoteShard(PooledShard):
         views = self._read_spans(spans)
         if not is_known:
             self._check_head(member, head, views[0][: body - head])
-            self._known_heads.add(member)
+            found = self._version()
+            if found is not None and version in (None, found):
+                self._known_heads[member] = found
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 

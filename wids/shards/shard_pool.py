@@ -67,7 +67,7 @@ class ShardPool:
         self.open_shard = open_shard
         self.size = size
         self.limit_nbytes = limit_nbytes
-        self.num_accesses = 0
+        self.num_accesses = self._num_published = 0
         self.num_misses = 0
         self.counts = SharedRows(0, 0)
         self._entries: dict[int, _Entry] = {}
@@ -93,6 +93,7 @@ class ShardPool:
                 entry.last_used = now
                 return entry.shard
             local = True
+        self._publish()
         self.num_misses += 1
         self.counts.row[1] += 1
         stages.count(stages.OPENINGS)
@@ -113,8 +114,15 @@ class ShardPool:
 
     def usage(self) -> tuple[int, int]:
         """Return how often shards were requested, and opened, in all processes that share this."""
+        self._publish()
         num_accesses, num_misses = map(int, self.counts.sums())
-        return num_accesses + (0 if this_process.is_child else self.num_accesses), num_misses
+        return num_accesses, num_misses
+
+    def _publish(self) -> None:
+        """Add to the counts what this process has not added at each access."""
+        if not this_process.is_child:
+            self.counts.row[0] += self.num_accesses - self._num_published
+            self._num_published = self.num_accesses
 
     def peek(self, number: int) -> PooledShard | None:
         """Return a shard if it is open, without counting as a use."""
@@ -142,7 +150,9 @@ class ShardPool:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the files itself, so only the settings are pickled.
-        return {**self.__dict__, "num_accesses": 0, "_entries": {}, "_opened": set()}
+        self._publish()
+        counts = {"num_accesses": 0, "_num_published": 0}
+        return {**self.__dict__, **counts, "_entries": {}, "_opened": set()}
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.

@@ -101,7 +101,7 @@ class ShardsByRange:
             raw=options.raw,
             takes=partial(facts.takes, number, nbytes),
             has_copy=has_copy,
-            knows_version=lambda: reader.knows_version,
+            version=lambda: reader.version,
             index_name=None
             if len(index.head_crcs)
             else urls.redact(facts.shards[number].index or ""),

@@ -39,6 +39,7 @@ class RangeReader:
         self._tags = tags
         self._url = url
         self._nbytes = nbytes
+        self._has_untagged = False
 
     def __call__(self, start: int, stop: int) -> bytes:
         """Read the bytes from ``start`` to ``stop``; see `view`."""
@@ -57,9 +58,9 @@ class RangeReader:
         return with_retries(lambda: self._attempt(start, stop), patience)
 
     @property
-    def knows_version(self) -> bool:
-        """Whether each response is compared with the version of the file that was read first."""
-        return self._url in self._tags
+    def version(self) -> str | None:
+        """The tag of all that this object has read; None if a response had none."""
+        return None if self._has_untagged else self._tags.get(self._url)
 
     def _attempt(self, start: int, stop: int) -> memoryview:
         tag = self._tags.get(self._url)
@@ -68,7 +69,9 @@ class RangeReader:
             # A server without ranges would send all of it.
             data = memoryview(stream.collected(stop - start))[: stop - start]
         check_complete(self._url, len(data), stop - start)
-        if stream.tag is not None:
+        if stream.tag is None:
+            self._has_untagged = True
+        else:
             # Another thread may have read its first part meanwhile: one of the two versions wins.
             self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
         return data.toreadonly()

@@ -34,6 +34,9 @@ _WAITING: Final = 3
 """Threads for each request in flight: where nobody waits, the gate learns late to let more pass."""
 
 
+_this_thread: Final = threading.local()
+
+
 class ReadingThreads(Executor):
     """Daemon threads that stop waiting for servers when their tasks are dropped.
 
@@ -122,6 +125,7 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     results: dict[int, _T] = {}
     ends: SimpleQueue[BaseException | None] = SimpleQueue()
     num_started = num_ended = 0
+    around = getattr(_this_thread, "beside", lambda: 1)
     cancel = cancellation()
     poll_s = None if cancel is None else _CANCEL_POLL_S
 
@@ -135,11 +139,14 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         with is_taken:
             check_waits()
             found = next(numbered, None)
-            if found is not None and num_started < min(most, _WAITING * most_in_flight()):
+            wanted = _WAITING * most_in_flight() // around()
+            if found is not None and num_started < min(most, wanted):
                 start()
             return found
 
     def work() -> None:
+        # Threads that a task starts for itself share what is left by the threads of other tasks.
+        _this_thread.beside = lambda: around() * max(1, num_started - num_ended)
         try:
             while found := taken():
                 results[found[0]] = found[1]()
@@ -152,11 +159,12 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         with is_taken:  # so that the first thread is counted before it starts another
             start()
         while num_ended < num_started:
+            error = None
             with suppress(Empty):
                 error = ends.get(timeout=poll_s)
-                if error is not None:
-                    raise error
                 num_ended += 1
+            if error is not None:
+                raise error
             if cancel is not None and cancel.is_set():
                 raise CancelledError("the fetch was cancelled")
     return [results[number] for number in range(len(results))]

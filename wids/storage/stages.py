@@ -256,7 +256,8 @@ def timed_steps(
             if len(set(kinds)) > 1:
                 by_step = by([partial(_step, *each) for each in zip(kinds, steps, strict=True)])
                 share = _share_of_decoding(state, lambda: made.append(by_step(samples[0])))
-            num_left = _SPLIT_EVERY
+            # The first sample of all may import modules: it is no measure of the others.
+            num_left = _SPLIT_EVERY if latest is steps else 0
         _clock.split = steps, share, num_left - len(samples)
         _switch(state, DECODE if share == 1 else TRANSFORM)
         made += map(transform, samples[len(made) :])

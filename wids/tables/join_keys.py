@@ -20,7 +20,6 @@ from wids.shards.indexes import pack
 from wids.shards.indexes.key_hashes import text_hashes
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
-from wids.shards.tars.member_names import to_bytes
 from wids.storage.array_types import IntArray, WordArray
 from wids.storage.transport import urls
 from wids.tables.shard_rows import Rows, in_ascending_order, rows_of_shards
@@ -63,6 +62,7 @@ class DatasetKeys:
     reader: ShardReader
     positions: Positions
     name: str
+    remedy: ClassVar[str] = "join a view that has each key once"
     _fields: dict[str, None] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -123,6 +123,7 @@ class RowKeys:
 
     listed: Callable[[], Iterator[Any]]
     name: str
+    remedy: ClassVar[str] = "keep one of these rows"
     fields: ClassVar[Sequence[str]] = ()
     entries: ClassVar[IntArray | None] = None
 
@@ -136,7 +137,10 @@ class RowKeys:
                 text = ""
             if text.count("\0") != len(block):
                 self._refuse(block, start)
-            yield to_bytes(text)
+            try:
+                yield text.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:  # a lone surrogate, which no stored key has
+                yield b"".join(_encoded(key) + b"\0" for key in block)
             start += len(block)
 
     def _refuse(self, block: list[Any], start: int) -> None:
@@ -187,6 +191,13 @@ class RowKeys:
 
 Keyed: TypeAlias = DatasetKeys | RowKeys
 """The keys of one side of a join, by the entries of that side."""
+
+
+def _encoded(key: str) -> bytes:
+    try:
+        return key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return key.encode("utf-8", "surrogatepass")
 
 
 def digest_of(*parts: Any) -> bytes:
@@ -295,5 +306,5 @@ def _repeated(side: Keyed, key: str, entries: tuple[int, int], more: str = "") -
     first, second = map(side.place, entries)
     return JoinError(
         f"{side}: expected each key once, found {key!r} twice: {first}; and {second}{more}; "
-        "join a view that has each key once"
+        f"{side.remedy}"
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import numpy as np
 
-from wids.errors import TableError
+from wids.errors import TableError, WidsError
 from wids.publish.results import results_of
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -113,10 +113,12 @@ def _results(
     if executor is None:
         for at in range(0, len(tasks), _MAX_TOGETHER):
             group = tasks[at : at + _MAX_TOGETHER]
-            requests = [partial(reader.read_ranges, number, rows) for number, rows in group]
+            requests = [partial(_by_range, reader, *task) for task in group]
             is_local = all(reader.shards.is_local(number) for number, _ in group)
             found = [None] * len(group) if is_local else in_threads(requests, "wids-columns")
             for task, by_range in zip(group, found, strict=True):
+                if isinstance(by_range, WidsError):
+                    raise by_range
                 yield _read_group(reader, [task]) if by_range is None else [by_range]
         return
     shared = PickledOnce(reader)
@@ -131,6 +133,14 @@ def _results(
     with closing(results):
         for _, columns in results:
             yield columns
+
+
+def _by_range(reader: ColumnReader, number: int, rows: Rows) -> ShardColumns | WidsError | None:
+    """Return what `read_ranges` does, or its error; that of the first shard is raised."""
+    try:
+        return reader.read_ranges(number, rows)
+    except WidsError as error:
+        return error
 
 
 def _read_shared(shared: PickledOnce, tasks: Sequence[tuple[int, Rows]]) -> list[ShardColumns]:

@@ -6,6 +6,7 @@ import json
 import random
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -383,3 +384,103 @@ def test_readers_of_a_remote_spec_could_not_open_local_shards(published: Path) -
     """So a remote output of a local dataset is an error before anything is written (REWRITE-54)."""
     with opened(published) as dataset, raises(PackError, "expected shards to keep", "train-000001"):
         wids.rewrite(dataset[1:], "memory://there/new-%06d.tar", keep_shards=True)
+
+
+def test_records_of_other_work_are_not_believed(published: Path, tmp_path: Path) -> None:
+    """What an interrupted run kept, another one with other functions compares (REWRITE-53)."""
+
+    def fails_late(sample: Sample) -> Sample:
+        if sample["__key__"] == "s00009":
+            raise ValueError("a bug")
+        return sample
+
+    with opened(published) as dataset, ThreadPoolExecutor(1) as executor:
+        with raises(wids.TransformError, "a bug"):
+            wids.rewrite(
+                *(dataset, tmp_path / "new-%06d.tar"),
+                map=fails_late,
+                keep_shards=True,
+                executor=executor,
+            )
+        wids.rewrite(
+            *(dataset[:11], tmp_path / "new-%06d.tar"),
+            map=lambda sample: {**sample, ".txt": b"new"},
+            keep_shards=True,
+        )
+    with opened(tmp_path / "new.json") as dataset:
+        assert [sample[".txt"] for sample in dataset] == [b"new"] * 11
+
+
+def test_what_ctrl_c_leaves_is_resumed(published: Path, tmp_path: Path) -> None:
+    """Shards that were found to be the same are not compared again (REWRITE-53)."""
+    calls, presses = [], True
+
+    def interrupted(sample: Sample) -> Sample:
+        calls.append(sample["__key__"])
+        if presses and sample["__key__"] == "s00009":
+            raise KeyboardInterrupt
+        return sample
+
+    def run() -> None:
+        with opened(published) as dataset:
+            wids.rewrite(
+                *(dataset, tmp_path / "new-%06d.tar"),
+                map=interrupted,
+                version="1",
+                keep_shards=True,
+            )
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    calls.clear()
+    presses = False
+    run()
+    assert set(calls) == {f"s{n:05d}" for n in range(7, 12)}
+
+
+class Changing(ShardListDataset):
+    """A program's own class, whose samples are not those that are stored."""
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        if isinstance(sample, dict):
+            return {**sample, ".txt": b"changed"}
+        if isinstance(sample, list):
+            return [{**each, ".txt": b"changed"} for each in sample]
+        return sample  # a view
+
+
+def test_samples_of_an_overridden_class_are_written(published: Path, tmp_path: Path) -> None:
+    """They are not compared with themselves (REWRITE-51)."""
+    with Changing(published, transformations=[], raw="bytes") as dataset:
+        spec = wids.rewrite(
+            dataset, tmp_path / "new-%06d.tar", map=lambda sample: sample, keep_shards=True
+        )
+    assert all("new-" in shard.url for shard in spec.shards)
+    with opened(tmp_path / "new.json") as dataset:
+        assert {sample[".txt"] for sample in dataset} == {b"changed"}
+
+
+def test_all_shards_are_those_of_one_dataset(tmp_path: Path) -> None:
+    """Also where those of several are rewritten, as without `keep_shards` (REWRITE-50)."""
+    parts = [publish(tmp_path / name, [3, 2]) for name in "ab"]
+    document = {"datasets": [{"name": part.parent.name, "source_url": str(part)} for part in parts]}
+    both = {**document, "name": "both", "shardlist": []}
+    (tmp_path / "both.json").write_text(json.dumps(both))
+    with opened(tmp_path / "both.json") as dataset:
+        spec = wids.rewrite(dataset[1:], tmp_path / "new-%06d.tar", keep_shards=True)
+    assert len(spec.shards) == 4
+    assert {shard.dataset for shard in spec.shards} == {None}
+
+
+def test_a_damaged_shard_is_not_kept(published: Path, tmp_path: Path) -> None:
+    """Where it is read for its index, its digest is compared (REWRITE-50)."""
+    document = json.loads(published.read_text())
+    del document["index"]
+    published.write_text(json.dumps(document))
+    path = published.parent / "train-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[512] ^= 1
+    path.write_bytes(data)
+    with opened(published) as dataset, raises(wids.ShardFormatError, "train-000000", "sha256"):
+        wids.rewrite(dataset[:11], tmp_path / "new-%06d.tar", keep_shards=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_tar
+from conftest import raises, write_tar
 
 from wids.publish.repeated_keys import find_repeated_keys
 from wids.shards.indexes import key_tables, pack
@@ -77,6 +77,14 @@ def test_runs_of_any_lengths_are_merged() -> None:
 
     assert found == ([0, 1, 5, 5, 5, 5, 5, 5, 9, 9], [8, 0, 1, 2, 3, 5, 6, 7, 4, 9])
     assert len(released) > 1
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_runs_that_do_not_ascend_are_an_error() -> None:
+    """A pack may claim any order, with checksums that are right; joining it ends."""
+    hashes = np.arange(40, dtype=np.uint64)[::-1]
+    with raises(ValueError, "in ascending order"):
+        joined(merged([Run(hashes, np.arange(40), 40, 0)]))
 
 
 def indexes(folder: Path, repeated: int) -> list[ShardIndex]:

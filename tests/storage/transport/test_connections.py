@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import socket
+import threading
 import time
 
 import pytest
@@ -137,3 +138,28 @@ def test_retries_are_logged_without_the_url(
         fetch.read("http://127.0.0.1:9/a?SECRET", 10)
     assert {record.name.partition(".")[0] for record in caplog.records} == {"wids"}
     assert "SECRET" not in caplog.text
+
+
+def test_bytes_that_arrive_slowly_are_seen() -> None:
+    """A piece of a body ends in time, so that a server that sends is not taken for silent."""
+    is_seen = threading.Event()
+
+    def send_slowly(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b"a" * 10)
+        time.sleep(1.0)  # longer than a piece may take
+        connection.sendall(b"b" * 10)
+        if is_seen.wait(5):
+            connection.sendall(b"c" * 10)
+
+    seen = []
+
+    def report(received: int, _total: int | None) -> None:
+        seen.append(received)
+        if received >= 20:
+            is_seen.set()
+
+    file = io.BytesIO()
+    with answering(send_slowly) as url:
+        fetch.Fetcher({"timeout": 3}).save(url + "/a", file, report=report)
+    assert file.getvalue() == b"a" * 10 + b"b" * 10 + b"c" * 10
+    assert 20 in seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -165,3 +166,19 @@ def test_file_urls_are_local() -> None:
     for url in ("file://server/share/x.tar", "file://localhost2/x"):
         with raises(SpecError, url, "expected a local file, found the host"):
             urls.local_path(url)
+
+
+def test_what_may_have_secrets_is_not_kept() -> None:
+    """Signed URLs and commands are in no memory of what was found in URLs (SEC-61)."""
+    names = ["https://h/a.tar?X-Signature=secret", "pipe:curl -H secret https://h"]
+    for find in (urls.scheme, urls.origin, urls.check_server):
+        kept: Any = next(
+            cell.cell_contents
+            for cell in find.__closure__ or ()  # type: ignore[attr-defined]
+            if hasattr(cell.cell_contents, "cache_info")
+        )
+        find("https://h/a.tar")
+        before = kept.cache_info()
+        for name in names:
+            find(name)
+        assert kept.cache_info() == before

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from wids.errors import PackError
+from wids.errors import PackError, ShardFormatError
 from wids.publish.describe import describe_shard
 from wids.publish.output import Output
 from wids.publish.rewriting.orders import Order
@@ -68,18 +68,27 @@ def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> Ori
             f"found {shard.url}; upload the dataset and rewrite it there, or {_ADVICE}"
         )
     rule = reader.options.key_split or shard.key_split
-    spec = replace(shard, num_samples=cut.stop - cut.start, key_split=rule, index=None)
+    spec = replace(
+        shard, num_samples=cut.stop - cut.start, key_split=rule, index=None, dataset=None
+    )
     return Original(spec, partial(_index, reader, number, rule or "first"))
 
 
 def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:
     """Return the index with checksums of a shard, and its length; without a pack, read it."""
+    reader.release_packs()  # of the shard before
     known = reader.counted.opener.packs.index(number, reader.shards[number].nbytes, key_split)
     if known is not None and len(known[0].head_crcs):
         return known
     shard = reader.open(number)
     assert isinstance(shard, Shard)  # noqa: S101 - as always, unless by range
     record = describe_shard(shard.path, key_split, reader.options.repeated)
+    stated = reader.shards[number].sha256
+    if stated not in (None, record.sha256):
+        raise ShardFormatError(
+            f"{urls.redact(reader.shards[number].url)}: expected the sha256 {stated}, found "
+            f"{record.sha256}; the shard is damaged or another one"
+        )
     shard_index = record.index()
     assert shard_index is not None  # noqa: S101 - it was just made
     return shard_index, record.nbytes

@@ -35,7 +35,7 @@ from wids.storage.transport import urls
 
 _DIGEST_NBYTES: Final = 16
 _MAX_FACTS: Final = 1 << 16
-"""Shards of the input whose facts are kept: a plan in their order needs each of them once."""
+"""Shards of the input whose facts are kept where a plan follows their order."""
 
 Map: TypeAlias = Callable[[Any], Any]
 """Takes a sample; returns a sample, None or several samples."""
@@ -195,7 +195,10 @@ def prepare_rewrite(
         raise no_sample_error(output)
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
-    sources = _Sources(access.reader, settings + ("keep_shards",) * keep_shards)
+    is_in_order = shuffle is None and isinstance(source.positions, range)
+    sources = _Sources(
+        access.reader, settings + ("keep_shards",) * keep_shards, is_in_order=is_in_order
+    )
     numbers = input_numbers(access.reader, order, cuts) if keep_shards else range(len(cuts))
 
     def original_of(number: int) -> Original | None:
@@ -204,7 +207,8 @@ def prepare_rewrite(
     digests, may_stay = bytearray(), bytearray()
     for number, cut in enumerate(cuts):
         digests += sources.digest(order.positions(cut.start, cut.stop))
-        may_stay.append(original_of(number) is not None)
+        # Samples of an overridden class are not those that are stored.
+        may_stay.append(not access.is_overridden and original_of(number) is not None)
     stored = order_of(dataset.undecoded(), None)
 
     def task(number: int) -> RewriteTask:
@@ -278,10 +282,17 @@ class _Sources:
     Args:
         reader: Reads the samples.
         settings: What else is compared.
+        is_in_order: Whether few shards are asked for twice, so that few have to be kept.
     """
 
-    def __init__(self, reader: ShardReader, settings: tuple[str | bool | None, ...]) -> None:
-        self._reader = reader
+    def __init__(
+        self,
+        reader: ShardReader,
+        settings: tuple[str | bool | None, ...],
+        *,
+        is_in_order: bool = False,
+    ) -> None:
+        self._reader, self._is_in_order = reader, is_in_order
         facts = (*settings, *sorted(reader.fields or ()))
         self._base = hashlib.blake2b(_encoded(facts), digest_size=_DIGEST_NBYTES)
         self._facts: dict[int, bytes] = {}
@@ -292,7 +303,7 @@ class _Sources:
         numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
         for number in numbers.tolist():
             if number not in self._facts:
-                if len(self._facts) >= _MAX_FACTS:
+                if self._is_in_order and len(self._facts) >= _MAX_FACTS:
                     self._facts.clear()
                 shard = reader.shards[number]
                 facts = (number, shard.url, shard.num_samples, shard.nbytes)

@@ -164,6 +164,8 @@ def merged(runs: Sequence[Run], releases: Iterable[Callable[[], None]] = ()) -> 
         # Up to the least of these hashes, no run has many more entries than `length`.
         nexts = [h for run, at in begun for h in run.hashes[at + length : at + length + 1]]
         ends = [run.end(at, length, min(nexts)) for run, at in begun] if nexts else stops
+        if ends == starts:
+            raise ValueError("expected tables of keys in ascending order, found another one")
         parts = [run.part(at, end) for (run, at), end in zip(begun, ends, strict=True)]
         hashes, positions = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(hashes, kind="stable")

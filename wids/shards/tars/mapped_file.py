@@ -51,6 +51,8 @@ def _open(path: str, handle: int | None) -> FileIO:
     try:
         return FileIO(path if handle is None else handle)
     except OSError as error:
+        if handle is not None:  # of a folder: `FileIO` leaves it open
+            os.close(handle)
         raise local_error(path, error) from None
     except ValueError as error:  # a NUL in the path
         raise FetchError(f"{path!r}: expected a path, found: {error}") from error

@@ -48,6 +48,8 @@ _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 _POLL_S: Final = 0.5
 """How long a wait for bytes cannot be cancelled."""
+_PIECE_S: Final = 0.5
+"""A piece ends after this time: the gate, and processes that wait, must see that bytes arrive."""
 _BUFFER_NBYTES: Final = 8 << 10
 """For a head, and little of the body after it, which is copied once more."""
 
@@ -222,9 +224,11 @@ class Connection:
             known = self._buffer[: len(piece)]
             self._buffer = self._buffer[len(known) :]
             piece[: len(known)] = known
-            at, error = len(known), None
+            at, received, error = len(known), 1, None
+            until_s = time.monotonic() + _PIECE_S
             try:
-                while at < len(piece) and (received := self._receive_into(piece[at:])):
+                while at < len(piece) and received and time.monotonic() < until_s:
+                    received = self._receive_into(piece[at:])
                     at += received
             except OSError as found:
                 error = found
@@ -233,7 +237,7 @@ class Connection:
                 yield piece[:at]
             if error is not None:
                 raise error
-            if at < len(piece):
+            if not received:
                 return
             nbytes -= at
 

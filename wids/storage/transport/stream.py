@@ -104,13 +104,14 @@ class Stream:
 
     def collected(self, most_nbytes: int) -> Data:
         """Return all bytes; or, of more than the most that are wanted, the first ones."""
-        pieces, nbytes = [], 0
-        for piece in self.chunks:
-            pieces.append(piece)
-            nbytes += len(piece)
-            if nbytes > most_nbytes:
+        data: Data = next(self.chunks, b"")
+        for piece in self.chunks if len(data) <= most_nbytes else ():
+            if not isinstance(data, bytearray):  # not a list: a tiny piece takes 400 bytes
+                data = bytearray(data)
+            data += piece
+            if len(data) > most_nbytes:
                 break
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return data
 
     def __enter__(self) -> Stream:
         return self

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, wraps
+from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
 from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
 
-_kept = lru_cache(maxsize=4096)
-"""Keeps what is found in URLs: each sample asks the same of few."""
+_T = TypeVar("_T")
 
 _SECRET_LENGTH: Final = 6
 """Minimum length of a part of a URL that is recognized on its own in other text."""
@@ -27,6 +26,17 @@ _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
 # Also that of a chain of fsspec, `simplecache::https://…`, which is no path (SEC-10).
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
 _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+
+
+def _kept(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Keep what is found in URLs, as each sample asks the same of few; no secrets (SEC-61)."""
+    kept = lru_cache(maxsize=4096)(function)
+
+    @wraps(function)
+    def find(url: str) -> _T:
+        return function(url) if "?" in url or url.startswith("pipe:") else kept(url)
+
+    return find
 
 
 @_kept
