@@ -142,9 +142,10 @@ def test_retries_are_logged_without_the_url(
 
 def test_bytes_that_arrive_slowly_are_seen() -> None:
     """A piece of a body ends in time, so that a server that sends is not taken for silent."""
-    is_seen = threading.Event()
+    is_seen, requests = threading.Event(), []
 
     def send_slowly(connection: socket.socket) -> None:
+        requests.append(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b"a" * 10)
         time.sleep(1.0)  # longer than a piece may take
         connection.sendall(b"b" * 10)
@@ -163,3 +164,4 @@ def test_bytes_that_arrive_slowly_are_seen() -> None:
         fetch.Fetcher({"timeout": 3}).save(url + "/a", file, report=report)
     assert file.getvalue() == b"a" * 10 + b"b" * 10 + b"c" * 10
     assert 20 in seen
+    assert len(requests) == 1
