@@ -173,7 +173,9 @@ def test_counts_and_code_follow_the_search(chromium: Chromium, seasons: Path) ->
         page.wait_for_selector("#active >> text='.cls = autumn'")
         page.wait_for_selector("#python:text('.cls == \"autumn\"')")
         view = eval(page.inner_text("#python").rpartition("view = ")[2])  # noqa: S307 - ours
-        assert tab.indices() == [sample["__index__"] for sample in view[:48]]
+        wanted = [sample["__index__"] for sample in view[:48]]
+        page.wait_for_selector(f"#grid a:last-child:nth-child({len(wanted)})")
+        assert tab.indices() == wanted
         assert page.locator("#values small").all_inner_texts() == list(map(str, counts))
         with Tab_of(tab) as other:  # the name is not in the address
             other.page.wait_for_selector("#active >> text='.cls = autumn'")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 from wids.errors import FetchError
@@ -321,8 +322,7 @@ class DatasetSpec:
 
         target = upload.absolute(path)
         document = self.lazy_document(urls.parent(target))
-        packs = (pack.url for pack in self.all_packs())
-        check_references(target, chain((shard.url for shard in self.shards), packs))
+        check_references(target, map(attrgetter("url"), chain(self.shards, self.all_packs())))
         save_document(target, document, storage_options=storage_options)
 
 
