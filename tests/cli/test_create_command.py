@@ -248,3 +248,14 @@ def test_the_old_library_reads_the_spec(shards: Path) -> None:
     )
 
     assert result.stderr.splitlines()[-1] == "20 text 12"
+
+
+def test_options_without_a_value_are_not_refused(tmp_path: Path) -> None:
+    """A script may pass ``--name "$NAME"`` also where the name is empty."""
+    for number in range(2):
+        write_tar(tmp_path / f"{number}.tar", [(f"{number}.txt", b"a")])
+    spec = str(tmp_path / "a.json")
+    assert run("create", str(tmp_path / "0.tar"), "-o", spec, cwd=tmp_path)[0] == 0
+    appended = ("create", str(tmp_path / "1.tar"), "-o", spec, "--append", "--name", "")
+    assert run(*appended, cwd=tmp_path)[0] == 0
+    assert len(load_spec(spec).shards) == 2

@@ -412,7 +412,8 @@ def test_rows_with_repeated_or_other_keys(train: Path) -> None:
     """They are errors that name the rows (JOIN-2, JOIN-4)."""
     with wids.ShardListDataset(train) as dataset:
         keys = [f"s{number:05d}" for number in range(20)]
-        with raises(JoinError, "'s00003' twice: the table, row 3; and the table, row 20"):
+        advice = "keep one of these rows"
+        with raises(JoinError, "'s00003' twice: the table, row 3; and the table, row 20", advice):
             dataset.join(pa.table({"__key__": [*keys, "s00003"]}))
         for bad in (3, None, b"s00003", "a\0b"):
             for rows in (

@@ -484,3 +484,28 @@ def test_a_damaged_shard_is_not_kept(published: Path, tmp_path: Path) -> None:
     path.write_bytes(data)
     with opened(published) as dataset, raises(wids.ShardFormatError, "train-000000", "sha256"):
         wids.rewrite(dataset[:11], tmp_path / "new-%06d.tar", keep_shards=True)
+
+
+def test_a_shard_that_is_kept_twice_is_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge that was complete is complete again, whatever the input names twice (REWRITE-22)."""
+    monkeypatch.chdir(tmp_path)
+    source = publish(tmp_path / "in", [3, 2])
+    part = {"name": "a", "source_url": str(source)}
+    document = {"name": "both", "shardlist": [], "datasets": [part, {**part, "name": "b"}]}
+    Path("both.json").write_text(json.dumps(document))
+    where = ["--keep-shards", "--where", '__key__ != "s00004"', "-j", "1"]
+    for more in (["--part", "1/2"], ["--part", "2/2"], ["--merge"], ["--merge"]):
+        assert main(["rewrite", "both.json", "new", *where, *more]) == 0
+    assert len(wids.load_spec("new.json").shards) == 4
+
+
+def test_what_a_rewrite_replaced_is_not_to_be_appended(published: Path) -> None:
+    """A writer that finds a replaced shard does not advise to add it again."""
+    with opened(published) as dataset:
+        pattern = published.parent / "fixed-%06d.tar"
+        spec = wids.rewrite(dataset, pattern, map=fix, keep_shards=True)
+    spec.save(published)
+    with raises(FileExistsError, "train-000001.tar", "keep_shards=True", "another pattern"):
+        wids.ShardWriter(published.parent / "train-%06d.tar", if_exists="append")
