@@ -9,11 +9,13 @@ from __future__ import annotations
 import builtins
 import dis
 import errno
+import gc
 import io
 import itertools
 import os
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +69,10 @@ def faults(step: int, at_least: int) -> Iterator[Fault]:
         yield fault
         if not fault.where:
             assert fault.reached >= at_least, f"only {fault.reached} places"
+            with warnings.catch_warnings():
+                # Here, and not in a later test: what was interrupted while it was made.
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
             return
 
 
