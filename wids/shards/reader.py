@@ -251,7 +251,7 @@ class ShardReader:
         return None if shard is None else shard.index
 
     def known_index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard if it is available: without opening its shard."""
+        """Return the index of a shard if it is known without opening the shard."""
         shard = self.pool.peek(number)
         return self.counted.opener.known_index(number) if shard is None else shard.index
 

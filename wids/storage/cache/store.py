@@ -56,7 +56,7 @@ class CachedCopy(NamedTuple):
             open, it is not evicted.
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
-        inode: Inode number; a copy that is fetched again has another one.
+        inode: Inode number. A copy that is fetched again may have the same one, and a later time.
     """
 
     path: str
@@ -247,8 +247,8 @@ class Cache:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = cache_names.copy_path(self.folder, remote_file)
         if locks.REFUSES_DELETION:
-            # It stays where a process has it mapped. Without its index it would be believed; its
-            # new time has whoever opens it next compare the two.
+            # A copy that a process has mapped cannot be deleted. Its index stays too, since a
+            # copy without one is believed. The new time makes the next process compare both.
             with suppress(OSError):
                 os.utime(own_path)
                 os.unlink(own_path)
