@@ -23,6 +23,7 @@ from wids.errors import ShardFormatError
 from wids.shards.range_shard import RemoteShard
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
+from wids.shards.tars.raw_samples import ReadRange
 from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
@@ -73,10 +74,10 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     def read_from_memory(start: int, stop: int) -> bytes:
         return data[start:stop]
 
-    read_range: Callable[[int, int], bytes] = read_from_memory
+    read_range: ReadRange = read_from_memory
     if request.param == "server":
         url = request.getfixturevalue("server").page("/a.tar", data)
-        read_range = Fetcher().range_reader(url, len(data))
+        read_range = Fetcher().range_reader(url, len(data)).view
     return lambda **options: RemoteShard("a.tar", shard_index, len(data), read_range, **options)
 
 
@@ -227,16 +228,19 @@ def test_raw_streams(make: Make) -> None:
 
 
 def test_raw_views(make: Make) -> None:
-    """A view has the bytes of the field alone, cannot be written, and outlives its shard."""
+    """A view has the bytes of the field alone, cannot be written, and outlives its shard.
+
+    It has the hash of its bytes, so that it can be a key.
+    """
     with make(raw="view") as shard:
-        view = shard[50][".bin"]
-        empty = shard[51][".txt"]
-    assert type(view) is memoryview
-    assert view.readonly
-    assert (view.nbytes, empty.nbytes) == (len(LARGE), 0)
-    assert view == LARGE
-    view.release()
-    empty.release()
+        views = [shard[50][".bin"], shard[3][".txt"], shard[51][".txt"]]
+    for view, data in zip(views, (LARGE, EXPECTED[3][".txt"], b""), strict=True):
+        assert type(view) is memoryview
+        assert view.readonly
+        assert view.nbytes == len(data)
+        assert view == data
+        assert hash(view) == hash(data)
+        view.release()
 
 
 def test_find(make: Make) -> None:
