@@ -143,7 +143,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(self._shards(log, part))
+            return unsaved_shards(self._shards(log, part), log.folder)
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -216,7 +216,7 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(self._shards(log))
+        shards = unsaved_shards(self._shards(log), log.folder)
         if not shards:
             raise no_sample_error(output)
         if self.originals:

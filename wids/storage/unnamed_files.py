@@ -1,4 +1,4 @@
-"""Make a temporary file that is deleted when the block or the process ends."""
+"""Make temporary files that are deleted when the block or the process ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
+
+
+def folder_of(file: IO[bytes]) -> str | None:
+    """Return the folder of a file, which has space for more of its size; None without a name."""
+    return os.path.dirname(file.name) if isinstance(file.name, str) else None
 
 
 @contextmanager

@@ -18,14 +18,19 @@ from wids.shards.specs.trust import Context
 _MAX_LISTED: Final = 10_000
 
 
-def unsaved_shards(shards: Iterable[ShardSpec]) -> Sequence[ShardSpec]:
-    """Return shards as a tuple, or as a table in a temporary file if there are many."""
+def unsaved_shards(shards: Iterable[ShardSpec], folder: str | None) -> Sequence[ShardSpec]:
+    """Return shards as a tuple, or as a table in a temporary file if there are many.
+
+    Args:
+        shards: The shards.
+        folder: Where to put the file; None for the system's folder of temporary files.
+    """
     left = iter(shards)
     first = tuple(islice(left, _MAX_LISTED))
     shard = next(left, None)
     if shard is None:
         return first
-    with tempfile.TemporaryFile() as file, TableWriter(file) as writer:
+    with tempfile.TemporaryFile(dir=folder) as file, TableWriter(file, folder) as writer:
         for each in chain(first, (shard,), left):
             writer.add(each.entry())
         writer.finish({}, bytes(SHA256_NBYTES), State(0, ""))
