@@ -11,7 +11,8 @@ from typing import IO
 
 def folder_of(file: IO[bytes]) -> str | None:
     """Return the folder of a file, which has space for more of its size; None without a name."""
-    return os.path.dirname(file.name) if isinstance(file.name, str) else None
+    name: object = getattr(file, "name", None)  # without one, that of a file is a number
+    return os.path.dirname(name) if isinstance(name, str) else None
 
 
 @contextmanager
