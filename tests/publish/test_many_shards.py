@@ -107,7 +107,7 @@ def test_many_shards_are_published_as_few(
         ("rewrite", Part(1, 2), {"new.rewriting-1-of-2"}),
     ],
 )
-def test_many_shards_take_space_where_the_journal_is(
+def test_many_shards_take_space_where_the_output_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     work: str,

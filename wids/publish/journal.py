@@ -50,7 +50,6 @@ class Journal:
 
     Attributes:
         plan: Digest of what the work is made from; None where it was not noted.
-        folder: The folder that the file is in; None for the system's folder of temporary files.
 
     Raises:
         FileExistsError: The file is not a journal.
@@ -66,7 +65,6 @@ class Journal:
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))
-        self.folder = folder if self._path is None else os.path.dirname(self._path)
         # Where the record of each shard begins, by a hash of the task.
         self._places = RecordPlaces()
         self._stack = ExitStack()

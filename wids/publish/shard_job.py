@@ -148,7 +148,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(self._shards(log, part), log.folder)
+            return unsaved_shards(self._shards(log, part), output.spec_path)
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -221,7 +221,7 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(self._shards(log), log.folder)
+        shards = unsaved_shards(self._shards(log), output.spec_path)
         if not shards:
             raise no_sample_error(output)
         if self.originals:

@@ -106,7 +106,7 @@ class SpecJob:
         if not found:
             return self
         measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
-        shards = unsaved_shards(measured, _local_folder(self.output))
+        shards = unsaved_shards(measured, self.output)
         return replace(self, named=replace(self.named, shards=shards))
 
     def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
@@ -178,7 +178,7 @@ class SpecJob:
         sizes = known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards})
         default = self.named.name or dataset_name(shards[0].url)
         published = (_as_published(shard, sizes[shard.url]) for shard in shards)
-        stated = unsaved_shards(published, _local_folder(self.output))
+        stated = unsaved_shards(published, self.output)
         spec = replace(self.named, shards=stated, name=default if name is None else name)
         self._save(spec, info, "")
         return spec
@@ -245,7 +245,7 @@ class SpecJob:
                 repeated=self.repeated,
             )
             described = (log.record(task).spec() for task in tasks_of(own, rule))
-            return unsaved_shards(described, log.folder)
+            return unsaved_shards(described, self.output)
 
     def merge(self) -> None:
         """Take over the descriptions of all parts, so that `run` describes nothing again.
@@ -315,7 +315,7 @@ def prepare_spec(
     """
     _check_output(output)
     target = upload.absolute(output)
-    named = _named_shards(names, Fetcher(storage_options), split, _local_folder(target))
+    named = _named_shards(names, Fetcher(storage_options), split, target)
     files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
     if base is not None:
         _check_names(files)
@@ -324,12 +324,8 @@ def prepare_spec(
     return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
 
 
-def _local_folder(output: str) -> str | None:
-    return os.path.dirname(output) if urls.is_local(output) else None
-
-
 def _named_shards(
-    names: Sequence[str], fetcher: Fetcher, split: str | None, folder: str | None
+    names: Sequence[str], fetcher: Fetcher, split: str | None, output: str
 ) -> DatasetSpec:
     if len(names) == 1 and (split is not None or is_document(names[0])):
         return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
@@ -337,7 +333,7 @@ def _named_shards(
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher)), folder))
+    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher)), output))
 
 
 def _check_output(output: str) -> None:
