@@ -42,6 +42,14 @@ def write_spec(path: Path, num_shards: int) -> None:
     os.utime(path, ns=(10**18, 10**18))
 
 
+def queued_s() -> float:
+    """Return how long this process has waited for a processor; 0 without /proc."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 def worker(url: str | None, folder: str) -> None:
     """Open the spec, print what it took, and stay until the input ends."""
     import wids
@@ -49,10 +57,11 @@ def worker(url: str | None, folder: str) -> None:
     found: dict[str, Any] = {}
     keep = wids.ShardListDataset
     if url is not None:
-        start_s, cpu_s = time.perf_counter(), time.process_time()
+        start_s, cpu_s, queue_s = time.perf_counter(), time.process_time(), queued_s()
         dataset = wids.ShardListDataset(url, cache_dir=folder)
         found["open_s"] = time.perf_counter() - start_s
         found["open_cpu_s"] = time.process_time() - cpu_s
+        found["open_queue_s"] = queued_s() - queue_s
         for part in range(100):
             number, _ = dataset.locate(len(dataset) * part // 100)
             if not dataset.spec.shards[number].url:
@@ -140,7 +149,7 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
         if server is not None:
             result["requests"], result["nbytes"] = len(server.log), server.num_sent
         found, together = node(url, folder, options.wids, options.processes)
-        result.update({key: alone[key] for key in ("open_s", "open_cpu_s", "pickle_s")})
+        result.update({key: alone[key] for key in alone if key.endswith("_s")})
         result["peak_nbytes"] = max(each["peak_nbytes"] for each in found)
         result["node_nbytes"] = together["Pss"] - idle["Pss"]
         result["own_nbytes"] = together["Pss_Anon"] - idle["Pss_Anon"]
@@ -153,7 +162,8 @@ def row(result: dict[str, Any]) -> str:
     text = (
         f"{result['num_shards']:>10,} shards: JSON {result['json_nbytes'] / 1e6:,.0f} MB; first "
         f"open {first['open_s']:.2f} s, peak {first['peak_nbytes'] / 1e6:,.0f} MB; then "
-        f"{result['open_s']:.3f} s ({result['open_cpu_s']:.3f} s of processor), peak "
+        f"{result['open_s']:.3f} s ({result['open_cpu_s']:.3f} s of processor, "
+        f"{result['open_queue_s']:.3f} s waiting for one), peak "
         f"{result['peak_nbytes'] / 1e6:,.0f} MB, all processes "
         f"{result['node_nbytes'] / 1e6:,.0f} MB ({result['own_nbytes'] / 1e6:,.0f} MB without the "
         f"pages of files), a worker's pickle {result['pickle_s']:.3f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import tracemalloc
@@ -94,6 +95,52 @@ def test_many_shards_are_published_as_few(
     assert first.read_text().replace("few.index", "many.index") == second.read_text()
     packs = first.with_suffix(".index"), second.with_suffix(".index")
     assert packs[0].read_bytes() == packs[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("work", "part", "expected"),
+    [
+        ("create", None, {"new.json", "new.index", "new.shards"}),
+        ("create", Part(1, 2), {"new.partial-1-of-2"}),
+        ("create as stated", None, {"new.json", "new.shards"}),
+        ("rewrite", None, {"new.json", "new.index", "new.shards"}),
+        ("rewrite", Part(1, 2), {"new.rewriting-1-of-2"}),
+    ],
+)
+def test_many_shards_take_space_where_the_output_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
+    part: Part | None,
+    expected: set[str],
+) -> None:
+    """Nothing of them is in the system's folder of temporary files, which may be small."""
+    tars = [str(write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")])) for n in range(12)]
+    output = tmp_path / "out"
+    output.mkdir()
+    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 3)
+    monkeypatch.setattr(saved_document, "LARGE_NBYTES", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with wids.ShardListDataset(tars) as dataset:
+        if work.startswith("create"):
+            job: Any = job_of(tars, output / "new.json")
+            run = partial(job.run, None, print, name=None, info=None, has_pack=True)
+            if work.endswith("stated"):
+                sizes = {Path(tar).name: 1 for tar in tars}
+                (tmp_path / "sizes.json").write_text(json.dumps(sizes))
+                run = partial(job.run_as_stated, name=None, info=None)
+        else:
+            job = prepare_rewrite(
+                *(dataset, output / "new-%d.tar", 1, None, None, None, None),
+                resume=True,
+                storage_options=None,
+            )
+            run = partial(job.run, executor=None)
+        shards = run().shards if part is None else job.run_part(part, executor=None)
+    assert isinstance(shards, ShardTable)
+    assert len(shards) == (12 if part is None else 6)
+    left = {path.name for path in output.iterdir() if path.suffix not in (".tar", ".lock")}
+    assert left == expected
 
 
 @pytest.mark.usefixtures("small")

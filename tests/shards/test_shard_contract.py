@@ -23,6 +23,7 @@ from wids.errors import ShardFormatError
 from wids.shards.range_shard import RemoteShard
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
+from wids.shards.tars.raw_samples import ReadRange
 from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
@@ -73,10 +74,10 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     def read_from_memory(start: int, stop: int) -> bytes:
         return data[start:stop]
 
-    read_range: Callable[[int, int], bytes] = read_from_memory
+    read_range: ReadRange = read_from_memory
     if request.param == "server":
         url = request.getfixturevalue("server").page("/a.tar", data)
-        read_range = Fetcher().range_reader(url, len(data))
+        read_range = Fetcher().range_reader(url, len(data)).view
     return lambda **options: RemoteShard("a.tar", shard_index, len(data), read_range, **options)
 
 
@@ -165,6 +166,44 @@ def test_a_part_of_another_tar_is_not_read(path: Path) -> None:
             shard.read_part(50, ".bin", 200_000, 200_010)
 
 
+READS: dict[str, Callable[[Any], object]] = {
+    "read": lambda shard: shard.read(3),
+    "read and verify": lambda shard: shard.read(3, verify=True),
+    "read_many": lambda shard: shard.read_many([2, 3, 4]),
+    "read_many and verify": lambda shard: shard.read_many([2, 3, 4], verify=True),
+    "read_members": lambda shard: shard.read_members(shard.index.members_of(".cls")[1]),
+    "read_part": lambda shard: shard.read_part(3, ".cls", 0, 1),
+    "views": lambda shard: shard.views(shard.index.members_of(".cls")[1], []),
+}
+
+
+@pytest.mark.parametrize(
+    ("is_local", "name"),
+    [(True, name) for name in READS] + [(False, name) for name in READS if name != "views"],
+)
+def test_every_read_compares_headers_with_a_published_index(
+    tmp_path: Path, is_local: bool, name: str
+) -> None:
+    """A tar with the same names, places and bytes is another one if a header differs (INDEX-2).
+
+    Also where all samples have the same fields: the faster functions for these compare nothing.
+    """
+    data = bytearray(write_tar(tmp_path / "a.tar", sample_members(0, 50)).read_bytes())
+    index = index_tar(bytes(data), path="a.tar", checksums=True)
+    at = int(index.blocks[index.member(3, ".cls", "a.tar")]) * BLOCK_NBYTES
+    data[at - BLOCK_NBYTES + 136] ^= 1  # a digit of its time
+    (tmp_path / "a.tar").write_bytes(data)
+    with (
+        Shard(tmp_path / "a.tar", find_index=lambda *_: index)
+        if is_local
+        else RemoteShard("a.tar", index, len(data), lambda start, stop: bytes(data[start:stop]))
+    ) as shard:
+        shard.check()  # from now on the fastest functions read that fit
+        assert shard.read(2, verify=True) == EXPECTED[2]
+        with raises(ShardFormatError, "a.tar: at byte", "expected the header of a .cls"):
+            READS[name](shard)
+
+
 @pytest.mark.parametrize("outside", [63, -64, 10**9, 2**70])
 def test_out_of_range(make: Make, outside: int) -> None:
     """An index that does not exist is an `IndexError` that names the shard and its length."""
@@ -227,16 +266,19 @@ def test_raw_streams(make: Make) -> None:
 
 
 def test_raw_views(make: Make) -> None:
-    """A view has the bytes of the field alone, cannot be written, and outlives its shard."""
+    """A view has the bytes of the field alone, cannot be written, and outlives its shard.
+
+    It has the hash of its bytes, so that it can be a key.
+    """
     with make(raw="view") as shard:
-        view = shard[50][".bin"]
-        empty = shard[51][".txt"]
-    assert type(view) is memoryview
-    assert view.readonly
-    assert (view.nbytes, empty.nbytes) == (len(LARGE), 0)
-    assert view == LARGE
-    view.release()
-    empty.release()
+        views = [shard[50][".bin"], shard[3][".txt"], shard[51][".txt"]]
+    for view, data in zip(views, (LARGE, EXPECTED[3][".txt"], b""), strict=True):
+        assert type(view) is memoryview
+        assert view.readonly
+        assert view.nbytes == len(data)
+        assert view == data
+        assert hash(view) == hash(data)
+        view.release()
 
 
 def test_find(make: Make) -> None:

@@ -70,9 +70,12 @@ def test_longest_names_can_be_written(tmp_path: Path) -> None:
 
 
 def test_the_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is flushed too: a power failure does not take the file back (SPEC-16)."""
+    """The folder is flushed too: a power failure does not take the file back (SPEC-16).
+
+    Its descriptor is closed then.
+    """
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, close = os.fsync, os.replace, os.close
 
     def noted_fsync(handle: int) -> None:
         done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
@@ -82,11 +85,17 @@ def test_the_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         done.append("rename")
         replace(*paths)
 
+    def noted_close(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            done.append("close")
+        close(handle)
+
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "close", noted_close)
     with replacing(tmp_path / "a"):
         pass
-    assert done == ["file", "rename", "folder"]
+    assert done == ["file", "rename", "folder", "close"]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +104,30 @@ def test_the_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_folders_that_cannot_be_flushed(
     number: int, is_raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the file system has no such operation nothing is lost; an error of the disk is one."""
-    fsync = os.fsync
+    """Where the file system has no such operation nothing is lost; an error of the disk is one.
+
+    The descriptor of the folder is closed in any case.
+    """
+    fsync, close = os.fsync, os.close
+    flushed: list[int] = []
+    closed: list[int] = []
 
     def failing(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
+            flushed.append(handle)
             raise OSError(number, os.strerror(number))
         fsync(handle)
 
+    def noted_close(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            closed.append(handle)
+        close(handle)
+
     monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(os, "close", noted_close)
     with raises(OSError, "output error") if is_raised else nullcontext():
         with replacing(tmp_path / "a"):
             pass
     assert os.listdir(tmp_path) == ["a"]
+    assert len(flushed) == 1
+    assert flushed == closed

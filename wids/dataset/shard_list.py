@@ -118,7 +118,7 @@ class ShardListDataset(TorchDataset):
             each from a sample to a sample, and such names; ``[]`` or None to leave every field
             undecoded.
         raw: The form of an undecoded field: ``"stream"`` (``io.BytesIO``), ``"bytes"``, or
-            ``"view"`` (``memoryview`` without a copy).
+            ``"view"`` (a read-only ``memoryview``, of local files without a copy).
         fields: The only fields to read, with or without their leading dots; None for all. A field
             that no shard has is an error when the first shard is opened, or only a warning where
             fetching would be needed to know.

@@ -130,8 +130,11 @@ def build_spec(
             repeated=repeated,
         )
         described = unsaved_shards(
-            _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
-            for shard, task in zip(spec.shards, tasks, strict=True)
+            (
+                _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
+                for shard, task in zip(spec.shards, tasks, strict=True)
+            ),
+            pack_path or journal,
         )
         with new_pack(pack_path, log.indexes(tasks), storage_options) as indexes:
             dataset_name = spec.name if name is None else name

@@ -114,8 +114,8 @@ class Replaced:
 
         try:
             data, _ = upload.read(spec_path, self.storage_options)
-            # References are relative to its original place.
-            spec = load_spec(self.spec_path, read=read)
+            # References are relative to its original place. No command in it is run.
+            spec = load_spec(self.spec_path, allow_pipe=True, read=read)
         except (WidsError, OSError) as error:
             _logger.warning(
                 "%s: expected a spec, found: %s; no shard that only it lists is deleted",

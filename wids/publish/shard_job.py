@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
@@ -43,6 +44,10 @@ _NOT_RESUMED: Final = (
     "by other functions; pass version= (--version) to resume"
 )
 _KEPT: Final = "%s: shards of the input that are kept where they are: %d of %d"
+_COMMANDS: Final = (
+    "%s: shards that are kept are commands (%d), so it opens only with allow_pipe=True "
+    "(--allow-pipe); leave keep_shards out (--keep-shards) to have files"
+)
 _WHOLE: Final = Part(1, 1)
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
@@ -143,7 +148,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(self._shards(log, part))
+            return unsaved_shards(self._shards(log, part), output.spec_path)
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -216,12 +221,15 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(self._shards(log))
+        shards = unsaved_shards(self._shards(log), output.spec_path)
         if not shards:
             raise no_sample_error(output)
         if self.originals:
-            num_kept = sum(kept is not None for _, kept in self._records(log))
-            _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(shards))
+            schemes = Counter(urls.scheme(kept.spec.url) for _, kept in self._records(log) if kept)
+            name, num_kept = urls.redact(output.spec_path), sum(schemes.values())
+            _logger.info(_KEPT, name, num_kept, len(shards))
+            if schemes["pipe"]:
+                _logger.warning(_COMMANDS, name, schemes["pipe"])
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):

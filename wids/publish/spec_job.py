@@ -106,7 +106,8 @@ class SpecJob:
         if not found:
             return self
         measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
-        return replace(self, named=replace(self.named, shards=unsaved_shards(measured)))
+        shards = unsaved_shards(measured, self.output)
+        return replace(self, named=replace(self.named, shards=shards))
 
     def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
         """Return the shards that a journal describes as fully as needed."""
@@ -176,7 +177,8 @@ class SpecJob:
             )
         sizes = known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards})
         default = self.named.name or dataset_name(shards[0].url)
-        stated = unsaved_shards(_as_published(shard, sizes[shard.url]) for shard in shards)
+        published = (_as_published(shard, sizes[shard.url]) for shard in shards)
+        stated = unsaved_shards(published, self.output)
         spec = replace(self.named, shards=stated, name=default if name is None else name)
         self._save(spec, info, "")
         return spec
@@ -242,7 +244,8 @@ class SpecJob:
                 digests=self.digests,
                 repeated=self.repeated,
             )
-            return unsaved_shards(log.record(task).spec() for task in tasks_of(own, rule))
+            described = (log.record(task).spec() for task in tasks_of(own, rule))
+            return unsaved_shards(described, self.output)
 
     def merge(self) -> None:
         """Take over the descriptions of all parts, so that `run` describes nothing again.
@@ -310,34 +313,40 @@ def prepare_spec(
         ValueError: The output has another ending than ``.json``; or readers could not follow the
             references of the spec.
     """
-    named = _named_shards(names, Fetcher(storage_options), split)
-    files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
-    _check_output(output, files, base)
+    _check_output(output)
     target = upload.absolute(output)
+    named = _named_shards(names, Fetcher(storage_options), split, target)
+    files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
+    if base is not None:
+        _check_names(files)
     if is_new:
         check_references(target, files if base is None else [base])
     return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
 
 
-def _named_shards(names: Sequence[str], fetcher: Fetcher, split: str | None) -> DatasetSpec:
+def _named_shards(
+    names: Sequence[str], fetcher: Fetcher, split: str | None, output: str
+) -> DatasetSpec:
     if len(names) == 1 and (split is not None or is_document(names[0])):
         return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
     if split is not None:
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher))))
+    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher)), output))
 
 
-def _check_output(output: str, files: Sequence[str], base: str | None) -> None:
+def _check_output(output: str) -> None:
     if not output.endswith(".json"):
         found = repr(urls.redact(output))
         raise ValueError(f"--output: expected a name that ends in .json, found {found}")
     folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
     if urls.is_local(output) and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: no such folder, for --output")
-    if base is None:
-        return
+
+
+def _check_names(files: Sequence[str]) -> None:
+    """Raise ValueError for files that cannot be in one folder."""
     names: Sequence[str] = LazySequence(name_with_query, files)
     places = first_places(names)
     if len(places) < len(names):

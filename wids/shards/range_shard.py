@@ -57,7 +57,7 @@ class RemoteShard(PooledShard):
         nbytes: Length of the tar in bytes.
         read_range: Returns the bytes from a start to a stop.
         fields: The only fields to read, or None for all.
-        raw: The form of a field, as for `Shard`; a ``"view"`` refers to the bytes that were read.
+        raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
         takes: Called with the bytes of each read before it begins, and with 0 to ask whether
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
@@ -269,14 +269,13 @@ class RemoteShard(PooledShard):
             starts: Where each range begins in the tar, in ascending order.
             views: The bytes of each range.
         """
-        wrap, sample = WRAP[self._raw], RawSample()
+        wrap, sample = memoryview if self._raw == "view" else WRAP[self._raw], RawSample()
         for member in members:
             field = self.index.fields[self.index.field_ids[member]]
-            value = self._value(member, starts, views)
-            if self._raw == "view":  # keeps its whole range in memory
-                sample[field] = value
-            else:
-                sample[field] = bytes(value) if wrap is None else wrap(value)
+            # A copy, also for a view: that of what was read would keep the whole range in memory,
+            # and have no hash, since a buffer for received bytes has none.
+            value = bytes(self._value(member, starts, views))
+            sample[field] = value if wrap is None else wrap(value)
         sample["__key__"] = self.index.key(local_index)
         return sample
 

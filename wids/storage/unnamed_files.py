@@ -1,4 +1,4 @@
-"""Make a temporary file that is deleted when the block or the process ends."""
+"""Make temporary files that are deleted when the block or the process ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
+
+
+def folder_of(file: IO[bytes]) -> str | None:
+    """Return the folder of a file, which has space for more of its size; None without a name."""
+    name: object = getattr(file, "name", None)  # without one, that of a file is a number
+    return os.path.dirname(name) if isinstance(name, str) else None
 
 
 @contextmanager

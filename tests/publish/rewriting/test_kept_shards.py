@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import tarfile
 from collections.abc import Callable
@@ -384,6 +386,54 @@ def test_readers_of_a_remote_spec_could_not_open_local_shards(published: Path) -
     """So a remote output of a local dataset is an error before anything is written (REWRITE-54)."""
     with opened(published) as dataset, raises(PackError, "expected shards to keep", "train-000001"):
         wids.rewrite(dataset[1:], "memory://there/new-%06d.tar", keep_shards=True)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_commands_that_are_kept(
+    restarts: bool, published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The spec names them, which a warning says, after an interruption too (REWRITE-54).
+
+    A run that ended after it had published everything is resumed, or starts over.
+    """
+    commands = [f"pipe:cat '{path}'" for path in sorted(published.parent.glob("*.tar"))]
+    folder, cache = tmp_path / "out", tmp_path / "cache"
+
+    def run(resume: bool) -> wids.DatasetSpec:
+        with opened(commands, cache_dir=cache) as dataset:
+            view = dataset[[n for n in range(12) if n != 5]]
+            return wids.rewrite(view, folder / "new-%06d.tar", keep_shards=True, resume=resume)
+
+    unlink = os.unlink
+
+    def refuse(path: Any, *args: Any, **options: Any) -> None:
+        if os.fspath(path).endswith("new.rewriting"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        unlink(path, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(os, "unlink", refuse)
+        with pytest.raises(PermissionError):
+            run(resume=True)
+    assert {"new.rewriting", "new.json"} <= contents(folder).keys()
+    caplog.clear()
+    spec = run(resume=not restarts)
+    assert [shard.url for shard in spec.shards] == [
+        commands[0],
+        f"{folder}/new-000001.tar",
+        commands[3],
+    ]
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.getMessage() == (
+        f"{folder}/new.json: shards that are kept are commands (2), so it opens only with "
+        "allow_pipe=True (--allow-pipe); leave keep_shards out (--keep-shards) to have files"
+    )
+    assert sorted(contents(folder)) == ["new-000001.tar", "new.index", "new.json"]
+    with raises(wids.SpecError, "allow_pipe=True"):
+        opened(folder / "new.json")
+    with opened(folder / "new.json", allow_pipe=True, cache_dir=cache) as dataset:
+        assert [*dataset.keys()] == [f"s{n:05d}" for n in range(12) if n != 5]
+        assert dataset[10][".txt"] == b"text 11"
 
 
 def test_records_of_other_work_are_not_believed(published: Path, tmp_path: Path) -> None:

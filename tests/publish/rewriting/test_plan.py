@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from conftest import raises, write_shards, write_tar
 import wids
 from wids import ShardListDataset
 from wids.publish.rewriting import rewrite_plan
-from wids.publish.rewriting.rewrite import prepare_rewrite
+from wids.publish.rewriting.rewrite import _Sources, prepare_rewrite
+from wids.shards.reader import ShardReader
 
 
 def cuts(dataset: Any, folder: Path, shuffle: int | None, **limits: Any) -> list[Any]:
@@ -44,6 +46,43 @@ def test_what_is_looked_at_together_changes_nothing(
                 parts = cuts(view, tmp_path, shuffle, **limits)
             assert [list(p) for p, _, _ in parts] == [list(p) for p, _, _ in whole]
             assert [rest for _, *rest in parts] == [rest for _, *rest in whole]
+
+
+@pytest.mark.parametrize(("shuffle", "times", "kept"), [(None, 2, 4), (3, 1, 20)])
+def test_facts_of_shards_that_are_needed_again_are_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shuffle: int | None,
+    times: int,
+    kept: int,
+) -> None:
+    """In a random order those of all shards, which each new shard may need, else of the latest.
+
+    Digests do not depend on it (REWRITE-44).
+    """
+    asked: Counter[int] = Counter()
+    lengths: list[int] = []
+    content, digest = ShardReader.content, _Sources.digest
+
+    def counted(reader: ShardReader, number: int) -> tuple[Any, ...]:
+        asked[number] += 1
+        return content(reader, number)
+
+    def measured(sources: _Sources, positions: Any) -> bytes:
+        found = digest(sources, positions)
+        lengths.append(len(sources._facts))
+        return found
+
+    with ShardListDataset(write_shards(tmp_path, [3] * 20)) as dataset:
+        expected = [source for _, _, source in cuts(dataset, tmp_path, shuffle, maxcount=5)]
+        monkeypatch.setattr("wids.publish.rewriting.rewrite._MAX_FACTS", 4)
+        monkeypatch.setattr(ShardReader, "content", counted)
+        monkeypatch.setattr(_Sources, "digest", measured)
+        found = [source for _, _, source in cuts(dataset, tmp_path, shuffle, maxcount=5)]
+    assert found == expected
+    assert sorted(asked) == list(range(20))
+    assert max(asked.values()) <= times
+    assert max(lengths) == kept
 
 
 def test_repeated_keys_are_found_across_windows(

@@ -145,6 +145,25 @@ def test_an_index_of_another_tar_is_an_error(server: Server, tmp_path: Path) -> 
             dataset[3]
 
 
+@pytest.mark.parametrize("length", [5, 7])
+def test_an_index_with_another_length_is_an_error(
+    server: Server, tmp_path: Path, length: int
+) -> None:
+    """A member of the right name is not cut off, nor read beyond its end (INDEX-40)."""
+    (tar,) = shards(tmp_path / "d", (4,))
+    index = write_dali(tar)
+    index.write_text(index.read_text().replace(" 6 s00003.txt", f" {length} s00003.txt"))
+    serve(server, tmp_path / "d")
+    with wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset:
+        assert dataset[2][".txt"] == "text 2"
+        with raises(
+            wids.ShardFormatError,
+            f'header of "s00003.txt" with {length} bytes, as http',
+            '/00000.idx states, found "s00003.txt" of 6 bytes',
+        ):
+            dataset[3]
+
+
 def test_an_index_beyond_the_tar_is_an_error(server: Server, tmp_path: Path) -> None:
     """Places outside the tar, or too many, are an error that names both, before they are read."""
     (tar,) = shards(tmp_path / "d", (40,))

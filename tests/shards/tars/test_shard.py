@@ -115,6 +115,27 @@ def test_replaced_file_keeps_its_old_bytes(path: Path, tmp_path: Path) -> None:
         assert shard[0][".txt"] == b"new"
 
 
+def test_a_descriptor_that_is_passed_is_closed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is of a folder, which is an error as by its name."""
+    handle = os.open(tmp_path, os.O_RDONLY)
+    closed: list[int] = []
+    close = os.close
+
+    def noted_close(handle: int) -> None:
+        closed.append(handle)
+        close(handle)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "close", noted_close)
+        with raises(FetchError, str(tmp_path), "expected a readable file, found: a folder"):
+            Shard(tmp_path, handle=handle)
+    assert handle in closed
+    with Shard(path, handle=os.open(path, os.O_RDONLY)) as shard:
+        assert len(shard) == 5
+
+
 def test_read_only_folder_is_left_alone(path: Path) -> None:
     """Reading writes nothing, so it works in a read-only folder."""
     path.chmod(0o444)

@@ -7,7 +7,6 @@ samples.
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import tempfile
@@ -33,6 +32,7 @@ from wids.shards.indexes.pack import (
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import to_bytes
 from wids.storage.array_types import WordArray
+from wids.storage.unnamed_files import folder_of
 
 _ENTRY: Final = struct.Struct("<4Q")
 _PIECE_NBYTES: Final = 1 << 20
@@ -49,7 +49,7 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
         file: The file.
         shards: The base name, length of the tar, and index with checksums of each shard, in order.
     """
-    with _Parts(file) as parts, KeyTable(_folder_of(file)) as table:
+    with _Parts(file) as parts, KeyTable(folder_of(file)) as table:
         for name, tar_nbytes, shard_index in shards:
             blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
             parts.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
@@ -83,11 +83,6 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
         parts.finish(merged(runs, [pack.release for pack, _ in packs]))
 
 
-def _folder_of(file: IO[bytes]) -> str | None:
-    """Return the folder of a file, which has space for a pack; None if the file has no name."""
-    return os.path.dirname(file.name) if isinstance(file.name, str) else None
-
-
 class _Parts:
     """A pack being written; use it as a context manager.
 
@@ -100,7 +95,7 @@ class _Parts:
         self._stack = ExitStack()
         self._entries, self._names = (
             self._stack.enter_context(
-                tempfile.SpooledTemporaryFile(_SPOOLED_NBYTES, dir=_folder_of(file))  # noqa: SIM115
+                tempfile.SpooledTemporaryFile(_SPOOLED_NBYTES, dir=folder_of(file))  # noqa: SIM115
             )
             for _ in range(2)
         )

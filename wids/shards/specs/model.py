@@ -219,7 +219,7 @@ class DatasetSpec:
             >>> wids.DatasetSpec((), extras={"classes": ["cat", "dog"]}).classes
             ['cat', 'dog']
         """
-        found = getattr(self, "_classes", None)  # pickles of earlier versions have none
+        found = self._classes
         if found is None:
             names = self.extras.get("classes")
             found = list(map(str, names)) if isinstance(names, list | tuple) else []

@@ -37,6 +37,7 @@ from wids.storage import upload
 from wids.storage.array_types import IntArray
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
+from wids.storage.unnamed_files import folder_of
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _IN_COLUMNS: Final = frozenset(("url", "nsamples", "num_samples", "filesize", "size", "sha256"))
@@ -60,7 +61,7 @@ def write_table(
         sha256: The digest of the document.
         state: Its length, and its time or tag.
     """
-    with TableWriter(file) as writer:
+    with TableWriter(file, folder_of(file)) as writer:
         for entry in entries:
             writer.add(entry)
         writer.finish(document, sha256, state)
@@ -99,13 +100,15 @@ class TableWriter:
 
     Args:
         file: A new file, which can seek.
+        folder: Where columns are until all shards are known, with space for another such file; None
+            for the system's folder of temporary files.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], folder: str | None) -> None:
         self._file = file
         self._stack = ExitStack()
         self._counts, self._lengths, self._offsets, self._digests, self._names = (
-            self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             for _ in range(5)
         )
         self._block: list[Mapping[str, Any]] = []

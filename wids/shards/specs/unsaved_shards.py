@@ -14,18 +14,29 @@ from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile
 from wids.shards.specs.shard_table_writer import TableWriter
 from wids.shards.specs.trust import Context
+from wids.storage.transport import urls
 
 _MAX_LISTED: Final = 10_000
 
 
-def unsaved_shards(shards: Iterable[ShardSpec]) -> Sequence[ShardSpec]:
-    """Return shards as a tuple, or as a table in a temporary file if there are many."""
+def unsaved_shards(
+    shards: Iterable[ShardSpec], output: str | os.PathLike[str] | None
+) -> Sequence[ShardSpec]:
+    """Return shards as a tuple, or as a table in a temporary file if there are many.
+
+    Args:
+        shards: The shards.
+        output: The path that has space for the file beside it; for a URL or None the file is in the
+            system's folder of temporary files.
+    """
     left = iter(shards)
     first = tuple(islice(left, _MAX_LISTED))
     shard = next(left, None)
     if shard is None:
         return first
-    with tempfile.TemporaryFile() as file, TableWriter(file) as writer:
+    name = os.fspath(output or "")
+    folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
+    with tempfile.TemporaryFile(dir=folder) as file, TableWriter(file, folder) as writer:
         for each in chain(first, (shard,), left):
             writer.add(each.entry())
         writer.finish({}, bytes(SHA256_NBYTES), State(0, ""))
