@@ -8,6 +8,7 @@ the reader closes the stream. From 0 to 0 only the length and the tag are wanted
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,8 @@ CHUNK_NBYTES: Final = 256 << 10
 TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
 REFUSAL_STATUSES: Final = frozenset((429, 503))
 """A server answers with these when it has too many requests, S3 with 503 and SlowDown."""
-
+_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
+"""Numbers of errors that the next attempt would meet again."""
 
 Data: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes in the form in which they arrived, to copy them as rarely as possible."""
@@ -66,6 +68,10 @@ class Entry(NamedTuple):
     name: str
     nbytes: int | None = None
     is_folder: bool = False
+
+
+class AccessError(FetchError, PermissionError):
+    """A request that the server understands, and refuses."""
 
 
 class PastEndError(FetchError):
@@ -174,28 +180,32 @@ def _limited(chunks: Iterable[Data], nbytes: int) -> Iterator[Data]:
             return
 
 
-def driver_error(url: str, error: Exception) -> FetchError:
+def driver_error(url: str, error: Exception, expected: str = "a readable file") -> FetchError:
     """Return the error of wids for one that a driver or a caller's opener raised."""
     if isinstance(error, FetchError):
         return error
     # The driver's own text is left out: it may quote the URL with its query (SEC-4).
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
-    message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
+    found = error_text(error, url)
     # By name: the driver of S3 is imported only where it is used.
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return FetchError(
-            f"{message}; pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS"
+        return AccessError(
+            f"{urls.redact(url)}: expected access to {urls.origin(url) or 'it'}, found: {found}; "
+            "pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS, and check the "
+            "permissions"
         )
-    # Drivers have no common error for a lost connection, so only these types count as permanent.
+    message = f"{urls.redact(url)}: expected {expected}, found: {found}"
+    # Drivers have no common error for a lost connection, so only these count as permanent.
     permanent = (
         *(IsADirectoryError, NotADirectoryError, NotImplementedError),
         *(TypeError, AttributeError, LookupError),
     )
-    return FetchError(message) if isinstance(error, permanent) else transient_error(message, error)
+    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
+    return FetchError(message) if is_permanent else _transient_error(message, error)
 
 
-def transient_error(message: str, error: Exception) -> TransientError:
+def _transient_error(message: str, error: Exception) -> TransientError:
     """Return a `TransientError` for an error that a driver raised."""
     status = _status(error)
     # An error of Python about a wrong value is not an outage either.
