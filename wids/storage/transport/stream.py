@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Final, NamedTuple, TypeAlias
@@ -150,34 +151,26 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
         with suppress(Exception):  # it may not be a file
             file.close()
         raise driver_error(url, error) from None
-    chunks = file_chunks(url, file)
-    if stop is not None and total_nbytes is not None:
-        chunks = _limited(chunks, stop - start)
-    return Stream(chunks, start, total_nbytes, None, file.close)
+    nbytes = None if stop is None or total_nbytes is None else stop - start
+    return Stream(file_chunks(url, file, nbytes), start, total_nbytes, None, file.close)
 
 
-def file_chunks(url: str, file: IO[bytes]) -> Iterator[Data]:
-    """Yield the rest of an open file in pieces.
+def file_chunks(url: str, file: IO[bytes], nbytes: int | None = None) -> Iterator[Data]:
+    """Yield the next bytes of an open file in pieces, or all that are left.
 
     Raises:
         FetchError: It cannot be read.
     """
-    while True:
+    left = sys.maxsize if nbytes is None else nbytes
+    while left > 0:
         try:
-            chunk = file.read(CHUNK_NBYTES)
+            chunk = file.read(min(left, CHUNK_NBYTES))
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
         if not chunk:
             return
         yield chunk
-
-
-def _limited(chunks: Iterable[Data], nbytes: int) -> Iterator[Data]:
-    for chunk in chunks:
-        yield chunk[:nbytes]
-        nbytes -= len(chunk)
-        if nbytes <= 0:
-            return
+        left -= len(chunk)
 
 
 def driver_error(url: str, error: Exception, expected: str = "a readable file") -> FetchError:
