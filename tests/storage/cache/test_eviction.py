@@ -183,11 +183,11 @@ def test_clear_does_not_count_what_another_process_deletes(tmp_path: Path, serve
     assert clear(files) == (1, files[1].nbytes, 0)
 
 
-def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:
-    """Nothing is evicted without a limit, or with keep=True (CACHE-8)."""
-    for cache in (make_cache(tmp_path), make_cache(tmp_path, limit=1, keep=True)):
-        files = fill(cache, server, 4)
-        assert all(map(cache.find, files))
+def test_no_limit_evicts_nothing(tmp_path: Path, server: Server) -> None:
+    """Nothing is evicted without a limit (CACHE-8)."""
+    cache = make_cache(tmp_path)
+    files = fill(cache, server, 4)
+    assert all(map(cache.find, files))
 
 
 def test_only_what_was_fetched_is_deleted(tmp_path: Path, server: Server) -> None:
