@@ -56,6 +56,7 @@ class CachedCopy(NamedTuple):
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
         inode: Inode number. A copy that is fetched again may have the same one, and a later time.
+        was_fetched: Whether there was no copy, so that this one was fetched to open it.
     """
 
     path: str
@@ -63,6 +64,7 @@ class CachedCopy(NamedTuple):
     index_path: str
     is_own: bool
     inode: int
+    was_fetched: bool
 
 
 class BackgroundFetch:
@@ -182,6 +184,7 @@ class Cache:
         # Between `_found` and the lease another process may evict the copy (CACHE-7).
         for _ in range(3):  # again only if the copy is evicted before it is leased
             place = self._found(remote_file)
+            was_fetched = place is None
             if place is None:
                 place = self._fetched(remote_file, prepare, make_room)
             else:
@@ -192,7 +195,9 @@ class Cache:
                 if place is not None and file is not None:
                     index_path = self.index_path(remote_file, place.path)
                     inode = os.fstat(file.fileno()).st_ino
-                    return CachedCopy(place.path, file, index_path, place.is_own, inode)
+                    return CachedCopy(
+                        place.path, file, index_path, place.is_own, inode, was_fetched
+                    )
             except BaseException:  # Ctrl-C
                 if file is not None:
                     file.close()
