@@ -8,19 +8,17 @@ added without it are found by the next listing.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from wids.storage.cache import cache_names
 from wids.storage.cache.small_files import make_folder
-from wids.storage.cache.verified import is_own_file
+from wids.storage.cache.verified import open_own
 
 _LEAST_LISTED: Final = 256
 """Listing fewer files takes no longer than reading the record."""
@@ -93,9 +91,9 @@ def load(folder: str) -> Record | None:
     """Return the record of a cache folder, if it can be trusted."""
     path = cache_names.eviction_record_path(folder)
     try:
-        with _own_file(path) as file:
+        with open_own(path) as file:
             values = json.loads(file.read())
-        with _own_file(cache_names.eviction_queue_path(folder)) as file:
+        with open_own(cache_names.eviction_queue_path(folder)) as file:
             is_its_queue = file.read(20) == _token(values["made_ns"])
         unfinished = tuple(Unfinished(*entry) for entry in values.pop("unfinished"))
         record = Record(**values, unfinished=unfinished)
@@ -136,7 +134,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
     at, rest = record.at, b""
     with (
         suppress(OSError, ValueError),
-        _own_file(cache_names.eviction_queue_path(folder)) as file,
+        open_own(cache_names.eviction_queue_path(folder)) as file,
     ):
         file.seek(at)
         while data := file.read(_READ_NBYTES):
@@ -170,15 +168,3 @@ def _write(path: str, data: bytes) -> None:
         # For this user alone, who decides by it what to delete.
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
-
-
-def _own_file(path: str) -> IO[bytes]:
-    """Open a file of the record, unless another user may have written it (SEC-40)."""
-    # Another user's pipe must not hold the lock of evictions.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and is_own_file(status):
-        return file
-    file.close()
-    raise PermissionError(errno.EACCES, "of another user", path)
