@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.eviction import CacheFile, choose_victims, clear, clearable
+from wids.storage.cache.eviction import CacheFile, clear, clearable, held_files
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -27,6 +28,12 @@ def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
 COPIES = [a_file("a", used_ns=3), a_file("b", used_ns=1), a_file("c", used_ns=2)]
 INDEXES = [a_file(f"{name}.index", 10) for name in "abc"]
 ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), ("x", 8))]
+
+
+def victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
+    """Return what may be deleted if the files exceed the limit."""
+    held = held_files(files)
+    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
 
 
 @pytest.mark.parametrize(
@@ -44,11 +51,11 @@ ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), 
         pytest.param(COPIES + ORPHANS, 99, "x.index y.index b c a", id="both beyond a tenth"),
     ],
 )
-def test_choose_victims(files: list[CacheFile], limit_nbytes: int, expected: str) -> None:
+def test_victims(files: list[CacheFile], limit_nbytes: int, expected: str) -> None:
     """The choice is a function of lengths, times of use and names alone (CACHE-8)."""
-    chosen = choose_victims(files, limit_nbytes)
+    chosen = victims(files, limit_nbytes)
     assert [file.name for file in chosen] == expected.split()
-    assert choose_victims(reversed(files), limit_nbytes) == chosen
+    assert victims(reversed(files), limit_nbytes) == chosen
 
 
 def test_the_least_recently_used_copy_is_evicted(tmp_path: Path, server: Server) -> None:

@@ -60,13 +60,10 @@ class Record:
 
     def reserved(self, file: Unfinished) -> Record:
         """Return the record with a file that is being fetched, or with its new length."""
-        others = tuple(other for other in self.unfinished if other.temporary != file.temporary)
-        nbytes = self.nbytes - self.reserved_nbytes(file.temporary) + file.nbytes
-        return replace(self, nbytes=nbytes, unfinished=(*others, file))
-
-    def reserved_nbytes(self, temporary: str) -> int:
-        """Return what is counted for a file that is being fetched."""
-        return sum(file.nbytes for file in self.unfinished if file.temporary == temporary)
+        by_name = {other.temporary: other for other in self.unfinished}
+        before = by_name.pop(file.temporary, None)
+        nbytes = self.nbytes + file.nbytes - (before.nbytes if before else 0)
+        return replace(self, nbytes=nbytes, unfinished=(*by_name.values(), file))
 
     def settled(self, shards_folder: str) -> Record:
         """Return the record with the lengths of the files that have been fetched or given up."""
@@ -89,11 +86,11 @@ def length_of(path: str) -> int:
 
 def load(folder: str) -> Record | None:
     """Return the record of a cache folder, if it can be trusted."""
-    path = cache_names.eviction_record_path(folder)
+    path = cache_names.eviction_path(folder, "json")
     try:
         with open_own(path) as file:
             values = json.loads(file.read())
-        with open_own(cache_names.eviction_queue_path(folder)) as file:
+        with open_own(cache_names.eviction_path(folder, "queue")) as file:
             is_its_queue = file.read(20) == _token(values["made_ns"])
         unfinished = tuple(Unfinished(*entry) for entry in values.pop("unfinished"))
         record = Record(**values, unfinished=unfinished)
@@ -106,7 +103,7 @@ def load(folder: str) -> Record | None:
 def save(folder: str, record: Record) -> None:
     """Store a record, or have the next process list the folder."""
     data = json.dumps(vars(record)).encode()
-    _write(cache_names.eviction_record_path(folder), data)
+    _write(cache_names.eviction_path(folder, "json"), data)
 
 
 def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, str]]) -> None:
@@ -123,7 +120,7 @@ def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, 
     lines = [f"{used_ns} {nbytes} {name}\n" for used_ns, nbytes, name in victims[:_MOST_QUEUED]]
     token = _token(record.made_ns)
     _write(
-        cache_names.eviction_queue_path(folder),
+        cache_names.eviction_path(folder, "queue"),
         token + "".join(lines).encode("utf-8", "surrogateescape"),
     )
     save(folder, replace(record, at=len(token)))
@@ -134,7 +131,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
     at, rest = record.at, b""
     with (
         suppress(OSError, ValueError),
-        open_own(cache_names.eviction_queue_path(folder)) as file,
+        open_own(cache_names.eviction_path(folder, "queue")) as file,
     ):
         file.seek(at)
         while data := file.read(_READ_NBYTES):
@@ -150,7 +147,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
 def forget(folder: str) -> None:
     """Have the next process that makes space list the folder."""
     with suppress(OSError):
-        os.unlink(cache_names.eviction_record_path(folder))
+        os.unlink(cache_names.eviction_path(folder, "json"))
 
 
 def _token(made_ns: int) -> bytes:
