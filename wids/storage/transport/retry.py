@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
+from wids.storage import stages
 from wids.storage.sizes import count_text
-from wids.storage.stages import fetching
-from wids.storage.transport import counters, urls
+from wids.storage.transport import urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
@@ -193,7 +193,7 @@ def with_retries(
         DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
-    with fetching():
+    with stages.fetching():
         return _until_passed(attempt, patience, position)
 
 
@@ -230,7 +230,7 @@ def _with_retries(
         else:
             note_answer(patience.server)
             return result
-        counters.note_retry(patience.server)
+        stages.count(stages.RETRIES, bool(patience.server))
         with waiting_for("the next attempt"):
             is_cancelled = _pause(min(wait_s, left_s()), cancellation())
         if is_cancelled:
