@@ -191,8 +191,8 @@ class Cache:
                 stages.count(stages.HITS)
             file = None
             try:
-                file = None if place is None else self._lease(remote_file, place)
-                if place is not None and file is not None:
+                file = self._lease(remote_file, place)
+                if file is not None:
                     index_path = self.index_path(remote_file, place.path)
                     inode = os.fstat(file.fileno()).st_ino
                     return CachedCopy(
@@ -286,10 +286,10 @@ class Cache:
         prepare: Prepare | None,
         make_room: Callable[[], None] = lambda: None,
         background: BackgroundFetch | None = None,
-    ) -> _Place | None:
-        """Fetch a file, or wait for the process that does, and return where it is.
+    ) -> _Place:
+        """Fetch a file, or wait for the process that does, and return where it is then.
 
-        Return None for a background fetch if another process fetches the file: it does not wait.
+        A background fetch does not wait for another process.
         """
         place = self._places(remote_file)[-1]
         path = place.path
@@ -301,7 +301,7 @@ class Cache:
                     # fetching it as well.
                     background.begun.set()
                 if not is_ours:
-                    return None
+                    return place
                 found = self._found(remote_file)  # another process may have just fetched it
                 if found is not None:
                     return found
