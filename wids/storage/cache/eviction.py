@@ -225,16 +225,11 @@ def held_files(files: Iterable[CacheFile]) -> Held:
     count.
     """
     by_use = sorted(files, key=lambda file: file.used_ns)
-    existing = {file.name for file in by_use}
-    held = Held([], [], [])
-    for file in by_use:
-        if file.is_temporary:
-            held.temporary.append(file)
-        elif not file.name.endswith(_INDEX_SUFFIX):
-            held.copies.append(file)
-        elif file.name.removesuffix(_INDEX_SUFFIX) not in existing:
-            held.orphans.append(file)
-    return held
+    complete = [file for file in by_use if not file.is_temporary]
+    copies = [file for file in complete if not file.name.endswith(_INDEX_SUFFIX)]
+    beside = {file.name for file in copies} | {file.name + _INDEX_SUFFIX for file in copies}
+    orphans = [file for file in complete if file.name not in beside]
+    return Held(copies, orphans, [file for file in by_use if file.is_temporary])
 
 
 def _list_files(folder: str) -> list[CacheFile]:
