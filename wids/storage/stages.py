@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -211,9 +211,12 @@ def _current() -> list[Any]:
     return state
 
 
+_untimed: Final = nullcontext()
+
+
 def fetching() -> AbstractContextManager[None]:
     """Count the time of the block as waiting for a server."""
-    return nested(FETCH)
+    return nested(FETCH) if here.common[_IS_TIMED] else _untimed
 
 
 def timed_steps(
