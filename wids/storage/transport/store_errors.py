@@ -12,13 +12,7 @@ from typing import Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
-from wids.storage.transport.stream import (
-    REFUSAL_STATUSES,
-    TRANSIENT_STATUSES,
-    AccessError,
-    PastEndError,
-    TransientError,
-)
+from wids.storage.transport.stream import AccessError, PastEndError, transient_error
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -92,14 +86,8 @@ def store_error(
     # A value that cannot be used, such as a key with `//`, will not become better.
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
         return FetchError(message)
-    is_final = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     is_cut = not status and "request or response body error" in text
-    return TransientError(
-        message,
-        is_answer=bool(status),
-        is_outage=not (is_final or is_cut),
-        is_refusal=status in REFUSAL_STATUSES or code == "SlowDown",
-    )
+    return transient_error(message, error, status, is_cut=is_cut)
 
 
 def _found(pattern: re.Pattern[str], text: str) -> str:

@@ -195,19 +195,27 @@ def driver_error(url: str, error: Exception, expected: str = "a readable file") 
         *(TypeError, AttributeError, LookupError),
     )
     is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
-    return FetchError(message) if is_permanent else _transient_error(message, error)
+    return FetchError(message) if is_permanent else transient_error(message, error, _status(error))
 
 
-def _transient_error(message: str, error: Exception) -> TransientError:
-    """Return a `TransientError` for an error that a driver raised."""
-    status = _status(error)
+def transient_error(
+    message: str, error: Exception, status: int, *, is_cut: bool = False
+) -> TransientError:
+    """Return the error for a failure of a driver that may not recur.
+
+    Args:
+        message: What to say.
+        error: The driver's error.
+        status: The HTTP status in it, or 0.
+        is_cut: Whether a response broke off.
+    """
+    is_final = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     # An error of Python about a wrong value is not an outage either.
-    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
-    is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
+    is_wrong = isinstance(error, (ValueError, ArithmeticError))
     return TransientError(
         message,
         is_answer=bool(status),
-        is_outage=is_outage,
+        is_outage=not (is_final or is_cut or is_wrong),
         is_refusal=status in REFUSAL_STATUSES or "SlowDown" in str(error),
     )
 
