@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
@@ -96,13 +97,14 @@ class _Place(NamedTuple):
     is_own: bool
 
 
+@dataclass(eq=False, repr=False)
 class Cache:
     """Copies of remote files in one folder, shared by all processes that use it.
 
     Safe to use from any number of threads and processes, and after a fork. Can be pickled if its
     fetcher and ``localname`` can.
 
-    Args:
+    Attributes:
         folder: The folder; made when something is first stored.
         fetcher: Reads URLs.
         limit_nbytes: The most bytes of it, or None to never evict anything.
@@ -111,27 +113,20 @@ class Cache:
         wants_progress: As in `progress.Bar`.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        fetcher: Fetcher,
-        *,
-        limit_nbytes: int | None = None,
-        localname: Localname | None = None,
-        offered: Container[str] = frozenset(),
-        wants_progress: bool | None = None,
-    ) -> None:
-        self.folder = folder
-        self.fetcher = fetcher
-        self.limit_nbytes = limit_nbytes
-        self.localname = localname
-        self.offered = offered
-        self.wants_progress = wants_progress
-        self._verified = VerifiedFiles(folder)
-        # Once for each cache object, and only before a fetch: opening copies should not list the
-        # folder.
-        self._was_swept = False
-        self._has_warned = False
+    folder: str
+    fetcher: Fetcher
+    _: KW_ONLY
+    limit_nbytes: int | None = None
+    localname: Localname | None = None
+    offered: Container[str] = frozenset()
+    wants_progress: bool | None = None
+    # Once for each cache object, and only before a fetch: opening copies should not list the
+    # folder.
+    _was_swept: bool = field(default=False, init=False)
+    _has_warned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._verified = VerifiedFiles(self.folder)
 
     @property
     def share_nbytes(self) -> int | None:
