@@ -132,14 +132,14 @@ def test_certificates_are_compared(
         try:
             connections._tls_context.cache_clear()
             with raises(FetchError, "self-signed certificate"):
-                fetch.Fetcher().read(url, 10_000)
+                fetch.read(url, 10_000)
             monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
             connections._tls_context.cache_clear()
             if named == "127.0.0.1":
-                assert fetch.Fetcher().read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
+                assert fetch.read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
             else:
                 with raises(FetchError, "not valid for '127.0.0.1'"):
-                    fetch.Fetcher().read(url, 10_000)
+                    fetch.read(url, 10_000)
         finally:
             connections._tls_context.cache_clear()
             secure.shutdown()
@@ -152,14 +152,14 @@ def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
-    assert fetch.Fetcher().read("http://me:pw@example.invalid/a", 10) == b"by proxy"
+    assert fetch.read("http://me:pw@example.invalid/a", 10) == b"by proxy"
     assert server.log[-1].path == "http://example.invalid/a"
     monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://who:pw@"))
-    assert fetch.Fetcher().read("http://example.invalid/a", 10) == b"by proxy"
+    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
     assert server.log[-1].headers["proxy-authorization"].startswith("Basic ")
     monkeypatch.setenv("http_proxy", server.url.replace("http://", ""))
-    assert fetch.Fetcher().read("http://example.invalid/a", 10) == b"by proxy"
-    assert fetch.Fetcher().read(server.page("/b", b"direct"), 10) == b"direct"
+    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
+    assert fetch.read(server.page("/b", b"direct"), 10) == b"direct"
     monkeypatch.setenv("no_proxy", server.url.removeprefix("http://"))  # with its port
     assert Fetcher().read(server.url + "/b", 10) == b"direct"
     assert server.log[-1].path == "/b"
