@@ -30,7 +30,6 @@ import hypothesis
 import pytest
 from loopback import Server
 
-from wids.storage.transport import counters
 from wids.storage.transport.gate import Gate
 
 if TYPE_CHECKING:
@@ -149,7 +148,6 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
     monkeypatch.setattr("wids.storage.transport.shared_refusals._shared", [])
-    counters._counts.clear()
 
 
 @pytest.fixture

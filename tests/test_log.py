@@ -15,7 +15,7 @@ from s3 import Bucket
 import wids
 from wids.storage import upload
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.store import Cache, Limits
+from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import gate
 from wids.storage.transport.object_store import transport_for
@@ -68,7 +68,7 @@ def test_downloads(server: Server, tmp_path: Path, log: pytest.LogCaptureFixture
 
 def test_evictions(server: Server, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     """So has a copy that is evicted."""
-    store = Cache(str(tmp_path / "cache"), Fetcher(), limits=Limits(1500))
+    store = Cache(str(tmp_path / "cache"), Fetcher(), limit_nbytes=1500)
     for name in "ab":
         store.open(RemoteFile(server.page(f"/{name}", bytes(1000)), 1000)).file.close()
     happened(log, ": evicted,")

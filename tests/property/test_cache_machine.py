@@ -25,7 +25,7 @@ from loopback import Fault, Server
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache.cache_names import RemoteFile, copy_path
-from wids.storage.cache.store import Cache, CachedCopy, Limits
+from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.transport import retry, server_state
 
 SIZE = 20_000
@@ -54,7 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.open_copies: dict[int, CachedCopy] = {}
         self.caches = [
             # Waits are not waited for, so that each of them is another request at once.
-            Cache(str(self.folder / "c"), fetch.Fetcher({"retry_s": 5}), limits=Limits(limits))
+            Cache(str(self.folder / "c"), fetch.Fetcher({"retry_s": 5}), limit_nbytes=limits)
             for _ in range(3)
         ]
         for number in range(8):

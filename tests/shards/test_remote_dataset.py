@@ -342,6 +342,17 @@ def test_a_small_cache(site: Site, own_cache: Path, caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
+def test_copies_that_are_kept(site: Site, own_cache: Path) -> None:
+    """With keep=True nothing is evicted, whatever the limit (CACHE-8)."""
+    site.state(filesize=len)
+    options = {"cache_size": sum(sorted(map(len, site.bodies))[-2:]), "keep": True}
+    with pytest.warns(UserWarning, match="keep=True never deletes"):
+        dataset = wids.ShardListDataset(site.spec(), access="download", **options)
+    with dataset:
+        assert texts(dataset) == EXPECTED
+    assert len(list((own_cache / "shards").glob("*.tar"))) == len(site.bodies)
+
+
 # Processes.
 
 

@@ -38,7 +38,7 @@ from wids.storage.cache import (
     verified,
 )
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Limits
+from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
 from wids.storage.download import Download
 from wids.storage.part_requests import PartRequests
 from wids.storage.transport import retry, server_state
@@ -159,9 +159,8 @@ class History:
     # What the processes do.
 
     def cache(self) -> Cache:
-        limits = Limits(self.limit)
         fetcher: Any = SimpleNamespace(save=self.save)
-        return Cache(FOLDER, fetcher, limits=limits, wants_progress=False)
+        return Cache(FOLDER, fetcher, limit_nbytes=self.limit, wants_progress=False)
 
     def body(self, number: int, version: int) -> bytes:
         return f"{number}:{version};".encode().ljust(SIZE, b"x")

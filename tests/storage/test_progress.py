@@ -73,8 +73,8 @@ def test_a_bar_of_parts(
     monkeypatch.setattr(progress, "DELAY_S", 0)
     with PartsBar("reading", 2, 4_000_000, "shard", wanted=True) as bar:
         bar.move(500_000)
-        bar._bar._bar.mininterval = 0  # show each step
-        bar._bar._bar.start_t -= 10
+        bar._bar.mininterval = 0  # show each step
+        bar._bar.start_t -= 10
         bar.finish(1_000_000)
         bar.move(1_000_000, 3_000_000)
     shown = capsys.readouterr().err

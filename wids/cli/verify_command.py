@@ -65,9 +65,9 @@ def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
     """Return what reading the remote shards downloads; those that are missing are problems."""
     from wids.shards.download_cost import DownloadCost
     from wids.storage.fetch import Fetcher
-    from wids.storage.remote_lengths import lengths_as_known
+    from wids.storage.remote_lengths import known_lengths
 
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)
     stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
-    return DownloadCost(lengths_as_known(fetcher, stated))
+    return DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))

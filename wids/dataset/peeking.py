@@ -21,7 +21,7 @@ from wids.look.in_notebooks import show_samples_in_notebooks
 from wids.look.latest import latest
 from wids.look.notebook import Gallery
 from wids.look.preview import num_affordable
-from wids.shards.cache_settings import cache_folder, cache_limits
+from wids.shards.cache_settings import cache_folder, cache_limit
 from wids.shards.glimpse import Glimpse, ShardLook
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
@@ -91,8 +91,8 @@ def peek(
     folder = cache_folder(cache_dir)
     fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-    limits = cache_limits(None, keep=False, shards=spec.shards)
-    store = Cache(folder, fetcher, limits=limits)
+    limit_nbytes = cache_limit(None, keep=False, shards=spec.shards)
+    store = Cache(folder, fetcher, limit_nbytes=limit_nbytes)
     options = ReadOptions("range", key_split=key_split)
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
     show_samples_in_notebooks()

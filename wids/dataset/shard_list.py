@@ -24,7 +24,7 @@ from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
 from wids.errors import missing_attribute
 from wids.look.in_notebooks import show_samples_in_notebooks
-from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limits
+from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limit
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
 from wids.shards.positions import (
@@ -230,7 +230,7 @@ class ShardListDataset(TorchDataset):
         store = Cache(
             folder,
             fetcher,
-            limits=cache_limits(cache_size, keep=keep, shards=self.spec.shards),
+            limit_nbytes=cache_limit(cache_size, keep=keep, shards=self.spec.shards),
             localname=localname,
             # No user placed a file in the default folder for this dataset.
             offered=() if cache_dir is None else PlacedNames(folder, self.spec.shards),

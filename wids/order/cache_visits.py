@@ -20,7 +20,7 @@ from wids.storage.array_types import FloatArray, IntArray
 NUM_OPEN: Final = 256
 """Shards that a process keeps open, where its descriptors allow that many."""
 _OPEN_PART: Final = 4
-"""A process keeps shards open up to this part of the cache, as `Limits.share_nbytes` has it."""
+"""A process keeps shards open up to this part of the cache, as `Cache.share_nbytes` has it."""
 
 
 class NodeCache:

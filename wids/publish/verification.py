@@ -37,7 +37,7 @@ from wids.storage import fetch
 from wids.storage.digests import file_digest
 from wids.storage.download import Report
 from wids.storage.progress import PartsBar
-from wids.storage.remote_lengths import known_sum, lengths_as_known
+from wids.storage.remote_lengths import known_lengths, known_sum
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -131,7 +131,9 @@ def verify_spec(
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
         # Those that `locate` finds are local, and some are left out.
-        sizes = dict.fromkeys(stated) if locate else lengths_as_known(fetcher, stated)
+        sizes = dict.fromkeys(stated)
+        if not locate:
+            sizes = known_lengths(fetcher, stated, is_tolerant=True)
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), "shard", wanted=progress)
         )

@@ -17,7 +17,6 @@ import numpy as np
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.shard_sequences import has_remote, remote_nbytes_of
 from wids.storage.cache.cache_names import default_folder
-from wids.storage.cache.store import Limits
 from wids.storage.sizes import parse_nbytes
 from wids.storage.transport import urls
 
@@ -33,10 +32,10 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
     return os.path.abspath(os.path.expanduser(os.fspath(cache_dir)))
 
 
-def cache_limits(
+def cache_limit(
     cache_size: int | str | None, *, keep: bool, shards: Sequence[ShardSpec]
-) -> Limits:
-    """Return what may stay in the cache.
+) -> int | None:
+    """Return the most bytes that may stay in the cache; None for no limit.
 
     Args:
         cache_size: Most bytes, or a text such as ``"200GB"``; None for ``$WIDS_CACHE_SIZE``.
@@ -53,7 +52,7 @@ def cache_limits(
         )
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
     if nbytes is None or keep:
-        return Limits(None, keep)
+        return None
     stated = np.nan_to_num(remote_nbytes_of(shards) if has_remote(shards) else np.zeros(0))
     remote_nbytes = np.sort(stated)[-2:].astype(np.int64).tolist()
     hint = ""
@@ -74,7 +73,7 @@ def cache_limits(
             stacklevel=3,
         )
     # A dataset that stores no copies has no reason to delete those of others.
-    return Limits(nbytes if remote_nbytes else None)
+    return nbytes if remote_nbytes else None
 
 
 class PlacedNames(Container[str]):

@@ -44,13 +44,12 @@ class CopiedShards:
     def open(self, number: int, make_room: Callable[[], None]) -> Shard:
         """Map the copy of a shard; fetch a damaged copy again."""
         facts, file = self.facts, remote_file(self.facts.shards[number])
-        was_local = facts.store.find(file) is not None
         stored = facts.store.open(file, self._prepare(number), make_room)
         find_index = partial(self._index, number, stored)
         try:
             return facts.checked(number, facts.open_file(stored.path, find_index, stored.file))
         except (ShardFormatError, MismatchError) as error:
-            if not was_local or not self.discard(number, stored.path, stored.inode, error):
+            if stored.was_fetched or not self.discard(number, stored.path, stored.inode, error):
                 raise
         return self.open(number, make_room)
 

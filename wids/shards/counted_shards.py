@@ -81,7 +81,7 @@ def counted_shards(
         from wids.shards.field_check import FieldCheck
 
         open_shard = FieldCheck(opener, options.fields)
-    pool = ShardPool(open_shard, options.lru_size or default_size(), store.limits.share_nbytes)
+    pool = ShardPool(open_shard, options.lru_size or default_size(), store.share_nbytes)
     if isinstance(opener.counts, StatedCounts):
         return CountedShards(opener, pool, np.zeros(0, np.int64))
     counts = [count for count in opener.counts if count is not None]

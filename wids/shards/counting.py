@@ -117,7 +117,7 @@ def _fetch(
 ) -> None:
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
-    limit_nbytes = opener.facts.store.limits.share_nbytes
+    limit_nbytes = opener.facts.store.share_nbytes
     # In a small cache, concurrent downloads would evict each other before they are counted.
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 

@@ -13,7 +13,7 @@ from typing import Final
 from wids.errors import SpecError
 from wids.shards.specs.model import ShardSpec
 from wids.storage.fetch import Fetcher
-from wids.storage.remote_lengths import known_lengths, lengths_as_known
+from wids.storage.remote_lengths import known_lengths
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -68,7 +68,7 @@ def download_cost(
         FetchError: A server cannot be reached.
     """
     stated = {shard.url: 0 if shard.url in copied else shard.nbytes for shard in shards}
-    lengths = (lengths_as_known if is_tolerant else known_lengths)(fetcher, stated)
+    lengths = known_lengths(fetcher, stated, is_tolerant=is_tolerant)
     return DownloadCost({url: nbytes for url, nbytes in lengths.items() if url not in copied})
 
 

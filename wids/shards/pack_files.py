@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -101,17 +100,12 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
         WidsError: The pack cannot be fetched or stored.
     """
     copy = open_copy(store, remote_file)
-    time_ns = os.fstat(copy.file.fileno()).st_mtime_ns
     # The map made from the file keeps the copy from being evicted.
     pack = load_pack(copy.path, copy.file, num_shards)
-    if pack is not None:
+    if pack is not None or copy.was_fetched:
         return pack
-    fetched = open_copy(store, remote_file, is_suspect=True)
-    is_later = os.fstat(fetched.file.fileno()).st_mtime_ns != time_ns  # an inode is used again
-    if fetched.inode == copy.inode and not is_later:  # its bytes are those that were fetched
-        fetched.file.close()
-        return None
-    return load_pack(fetched.path, fetched.file, num_shards)
+    copy = open_copy(store, remote_file, is_suspect=True)
+    return load_pack(copy.path, copy.file, num_shards)
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:

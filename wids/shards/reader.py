@@ -407,8 +407,7 @@ class ShardReader:
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        limits = self.store.limits
-        return limits.nbytes if self.fetches_for_many and not limits.keep else None
+        return self.store.limit_nbytes if self.fetches_for_many else None
 
     @cached_property
     def _all_stored_nbytes(self) -> FloatArray:
@@ -448,7 +447,7 @@ class ShardReader:
     @property
     def cache_share_nbytes(self) -> int | None:
         """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        return self.store.limits.share_nbytes
+        return self.store.share_nbytes
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with its own pool, which fetches no shard.

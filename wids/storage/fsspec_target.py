@@ -9,91 +9,55 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import suppress
-from typing import Any
 
-from wids.errors import printable
 from wids.storage import complete_files
+from wids.storage.transport import urls
+from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.stream import TransientError
+from wids.storage.upload_target import Target
 
 
-class FsspecTarget:
-    """A file at a path of a file system of fsspec; see `upload_target.Target`.
+class FsspecTarget(Target):
+    """A file that a driver of fsspec writes.
 
-    Args:
-        system: The file system.
-        path: The path there.
+    Raises:
+        FetchError: There is no driver for its scheme, or it leads to local files.
     """
 
-    def __init__(self, system: Any, path: str) -> None:
-        self._system = system
-        self._path = path
+    _transport: Fsspec
 
-    def nbytes(self) -> int | None:
-        """Return the length of the file."""
-        self._system.invalidate_cache()  # listings are cached, and others write too
-        nbytes: int | None = self._system.info(self._path).get("size")
-        return nbytes
-
-    def part(self, start: int, stop: int) -> bytes:
-        """Return a part of the file."""
-        return bytes(self._system.cat_file(self._path, start=start, end=stop))
+    def __init__(self, transport: Fsspec, url: str) -> None:
+        super().__init__(transport, url)
+        self._system, self._path = transport.file_system(url)
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes, of one version if the server states it."""
-        before = self._tag()
+        before = self._transport(self._url, 0, 0, None).tag
         data = bytes(self._system.cat_file(self._path))
-        if self._tag() != before:
-            message = f"{printable(self._path)}: it changed while it was being read"
+        if self._transport(self._url, 0, 0, None).tag != before:
+            message = f"{urls.redact(self._url)}: it changed while it was being read"
             raise TransientError(message, is_outage=False)
         return data, None
 
-    def _tag(self) -> object:
-        self._system.invalidate_cache()
-        return self._system.info(self._path).get("ETag")
-
-    def save(self, path: str) -> None:
-        """Write the file to a local path."""
-        self._system.get_file(self._path, path)
-
-    def names(self) -> list[str]:
-        """Return the names in the folder."""
-        self._system.invalidate_cache()
-        with suppress(FileNotFoundError):
-            found = self._system.ls(self._path, detail=False)
-            return [str(name).rstrip("/").rpartition("/")[2] for name in found]
-        return []
-
     def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:  # noqa: ARG002
         """Upload under a temporary name, compare the length, and rename."""
-        folder, _, name = self._path.rpartition("/")
-        temporary = f"{folder}/{complete_files.temporary_name(name)}"
-        at_temporary = FsspecTarget(self._system, temporary)
+        folder, _, name = self._url.rpartition("/")
+        url = f"{folder}/{complete_files.temporary_name(name)}"
+        temporary = FsspecTarget(self._transport, url)
         try:
-            self._system.put_file(path, temporary)
-            at_temporary._check_length(os.path.getsize(path))
+            self._system.put_file(path, temporary._path)
+            temporary.check_length(os.path.getsize(path))
             if is_new:
-                self._check_absent()
-            self._system.mv(temporary, self._path)
+                self.check_absent()
+            self._system.mv(temporary._path, self._path)
         except BaseException:
             with suppress(Exception):
-                at_temporary.remove()
+                temporary.remove()
             raise
-
-    def _check_length(self, expected: int) -> None:
-        """Refuse a file that a driver closed after it had written a part."""
-        found = self.nbytes()
-        if found not in (None, expected):
-            message = f"{self._path}: expected {expected} bytes after the upload, found {found}"
-            raise TransientError(message, is_outage=False)
-
-    def _check_absent(self) -> None:
-        with suppress(FileNotFoundError):
-            self.nbytes()
-            raise FileExistsError
 
     def move(self, url: str) -> None:
         """Rename the file."""
-        self._system.mv(self._path, self._system._strip_protocol(url))  # noqa: SLF001
+        self._system.mv(self._path, self._transport.file_system(url)[1])
 
     def remove(self) -> None:
         """Delete the file."""

@@ -59,18 +59,16 @@ def lock_file(
         path, mode=mode, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
     )
 
-    def acquired() -> bool | None:
+    is_held: bool | None = True
+    try:
         try:
             lock.acquire(timeout=timeout_s, poll_interval=_POLL_S, cancel_check=give_up)
         except Timeout:  # an OSError too, so it comes first
             # In a folder that takes no files, filelock waits as for another process.
-            return False if os.path.lexists(path) else None
+            is_held = False if os.path.lexists(path) else None
         except OSError:  # ENOLCK, ENOSYS, a read-only folder, a symbolic link
-            return None
-        return True
-
-    try:
-        yield acquired()
+            is_held = None
+        yield is_held
     finally:
         with suppress(OSError):
             lock.release()

@@ -15,11 +15,10 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any, Final
 
-from wids.errors import NotFoundError
 from wids.storage.transport import store_clients, urls
 from wids.storage.transport.object_store import ObjectStores
 from wids.storage.transport.store_clients import KINDS, Store
-from wids.storage.transport.stream import TransientError
+from wids.storage.upload_target import Target
 
 PART_NBYTES: Final = 16 << 20
 MAX_PUT_NBYTES: Final = 5_000_000_000
@@ -37,27 +36,15 @@ _ABORT_S: Final = 1.0
 """How long to wait, after Ctrl-C, until the store has dropped the parts."""
 
 
-class ObjectTarget:
-    """An object at a URL; see `wids.storage.upload_target.Target`.
+class ObjectTarget(Target):
+    """An object that obstore writes."""
 
-    Args:
-        stores: Opens its bucket.
-        url: The object.
-    """
+    _transport: ObjectStores
 
-    def __init__(self, stores: ObjectStores, url: str) -> None:
-        self._stores = stores
-        self._url = url
-        self._kind = KINDS[urls.scheme(url)]
-
-    def nbytes(self) -> int | None:
-        """Return the length of the object."""
-        return self._stores(self._url, 0, 0, None).total_nbytes
-
-    def part(self, start: int, stop: int) -> bytes:
-        """Return a part of the object."""
-        with self._stores(self._url, start, stop, None) as stream:
-            return b"".join(stream.chunks)
+    def __init__(self, transport: ObjectStores, url: str) -> None:
+        super().__init__(transport, url)
+        # Google compares generations of objects, the others tags.
+        self._version = "version" if KINDS[urls.scheme(url)] == "gcs" else "e_tag"
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes and their version, from one response."""
@@ -65,25 +52,9 @@ class ObjectTarget:
 
         def read(store: Store, key: str) -> tuple[bytes, str | None]:
             result = obstore.get(store, key)
-            # Google compares generations of objects, the others tags.
-            version = result.meta["version" if self._kind == "gcs" else "e_tag"]
-            return bytes(result.bytes()), version
+            return bytes(result.bytes()), result.meta[self._version]
 
-        return self._stores.asked(self._url, read)
-
-    def save(self, path: str) -> None:
-        """Write the object to a local path."""
-        with open(path, "wb") as file, self._stores(self._url, 0, None, None) as stream:
-            file.writelines(stream.chunks)
-            if file.tell() != stream.total_nbytes:
-                message = f"{urls.redact(self._url)}: expected all of it, found a part"
-                raise TransientError(message, is_outage=False)
-
-    def names(self) -> list[str]:
-        """Return the names in the folder."""
-        with suppress(NotFoundError):
-            return [entry.name for entry in self._stores.entries(self._url)]
-        return []
+        return self._transport.asked(self._url, read)
 
     def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:
         """Upload, compare the length, and delete what is only a part."""
@@ -94,13 +65,13 @@ class ObjectTarget:
         else:
             self._put_parts(path, nbytes, is_new=is_new)
         with suppress(PermissionError):  # some keys are for writing alone
-            self._check_length(nbytes)
+            self.check_length(nbytes)
 
     def _put_at_once(self, path: str, nbytes: int, *, is_new: bool, replaces: str | None) -> None:
         import obstore
 
-        version = "version" if self._kind == "gcs" else "e_tag"
-        mode = "create" if is_new else "overwrite" if replaces is None else {version: replaces}
+        version = {self._version: replaces}
+        mode = "create" if is_new else "overwrite" if replaces is None else version
 
         def put(store: Store, key: str) -> None:
             with open(path, "rb") as file:
@@ -112,7 +83,7 @@ class ObjectTarget:
 
         timeout = f"{max(300, nbytes // _MIN_NBYTES_PER_S)}s"
         times = {"timeout": timeout, "read_timeout": timeout}
-        self._stores.asked(self._url, put, "to write it", **times)
+        self._transport.asked(self._url, put, "to write it", **times)
 
     def _put_parts(self, path: str, nbytes: int, *, is_new: bool) -> None:
         import obstore
@@ -127,9 +98,7 @@ class ObjectTarget:
                     if is_over.is_set():
                         raise InterruptedError  # obstore then drops the parts
             if is_new:  # asked as late as can be; obstore takes no call within its own
-                with suppress(FileNotFoundError):
-                    store_clients.interruptible(self.nbytes, _ASK_S)
-                    raise FileExistsError
+                store_clients.interruptible(self.check_absent, _ASK_S)
 
         def put(store: Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}
@@ -140,33 +109,21 @@ class ObjectTarget:
 
         limit = store_clients.REQUEST_TIMEOUT  # for a part
         try:
-            self._stores.asked(self._url, put, "to write it", timeout=limit, read_timeout=limit)
+            self._transport.asked(self._url, put, "to write it", timeout=limit, read_timeout=limit)
         except (KeyboardInterrupt, SystemExit):
             is_over.set()
             has_ended.wait(_ABORT_S)
             raise
-
-    def _check_length(self, nbytes: int) -> None:
-        """Refuse, and delete, an object of which only a part has arrived."""
-        found = self.nbytes()
-        if found == nbytes:
-            return
-        if found is not None and found < nbytes:
-            self.remove()
-        message = (
-            f"{urls.redact(self._url)}: expected {nbytes} bytes after the upload, found {found}"
-        )
-        raise TransientError(message, is_outage=False)
 
     def move(self, url: str) -> None:
         """Copy the object to another name, and delete it."""
         import obstore
 
         other = store_clients.place_of(url).key
-        self._stores.asked(self._url, lambda store, key: obstore.rename(store, key, other))
+        self._transport.asked(self._url, lambda store, key: obstore.rename(store, key, other))
 
     def remove(self) -> None:
         """Delete the object."""
         import obstore
 
-        self._stores.asked(self._url, obstore.delete)
+        self._transport.asked(self._url, obstore.delete)

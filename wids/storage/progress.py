@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wids.errors import printable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 DELAY_S = 2.0
 """Work that takes less time shows no bar."""
@@ -70,7 +73,7 @@ class Bar:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(number - self._bar.n)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,10 +81,8 @@ class Bar:
             self._bar.close()
 
 
-class PartsBar:
+class PartsBar(Bar):
     """A bar over several parts, in bytes if the length of each is known; in parts otherwise.
-
-    Use it in a ``with`` block.
 
     Args:
         description: What is in progress.
@@ -100,14 +101,10 @@ class PartsBar:
         *,
         wanted: bool | None = None,
     ) -> None:
-        self._is_known = nbytes is not None
+        total, unit = (num_parts, noun) if nbytes is None else (nbytes, "B")
+        super().__init__(description, total, unit, wanted=wanted)
         self._num_parts, self._noun = num_parts, noun
         self._num_done = self._done_nbytes = 0
-        self._bar = (
-            Bar(description, nbytes, "B", wanted=wanted)
-            if self._is_known
-            else Bar(description, num_parts, noun, wanted=wanted)
-        )
 
     def finish(self, nbytes: int | None) -> None:
         """Show that a part of this length is finished."""
@@ -117,17 +114,11 @@ class PartsBar:
 
     def move(self, nbytes: int, _: int | None = None) -> None:
         """Show how many bytes of the part in progress are finished."""
-        if self._is_known:
+        if self.unit == "B":
             note = f"{self._num_done:,} of {self._num_parts:,} {self._noun}s"
-            self._bar.reach(self._done_nbytes + nbytes, note=note)
+            self.reach(self._done_nbytes + nbytes, note=note)
         else:
-            self._bar.reach(self._num_done)
-
-    def __enter__(self) -> PartsBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.__exit__()
+            self.reach(self._num_done)
 
 
 def is_wanted(wanted: bool | None) -> bool:

@@ -18,12 +18,7 @@ from typing import Any, Final, TypeVar
 from wids.storage.stages import fetching
 from wids.storage.transport.gate import most_in_flight
 from wids.storage.transport.request_limit import MOST
-from wids.storage.transport.retry import (
-    CancelledError,
-    cancellation,
-    cancelled_by,
-    check_waits,
-)
+from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by, check_waits
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 from wids.errors import NotFoundError, local_error
@@ -23,41 +24,33 @@ Answer: TypeAlias = "int | NotFoundError | None"
 """The length of a file; None if it is not known; or the error if there is no such file."""
 
 
-def known_lengths(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
+def known_lengths(
+    fetcher: Fetcher, stated: Mapping[str, int | None], *, is_tolerant: bool = False
+) -> dict[str, int | None]:
     """Return the lengths of files by their URLs, after asking for those that are not stated.
+
+    Args:
+        fetcher: Asks the servers.
+        stated: The lengths as far as they are stated.
+        is_tolerant: Whether the work continues if files are missing. Such a file has no bytes;
+            None stands for one that cannot be asked for.
 
     Raises:
         NotFoundError: One does not exist; the error names those that do.
         FetchError: A server cannot be asked.
     """
     unstated = [url for url, nbytes in stated.items() if nbytes is None]
-    answers = {**stated, **dict(zip(unstated, ask_lengths(fetcher, unstated), strict=True))}
-    check_found(list(answers), list(answers.values()))
-    return {
-        url: None if isinstance(answer, NotFoundError) else answer
-        for url, answer in answers.items()
-    }
+    answers = ask_lengths(fetcher, unstated, is_tolerant=is_tolerant)
+    found = {**stated, **dict(zip(unstated, answers, strict=True))}
+    if not is_tolerant:
+        check_found(list(found), list(found.values()))
+    return {url: 0 if isinstance(a, NotFoundError) else a for url, a in found.items()}
 
 
 def known_sum(lengths: Iterable[int | None]) -> int | None:
     """Return the sum of lengths; None if one is not known."""
-    total = 0
-    for nbytes in lengths:
-        if nbytes is None:
-            return None
-        total += nbytes
-    return total
-
-
-def lengths_as_known(fetcher: Fetcher, stated: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return lengths as `known_lengths` does, for work that continues if files are missing.
-
-    A file that does not exist has no bytes; None stands for one that cannot be asked for.
-    """
-    unstated = [url for url, nbytes in stated.items() if nbytes is None]
-    answers = ask_lengths(fetcher, unstated, is_tolerant=True)
-    found = zip(unstated, answers, strict=True)
-    return {**stated, **{url: 0 if isinstance(a, NotFoundError) else a for url, a in found}}
+    known = list(lengths)
+    return None if None in known else sum(filter(None, known))
 
 
 def ask_lengths(
@@ -114,7 +107,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
         raise NotFoundError(f"expected {len(names):,} files: {found}")
     start, texts, end = numbers
     pattern = f"{{{texts[0]}..{texts[-1]}}}"
-    exist = [_runs_text(run) for is_gone, run in _runs(texts, missing) if not is_gone]
+    groups = groupby(zip(missing, texts, strict=True), key=itemgetter(0))
+    exist = [_run_text([text for _, text in run]) for is_gone, run in groups if not is_gone]
     gone = [text for text, is_gone in zip(texts, missing, strict=True) if is_gone]
     more = f" and {len(gone) - 1:,} more do" if len(gone) > 1 else " does"
     shown = ", ".join(exist[:_NUM_SHOWN]) + (", …" if len(exist) > _NUM_SHOWN else "")
@@ -151,11 +145,5 @@ def _common_start(names: Sequence[str]) -> str:
     return first[:length]
 
 
-def _runs(texts: Sequence[str], missing: Sequence[bool]) -> Iterator[tuple[bool, list[str]]]:
-    pairs = zip(missing, texts, strict=True)
-    for is_gone, group in groupby(pairs, key=lambda pair: pair[0]):
-        yield is_gone, [text for _, text in group]
-
-
-def _runs_text(run: Sequence[str]) -> str:
+def _run_text(run: Sequence[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeVar
 
 from wids.storage.shared_number import SharedRows, passes_to_process, writing
-from wids.storage.transport import counters
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,7 +46,7 @@ one; remote files that were opened from a copy that was there, copies that were 
 that were evicted; shards that had to be opened; and those among them that the
 process had open before."""
 
-SAMPLES, REQUESTS, _NBYTES, _RETRIES, HITS, FETCHES, EVICTIONS, OPENINGS, REOPENINGS = range(
+SAMPLES, REQUESTS, NBYTES, RETRIES, HITS, FETCHES, EVICTIONS, OPENINGS, REOPENINGS = range(
     len(SECONDS), len(SECONDS) + len(COUNTS)
 )
 
@@ -71,6 +70,7 @@ class _Process:
 
     Attributes:
         num_samples: Samples that were read one by one while nobody watched.
+        num_published: How many of them are in the row.
         num_watchers: More than 0 where each sample is counted in the row, and timed if seconds are
             counted: in a process that others have started, within `start` and `stop`, and where
             failures are a share of what was read.
@@ -78,6 +78,7 @@ class _Process:
     """
 
     num_samples: int = 0
+    num_published: int = 0
     num_watchers: int = 0
     is_child: bool = False
 
@@ -105,8 +106,6 @@ _clock: Final = _Clock()
 
 of_type: Final[dict[type, int]] = {}
 """The stage of a transformation by its type; of others it is `TRANSFORM`."""
-
-_published: Final = [0, 0, 0, 0]
 
 
 def start() -> None:
@@ -140,7 +139,10 @@ def counted() -> dict[str, float]:
     Other ranks may have the same parent, as after ``torch.multiprocessing.spawn``, and count in the
     same memory.
     """
-    publish()
+    own = this_process
+    with writing:
+        here.row[SAMPLES] += own.num_samples - own.num_published
+        own.num_published = own.num_samples
     sums = map(sum, zip(*_family(), strict=True))
     return dict(zip(NAMES, sums, strict=False))
 
@@ -158,15 +160,8 @@ def _family() -> list[list[float]]:
 
 def count(which: int, number: int = 1) -> None:
     """Add to a count."""
-    here.row[which] += number
-
-
-def publish() -> None:
-    """Add to the counts what this process has read, and its requests cost, since the last call."""
     with writing:
-        for at, total in enumerate((this_process.num_samples, *counters.totals())):
-            here.row[SAMPLES + at] += total - _published[at]
-            _published[at] = total
+        here.row[which] += number
 
 
 # Seconds.
@@ -216,14 +211,12 @@ def _current() -> list[Any]:
     return state
 
 
-@contextmanager
-def fetching() -> Iterator[None]:
-    """Count the time of the block as waiting for a server, and what the requests have cost."""
-    try:
-        with nested(FETCH):
-            yield
-    finally:
-        publish()
+_untimed: Final = nullcontext()
+
+
+def fetching() -> AbstractContextManager[None]:
+    """Count the time of the block as waiting for a server."""
+    return nested(FETCH) if here.common[_IS_TIMED] else _untimed
 
 
 def timed_steps(
@@ -340,8 +333,7 @@ def _watch_as_child() -> None:
 
 
 def _begin_in_child() -> None:
-    this_process.num_samples = 0
-    _published[:] = [0, 0, 0, 0]
+    this_process.num_samples = this_process.num_published = 0
     _clock.state[0] = -1
     _claim_row(os.getppid())
     _watch_as_child()

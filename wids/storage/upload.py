@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
-from wids.storage import abandoned, complete_files, upload_target
+from wids.storage import abandoned, complete_files
 from wids.storage.fsspec_target import FsspecTarget
 from wids.storage.object_target import ObjectTarget
 from wids.storage.transport import fsspec, object_store, urls
@@ -22,7 +22,7 @@ from wids.storage.transport.retry import Patience, has_answered, note_answer, wi
 from wids.storage.transport.schemes import by_prefix, options_for
 from wids.storage.transport.storage_options import retry_s
 from wids.storage.transport.store_clients import KINDS
-from wids.storage.transport.stream import error_text, transient_error
+from wids.storage.transport.stream import driver_error, error_text
 from wids.storage.unnamed_files import unnamed_file
 from wids.storage.upload_target import Target
 
@@ -32,9 +32,6 @@ Options: TypeAlias = "Mapping[str, Any] | None"
 """As ``storage_options`` of `wids.storage.fetch.Fetcher`."""
 
 _WILD: Final = frozenset("*[")
-
-_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
-"""Numbers of errors that the next attempt would meet again."""
 
 
 @contextmanager
@@ -127,7 +124,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked("HEAD", target, storage_options, upload_target.exists)
+    return _asked("HEAD", target, storage_options, Target.exists)
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -142,7 +139,7 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
     other = _at(target, storage_options)
 
     def is_moved(file: Target) -> bool:
-        return not upload_target.exists(file) and upload_target.exists(other)
+        return not file.exists() and other.exists()
 
     _change("MOVE", source, storage_options, lambda file: file.move(target), is_moved)
 
@@ -158,7 +155,7 @@ def remove(target: str, storage_options: Options = None) -> None:
         return
     _change(
         *("DELETE", target, storage_options, lambda file: file.remove()),
-        lambda file: not upload_target.exists(file),
+        lambda file: not file.exists(),
     )
 
 
@@ -254,11 +251,10 @@ def upload(
         nonlocal has_sent
         try:
             if is_new:
-                if upload_target.exists(file):
-                    raise FileExistsError
+                file.check_absent()
             elif not has_answered(server):
                 with suppress(PermissionError):  # some keys are for writing alone
-                    upload_target.exists(file)
+                    file.exists()
             note_answer(server)  # now, since the attempt may take hours
             has_sent = True
             file.put(path, is_new=is_new, replaces=replaces)
@@ -266,7 +262,7 @@ def upload(
             is_refused_version = isinstance(error, object_store.RefusedVersionError)
             is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
             # Drivers repeat requests too, so this very attempt may have stored the file.
-            if has_sent and is_final and upload_target.is_same(file, path):
+            if has_sent and is_final and file.has_bytes_of(path):
                 return
             if is_refused_version:
                 raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
@@ -288,7 +284,7 @@ def _at(url: str, storage_options: Options) -> Target:
                 return ObjectTarget(stores, url)
         else:
             driver = fsspec.transport_for(options, None)
-        return FsspecTarget(*driver.file_system(url))
+        return FsspecTarget(driver, url)
     except FetchError as error:
         raise UploadError(str(error)) from error
 
@@ -343,23 +339,13 @@ def _asked(
 
 def _write_error(url: str, error: Exception) -> FetchError:
     """Return the error of wids for one that a driver raised."""
-    name, bucket = urls.redact(url), urls.origin(url)
-    found = error_text(error, url)
     if isinstance(error, FileNotFoundError):
         folder = urls.redact(urls.parent(url))
         return FetchError(
-            f"{name}: expected {bucket} and the folder {folder} to exist, found: {found}; check "
-            "the name, or create it"
+            f"{urls.redact(url)}: expected {urls.origin(url)} and the folder {folder} to exist, "
+            f"found: {error_text(error, url)}; check the name, or create it"
         )
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return FetchError(
-            f"{name}: expected access to {bucket}, found: {found}; check the keys "
-            "in storage_options or in the environment, and the permissions of the bucket"
-        )
-    permanent = (IsADirectoryError, NotImplementedError, TypeError, AttributeError, LookupError)
-    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
-    message = f"{name}: expected to write it, found: {found}"
-    return FetchError(message) if is_permanent else transient_error(message, error)
+    return driver_error(url, error, "to write it")
 
 
 def _with_folder(error: OSError, url: str) -> OSError:

@@ -14,7 +14,7 @@ from loopback import Server
 from wids.storage import fetch
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.store import Cache, Limits
+from wids.storage.cache.store import Cache
 
 DATA = random.Random(1).randbytes(300_000)
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -24,8 +24,7 @@ MD5 = hashlib.md5(DATA).hexdigest()  # noqa: S324 - a checksum
 def make_cache(folder: Path, limit: int | None = None, **options: Any) -> Cache:
     """Return a cache in a folder."""
     fetcher = options.pop("fetcher", None) or fetch.Fetcher()
-    limits = Limits(limit, options.pop("keep", False))
-    return Cache(str(folder), fetcher, limits=limits, **options)
+    return Cache(str(folder), fetcher, limit_nbytes=limit, **options)
 
 
 def read_copy(cache: Cache, remote_file: RemoteFile, prepare: Any = None) -> bytes:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.eviction import CacheFile, choose_victims, clear, clearable
+from wids.storage.cache.eviction import CacheFile, clear, clearable, held_files
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -27,6 +28,12 @@ def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
 COPIES = [a_file("a", used_ns=3), a_file("b", used_ns=1), a_file("c", used_ns=2)]
 INDEXES = [a_file(f"{name}.index", 10) for name in "abc"]
 ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), ("x", 8))]
+
+
+def victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
+    """Return what may be deleted if the files exceed the limit."""
+    held = held_files(files)
+    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
 
 
 @pytest.mark.parametrize(
@@ -44,11 +51,11 @@ ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), 
         pytest.param(COPIES + ORPHANS, 99, "x.index y.index b c a", id="both beyond a tenth"),
     ],
 )
-def test_choose_victims(files: list[CacheFile], limit_nbytes: int, expected: str) -> None:
+def test_victims(files: list[CacheFile], limit_nbytes: int, expected: str) -> None:
     """The choice is a function of lengths, times of use and names alone (CACHE-8)."""
-    chosen = choose_victims(files, limit_nbytes)
+    chosen = victims(files, limit_nbytes)
     assert [file.name for file in chosen] == expected.split()
-    assert choose_victims(reversed(files), limit_nbytes) == chosen
+    assert victims(reversed(files), limit_nbytes) == chosen
 
 
 def test_the_least_recently_used_copy_is_evicted(tmp_path: Path, server: Server) -> None:
@@ -183,11 +190,11 @@ def test_clear_does_not_count_what_another_process_deletes(tmp_path: Path, serve
     assert clear(files) == (1, files[1].nbytes, 0)
 
 
-def test_keep_and_no_limit_evict_nothing(tmp_path: Path, server: Server) -> None:
-    """Nothing is evicted without a limit, or with keep=True (CACHE-8)."""
-    for cache in (make_cache(tmp_path), make_cache(tmp_path, limit=1, keep=True)):
-        files = fill(cache, server, 4)
-        assert all(map(cache.find, files))
+def test_no_limit_evicts_nothing(tmp_path: Path, server: Server) -> None:
+    """Nothing is evicted without a limit (CACHE-8)."""
+    cache = make_cache(tmp_path)
+    files = fill(cache, server, 4)
+    assert all(map(cache.find, files))
 
 
 def test_only_what_was_fetched_is_deleted(tmp_path: Path, server: Server) -> None:

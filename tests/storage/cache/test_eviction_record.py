@@ -102,6 +102,18 @@ def test_what_was_not_noted_is_noticed(folder: Folder, num_listings: Callable[[]
     assert folder.numbers() == {*range(12, NUM_COPIES + 11)}
 
 
+def test_indexes_of_evicted_copies_count(folder: Folder) -> None:
+    """CACHE-45: they outlive their copies, so the record has their bytes."""
+    for number in range(NUM_COPIES):
+        (folder.shards / f"{name_of(number)}.index").write_bytes(bytes(10))
+    for number in range(NUM_COPIES, NUM_COPIES + 3):  # the first lists the folder
+        assert folder.fetch(number) == 0
+        record = eviction_record.load(str(folder.path))
+        assert record is not None
+        held = eviction.held_files(eviction.contents(str(folder.path)))
+        assert record.settled(str(folder.shards)).nbytes == held.nbytes()
+
+
 @pytest.mark.parametrize(
     "doubt",
     [
@@ -119,7 +131,7 @@ def test_a_doubtful_record_is_made_again(
 ) -> None:
     """CACHE-45: the folder is then listed, and the limit kept."""
     folder.fetch(NUM_COPIES)
-    doubt(Path(cache_names.eviction_record_path(str(folder.path))))
+    doubt(Path(cache_names.eviction_path(str(folder.path), "json")))
     before = num_listings()
     assert folder.fetch(NUM_COPIES + 1, 3 * NBYTES) == 0
     assert folder.fetch(NUM_COPIES + 2) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,19 @@ def test_localname(tmp_path: Path, server: Server) -> None:
     none = make_cache(tmp_path / "c", localname=lambda _: None)
     read_copy(none, RemoteFile(url))
     assert len(file_names(tmp_path / "c")) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_note(tmp_path: Path) -> None:
+    """A pipe that another user made there is not waited for (SEC-40)."""
+    placed = tmp_path / "train.tar"
+    placed.write_bytes(DATA)
+    note = Path(verified.note_path(str(tmp_path), str(placed)))
+    note.parent.mkdir()
+    os.mkfifo(note)
+    cache, found = make_cache(tmp_path, offered=frozenset(["train.tar"])), list[str | None]()
+    remote_file = RemoteFile("http://h/train.tar", sha256=SHA)
+    thread = threading.Thread(target=lambda: found.append(cache.find(remote_file)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == [str(placed)]

@@ -31,6 +31,19 @@ def test_fetched_once(tmp_path: Path, server: Server) -> None:
     assert server.requests == ["/train-0.tar"]
 
 
+def test_a_copy_says_whether_it_was_fetched_to_open_it(tmp_path: Path, server: Server) -> None:
+    """A caller who finds damage knows whether another fetch may help (CACHE-14)."""
+    cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/0.tar", DATA))
+    for was_fetched in (True, False):
+        copy = cache.open(remote_file)
+        copy.file.close()
+        assert copy.was_fetched is was_fetched
+    cache.discard(remote_file)
+    copy = cache.open(remote_file)
+    copy.file.close()
+    assert copy.was_fetched
+
+
 def test_folders_are_made_when_needed_and_private(tmp_path: Path, server: Server) -> None:
     """A cache folder that the library makes is closed to other users (CACHE-1)."""
     cache = make_cache(tmp_path / "a" / "c")

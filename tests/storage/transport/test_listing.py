@@ -110,10 +110,12 @@ def test_a_file_with_such_a_name_is_itself(tmp_path: Path) -> None:
         "s3://b/a.tar?versionId=[1]",
         "pipe:cat *.tar",
         "s3://b/a[.tar",
+        "s3://b/a[0/1].tar",
+        "/nothing/a[.tar",
     ],
 )
 def test_what_is_no_pattern(url: str) -> None:
-    """Queries, addresses, commands, brackets of HTTP (SPEC-20)."""
+    """Queries, addresses, commands, brackets of HTTP, brackets that are not closed (SPEC-20)."""
     assert not is_pattern(url)
 
 

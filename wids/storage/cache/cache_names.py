@@ -110,19 +110,15 @@ def lock_path(folder: str, path: str) -> str:
     return os.path.join(folder, "locks", f"{name}.lock")
 
 
-def eviction_lock_path(folder: str) -> str:
-    """Return the path of the file to lock while copies are evicted."""
-    return os.path.join(folder, "locks", "evict.lock")
+def eviction_path(folder: str, kind: str) -> str:
+    """Return the path of a file about evictions.
 
-
-def eviction_record_path(folder: str) -> str:
-    """Return the path of the record of what a cache folder holds."""
-    return os.path.join(folder, "locks", "evict.json")
-
-
-def eviction_queue_path(folder: str) -> str:
-    """Return the path of the list of what to evict next."""
-    return os.path.join(folder, "locks", "evict.queue")
+    Args:
+        folder: The cache folder.
+        kind: ``"lock"`` for the file to lock while copies are evicted, ``"json"`` for the record of
+            what the folder holds, ``"queue"`` for the list of what to evict next.
+    """
+    return os.path.join(folder, "locks", f"evict.{kind}")
 
 
 def is_own_name(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import IO, Final, NamedTuple
@@ -46,18 +46,6 @@ class CacheFile(NamedTuple):
     is_temporary: bool
 
 
-def choose_victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
-    """Return the files to delete, in this order, until those that count keep the limit.
-
-    Some may turn out to be in use, so all that can be deleted are returned; none if the limit is
-    kept already. Copies, files being written, and indexes whose copy is gone count; such indexes
-    serve reads by range and may use a tenth of the limit. The index of an existing copy, a percent
-    of it, does not count.
-    """
-    held = _sort(files)
-    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
-
-
 def make_space(
     folder: str,
     file: IO[bytes],
@@ -77,63 +65,36 @@ def make_space(
         name: The name that the file will have.
     """
     # One process at a time, or two would each evict for both; but without a long wait for it.
-    with folder_lock(cache_names.eviction_lock_path(folder), timeout_s=_WAIT_S) as is_held:
+    with folder_lock(cache_names.eviction_path(folder, "lock"), timeout_s=_WAIT_S) as is_held:
         file.flush()
-        current_nbytes = os.fstat(file.fileno()).st_size  # counted with the other files already
-        new = Unfinished(os.path.basename(file.name), name, max(nbytes, current_nbytes))
+        # What the file has already is counted with the other files.
+        new_nbytes = max(nbytes, os.fstat(file.fileno()).st_size)
+        new = Unfinished(os.path.basename(file.name), name, new_nbytes)
         record = eviction_record.load(folder) if is_held else None
         excess = 1 if record is None else _evict_recorded(folder, record, new, limit_nbytes)
         if excess > 0:
             # A temporary name does not have all of the final one.
             names = {file.temporary: file.name for file in record.unfinished} if record else {}
-            rest_nbytes = limit_nbytes - (new.nbytes - current_nbytes)
-            excess = _evict_listed(folder, rest_nbytes, new, names)
+            excess = _evict_listed(folder, limit_nbytes, new, names)
             if excess > 0:
                 sweeping.sweep(folder)  # files of processes that were killed count too
                 make_room()
-                excess = _evict_listed(folder, rest_nbytes, new, names)
+                excess = _evict_listed(folder, limit_nbytes, new, names)
         if not is_held:
             eviction_record.forget(folder)
         # While the lock is held: the next process has to count this file at its full length. After
         # the record, which may count too much, but not too little.
         file.truncate(new.nbytes)
-    return excess
+    return max(0, excess)
 
 
 def _evict_recorded(folder: str, record: Record, new: Unfinished, limit_nbytes: int) -> int:
     """Make space by the record alone; return how many bytes too many remain, by the record."""
-    shards_folder = cache_names.shards_folder(folder)
-    record = record.settled(shards_folder).reserved(new)
-    nbytes, at = record.nbytes, record.at
-    if nbytes > limit_nbytes:
-        with closing(eviction_record.queue(folder, record)) as queue:
-            for used_ns, victim_nbytes, name, next_at in queue:
-                path = os.path.join(shards_folder, name)
-                nbytes, at = nbytes - _evicted(path, used_ns, victim_nbytes), next_at
-                if nbytes <= limit_nbytes:
-                    break
-    eviction_record.save(folder, replace(record, nbytes=nbytes, at=at))
-    return nbytes - limit_nbytes
-
-
-def _evicted(path: str, used_ns: int, nbytes: int) -> int:
-    """Delete a file if it is unused since it was listed; return by how much less is then held."""
-    try:
-        if os.stat(path).st_atime_ns != used_ns:
-            return 0
-    except OSError:  # deleted since, perhaps by a process that was killed before it noted that
-        pass
-    else:
-        if not delete_if_unused(path):
-            return 0
-        _note_eviction(path, nbytes)
-    # Its index counts from now on.
-    return nbytes - eviction_record.length_of(path + _INDEX_SUFFIX)
-
-
-def _note_eviction(path: str, nbytes: int) -> None:
-    stages.count(stages.EVICTIONS)
-    _logger.info("%s: evicted, %s", printable(path), nbytes_text(nbytes))
+    record = record.settled(cache_names.shards_folder(folder)).reserved(new)
+    with closing(eviction_record.queue(folder, record)) as queue:
+        record = _evict(folder, record, queue, limit_nbytes)
+    eviction_record.save(folder, record)
+    return record.nbytes - limit_nbytes
 
 
 def _evict_listed(folder: str, limit_nbytes: int, new: Unfinished, names: Mapping[str, str]) -> int:
@@ -141,25 +102,61 @@ def _evict_listed(folder: str, limit_nbytes: int, new: Unfinished, names: Mappin
 
     Args:
         folder: The cache folder.
-        limit_nbytes: The limit of all other files and the present length of the new one.
+        limit_nbytes: The limit.
         new: The new file.
         names: The final names of unfinished files, as far as they are known.
     """
     made_ns = time.time_ns()
-    held = _sort(_list_files(cache_names.shards_folder(folder)))
-    nbytes = held.nbytes()
-    left = []
-    for file in held.in_order(limit_nbytes):
-        # A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
-        if nbytes > limit_nbytes and delete_if_unused(file.path):
-            nbytes -= file.nbytes
-            _note_eviction(file.path, file.nbytes)
-        else:
-            left.append((file.used_ns, file.nbytes, file.name))
+    held = held_files(_list_files(cache_names.shards_folder(folder)))
     unfinished = tuple(Unfinished(f.name, names.get(f.name, ""), f.nbytes) for f in held.temporary)
-    record = Record(made_ns, nbytes, unfinished=unfinished).reserved(new)
+    record = Record(made_ns, held.nbytes(), unfinished=unfinished).reserved(new)
+    files = held.in_order(limit_nbytes - (record.nbytes - held.nbytes()))
+    victims = [(None, file.nbytes, file.name, at) for at, file in enumerate(files, 1)]
+    record = _evict(folder, record, iter(victims), limit_nbytes)
+    left = [(file.used_ns, file.nbytes, file.name) for file in files[record.at :]]
     eviction_record.save_listing(folder, record, left)
-    return max(0, nbytes - limit_nbytes)
+    return record.nbytes - limit_nbytes
+
+
+def _evict(
+    folder: str,
+    record: Record,
+    victims: Iterator[tuple[int | None, int, str, int]],
+    limit_nbytes: int,
+) -> Record:
+    """Delete files until the limit is kept; return what is held then.
+
+    A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
+
+    Args:
+        folder: The cache folder.
+        record: What is held.
+        victims: When each file was last used, unless it was listed just now; its length, its name,
+            and where to resume after it.
+        limit_nbytes: The limit.
+    """
+    nbytes, at = record.nbytes, record.at
+    while nbytes > limit_nbytes and (victim := next(victims, None)) is not None:
+        used_ns, victim_nbytes, name, at = victim
+        path = os.path.join(cache_names.shards_folder(folder), name)
+        nbytes -= _evicted(path, used_ns, victim_nbytes)
+    return replace(record, nbytes=nbytes, at=at)
+
+
+def _evicted(path: str, used_ns: int | None, nbytes: int) -> int:
+    """Delete a file if it is unused since it was listed; return by how much less is then held."""
+    try:
+        if used_ns not in (None, os.stat(path).st_atime_ns):
+            return 0
+    except OSError:  # deleted since, perhaps by a process that was killed before it noted that
+        pass
+    else:
+        if not delete_if_unused(path):
+            return 0
+        stages.count(stages.EVICTIONS)
+        _logger.info("%s: evicted, %s", printable(path), nbytes_text(nbytes))
+    # Its index counts from now on.
+    return nbytes - eviction_record.length_of(path + _INDEX_SUFFIX)
 
 
 def contents(folder: str) -> list[CacheFile]:
@@ -194,7 +191,7 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
     return len(deleted), sum(file.nbytes for file in deleted), len(kept)
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """The files that count, by kind; copies and orphans least recently used first."""
 
     copies: list[CacheFile]
@@ -202,10 +199,14 @@ class _Held(NamedTuple):
     temporary: list[CacheFile]
 
     def nbytes(self) -> int:
+        """Return the bytes of all of them."""
         return sum(file.nbytes for kind in self for file in kind)
 
     def in_order(self, limit_nbytes: int) -> list[CacheFile]:
-        """Return what may be deleted, in the order in which it is."""
+        """Return what may be deleted, in the order in which it is.
+
+        It may turn out to be in use, so this is all, and more than the limit asks for.
+        """
         # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since
         # an index still saves a download by serving reads by range (CACHE-8, CACHE-15).
         excess = sum(file.nbytes for file in self.orphans) - limit_nbytes // 10
@@ -216,18 +217,19 @@ class _Held(NamedTuple):
         return [*self.orphans[:num_first], *self.copies, *self.orphans[num_first:]]
 
 
-def _sort(files: Iterable[CacheFile]) -> _Held:
+def held_files(files: Iterable[CacheFile]) -> Held:
+    """Return the files that count for the limit.
+
+    Copies, files being written, and indexes whose copy is gone count; such indexes serve reads by
+    range and may use a tenth of the limit. The index of an existing copy, a percent of it, does not
+    count.
+    """
     by_use = sorted(files, key=lambda file: file.used_ns)
-    existing = {file.name for file in by_use}
-    held = _Held([], [], [])
-    for file in by_use:
-        if file.is_temporary:
-            held.temporary.append(file)
-        elif not file.name.endswith(_INDEX_SUFFIX):
-            held.copies.append(file)
-        elif file.name.removesuffix(_INDEX_SUFFIX) not in existing:
-            held.orphans.append(file)
-    return held
+    complete = [file for file in by_use if not file.is_temporary]
+    copies = [file for file in complete if not file.name.endswith(_INDEX_SUFFIX)]
+    beside = {file.name for file in copies} | {file.name + _INDEX_SUFFIX for file in copies}
+    orphans = [file for file in complete if file.name not in beside]
+    return Held(copies, orphans, [file for file in by_use if file.is_temporary])
 
 
 def _list_files(folder: str) -> list[CacheFile]:

@@ -8,19 +8,17 @@ added without it are found by the next listing.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from wids.storage.cache import cache_names
 from wids.storage.cache.small_files import make_folder
-from wids.storage.cache.verified import is_own_file
+from wids.storage.cache.verified import open_own
 
 _LEAST_LISTED: Final = 256
 """Listing fewer files takes no longer than reading the record."""
@@ -62,13 +60,10 @@ class Record:
 
     def reserved(self, file: Unfinished) -> Record:
         """Return the record with a file that is being fetched, or with its new length."""
-        others = tuple(other for other in self.unfinished if other.temporary != file.temporary)
-        nbytes = self.nbytes - self.reserved_nbytes(file.temporary) + file.nbytes
-        return replace(self, nbytes=nbytes, unfinished=(*others, file))
-
-    def reserved_nbytes(self, temporary: str) -> int:
-        """Return what is counted for a file that is being fetched."""
-        return sum(file.nbytes for file in self.unfinished if file.temporary == temporary)
+        by_name = {other.temporary: other for other in self.unfinished}
+        before = by_name.pop(file.temporary, None)
+        nbytes = self.nbytes + file.nbytes - (before.nbytes if before else 0)
+        return replace(self, nbytes=nbytes, unfinished=(*by_name.values(), file))
 
     def settled(self, shards_folder: str) -> Record:
         """Return the record with the lengths of the files that have been fetched or given up."""
@@ -91,11 +86,11 @@ def length_of(path: str) -> int:
 
 def load(folder: str) -> Record | None:
     """Return the record of a cache folder, if it can be trusted."""
-    path = cache_names.eviction_record_path(folder)
+    path = cache_names.eviction_path(folder, "json")
     try:
-        with _own_file(path) as file:
+        with open_own(path) as file:
             values = json.loads(file.read())
-        with _own_file(cache_names.eviction_queue_path(folder)) as file:
+        with open_own(cache_names.eviction_path(folder, "queue")) as file:
             is_its_queue = file.read(20) == _token(values["made_ns"])
         unfinished = tuple(Unfinished(*entry) for entry in values.pop("unfinished"))
         record = Record(**values, unfinished=unfinished)
@@ -108,7 +103,7 @@ def load(folder: str) -> Record | None:
 def save(folder: str, record: Record) -> None:
     """Store a record, or have the next process list the folder."""
     data = json.dumps(vars(record)).encode()
-    _write(cache_names.eviction_record_path(folder), data)
+    _write(cache_names.eviction_path(folder, "json"), data)
 
 
 def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, str]]) -> None:
@@ -125,7 +120,7 @@ def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, 
     lines = [f"{used_ns} {nbytes} {name}\n" for used_ns, nbytes, name in victims[:_MOST_QUEUED]]
     token = _token(record.made_ns)
     _write(
-        cache_names.eviction_queue_path(folder),
+        cache_names.eviction_path(folder, "queue"),
         token + "".join(lines).encode("utf-8", "surrogateescape"),
     )
     save(folder, replace(record, at=len(token)))
@@ -136,7 +131,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
     at, rest = record.at, b""
     with (
         suppress(OSError, ValueError),
-        _own_file(cache_names.eviction_queue_path(folder)) as file,
+        open_own(cache_names.eviction_path(folder, "queue")) as file,
     ):
         file.seek(at)
         while data := file.read(_READ_NBYTES):
@@ -152,7 +147,7 @@ def queue(folder: str, record: Record) -> Generator[tuple[int, int, str, int], N
 def forget(folder: str) -> None:
     """Have the next process that makes space list the folder."""
     with suppress(OSError):
-        os.unlink(cache_names.eviction_record_path(folder))
+        os.unlink(cache_names.eviction_path(folder, "json"))
 
 
 def _token(made_ns: int) -> bytes:
@@ -170,15 +165,3 @@ def _write(path: str, data: bytes) -> None:
         # For this user alone, who decides by it what to delete.
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
-
-
-def _own_file(path: str) -> IO[bytes]:
-    """Open a file of the record, unless another user may have written it (SEC-40)."""
-    # Another user's pipe must not hold the lock of evictions.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and is_own_file(status):
-        return file
-    file.close()
-    raise PermissionError(errno.EACCES, "of another user", path)

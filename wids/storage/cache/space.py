@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from wids.errors import FetchError
@@ -30,28 +31,22 @@ class StorageError(FetchError):
     """A file that cannot be stored in the cache, though perhaps elsewhere."""
 
 
+@dataclass
 class Space:
     """The space of one file.
 
-    Args:
+    Attributes:
         folder: Where the file is.
         stated_nbytes: Its length, if it is known.
         limit_nbytes: The limit of the cache, or None if it has none.
         reserve: Called with a length before the file reaches it.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        stated_nbytes: int | None,
-        limit_nbytes: int | None,
-        reserve: Callable[[int], None],
-    ) -> None:
-        self._folder = folder
-        self._stated_nbytes = stated_nbytes
-        self._limit_nbytes = limit_nbytes
-        self._reserve = reserve
-        self._reserved_nbytes = -1
+    folder: str
+    stated_nbytes: int | None
+    limit_nbytes: int | None
+    reserve: Callable[[int], None]
+    _reserved_nbytes: int = -1
 
     def cover(self, received_nbytes: int, total_nbytes: int | None) -> None:
         """Reserve space for what has arrived, and for what is expected next.
@@ -67,26 +62,26 @@ class Space:
             return
         # The server's length first: it decides how many bytes will arrive, even if the spec is
         # wrong.
-        known_nbytes = self._stated_nbytes if total_nbytes is None else total_nbytes
+        known_nbytes = self.stated_nbytes if total_nbytes is None else total_nbytes
         if known_nbytes is not None and received_nbytes <= known_nbytes:
             # Before anything is evicted: a server that claims too much must not empty the cache
             # (CACHE-8).
-            if known_nbytes - received_nbytes > shutil.disk_usage(self._folder).free:
+            if known_nbytes - received_nbytes > shutil.disk_usage(self.folder).free:
                 raise _no_space(f" for {nbytes_text(known_nbytes)}")
             nbytes = known_nbytes
         else:
             nbytes = self._next_step(received_nbytes)
-        self._reserve(nbytes)
+        self.reserve(nbytes)
         self._reserved_nbytes = nbytes
 
     def _next_step(self, received_nbytes: int) -> int:
         """Return the length to reserve for a file of unknown final length."""
-        disk = shutil.disk_usage(self._folder)
+        disk = shutil.disk_usage(self.folder)
         spare_nbytes = disk.free - min(_SPARE_NBYTES, disk.total // _SPARE_PART)
         if spare_nbytes < _LEAST_NBYTES:
             raise _no_space(f" after {nbytes_text(received_nbytes)} of unknown length")
         step_nbytes = min(_STEP_NBYTES, spare_nbytes // 2)
-        limit_nbytes = self._limit_nbytes
+        limit_nbytes = self.limit_nbytes
         if limit_nbytes is None:
             return received_nbytes + step_nbytes
         if received_nbytes > limit_nbytes:

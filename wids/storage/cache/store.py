@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
@@ -57,6 +57,7 @@ class CachedCopy(NamedTuple):
         index_path: The path of its index.
         is_own: Whether the cache fetched it, and so may fetch it again if it is damaged.
         inode: Inode number. A copy that is fetched again may have the same one, and a later time.
+        was_fetched: Whether there was no copy, so that this one was fetched to open it.
     """
 
     path: str
@@ -64,6 +65,7 @@ class CachedCopy(NamedTuple):
     index_path: str
     is_own: bool
     inode: int
+    was_fetched: bool
 
 
 class BackgroundFetch:
@@ -83,68 +85,66 @@ class BackgroundFetch:
         self.received_nbytes = 0
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What may stay in the cache.
+class _Place(NamedTuple):
+    """Where a copy is, or will be.
 
     Attributes:
-        nbytes: The most bytes, or None for no limit.
-        keep: Whether to never evict anything.
+        path: Its path.
+        is_own: Whether this is the cache's own copy, and not a file of the user's.
     """
 
-    nbytes: int | None = None
-    keep: bool = False
-
-    @property
-    def share_nbytes(self) -> int | None:
-        """The most bytes that one process should have open at a time, beside others."""
-        return None if self.nbytes is None or self.keep else self.nbytes // 4
+    path: str
+    is_own: bool
 
 
+@dataclass(eq=False, repr=False)
 class Cache:
     """Copies of remote files in one folder, shared by all processes that use it.
 
     Safe to use from any number of threads and processes, and after a fork. Can be pickled if its
     fetcher and ``localname`` can.
 
-    Args:
+    Attributes:
         folder: The folder; made when something is first stored.
         fetcher: Reads URLs.
-        limits: What may stay.
+        limit_nbytes: The most bytes of it, or None to never evict anything.
         localname: Returns the path of the caller's own file for a URL, or None.
         offered: Base names of files that the user may have placed in the folder.
         wants_progress: As in `progress.Bar`.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        fetcher: Fetcher,
-        *,
-        limits: Limits = Limits(),
-        localname: Localname | None = None,
-        offered: Container[str] = frozenset(),
-        wants_progress: bool | None = None,
-    ) -> None:
-        self.folder = folder
-        self.fetcher = fetcher
-        self.limits = limits
-        self.localname = localname
-        self.offered = offered
-        self.wants_progress = wants_progress
-        self._verified = VerifiedFiles(folder)
-        # Once for each cache object, and only before a fetch: opening copies should not list the
-        # folder.
-        self._was_swept = False
-        self._has_warned = False
+    folder: str
+    fetcher: Fetcher
+    _: KW_ONLY
+    limit_nbytes: int | None = None
+    localname: Localname | None = None
+    offered: Container[str] = frozenset()
+    wants_progress: bool | None = None
+    # Once for each cache object, and only before a fetch: opening copies should not list the
+    # folder.
+    _was_swept: bool = field(default=False, init=False)
+    _has_warned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._verified = VerifiedFiles(self.folder)
+
+    @property
+    def share_nbytes(self) -> int | None:
+        """The most bytes that one process should have open at a time, beside others."""
+        return None if self.limit_nbytes is None else self.limit_nbytes // 4
 
     def find(self, remote_file: RemoteFile) -> str | None:
         """Return the path of the copy of a file, if there is one that matches what is known."""
-        for path, is_own in self._candidates(remote_file):
+        place = self._found(remote_file)
+        return None if place is None else place.path
+
+    def _found(self, remote_file: RemoteFile) -> _Place | None:
+        """Return where the copy of a file is, if there is one that matches what is known."""
+        for place in self._places(remote_file):
             try:
                 # A link in place of a copy could lead to another file; the user's own files may be
                 # links (SEC-40).
-                status = os.lstat(path) if is_own else os.stat(path)
+                status = os.lstat(place.path) if place.is_own else os.stat(place.path)
             except OSError:
                 continue
             if not stat.S_ISREG(status.st_mode):  # another user's link or pipe, or a folder
@@ -152,9 +152,9 @@ class Cache:
             if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
                 continue
             # What this user fetched was verified on the way; the rest is verified once.
-            is_fetched = is_own and is_own_file(status)
-            if is_fetched or self._verified.verify(path, status, remote_file):
-                return path
+            is_fetched = place.is_own and is_own_file(status)
+            if is_fetched or self._verified.verify(place.path, status, remote_file):
+                return place
         return None
 
     def open(
@@ -176,21 +176,23 @@ class Cache:
             StorageError: It cannot be stored.
             MismatchError: Twice it was not what its spec says.
         """
-        # Between `find` and the lease another process may evict the copy (CACHE-7).
+        # Between `_found` and the lease another process may evict the copy (CACHE-7).
         for _ in range(3):  # again only if the copy is evicted before it is leased
-            path = self.find(remote_file)
-            if path is None:
-                path = self._download(remote_file, prepare, make_room)
+            place = self._found(remote_file)
+            was_fetched = place is None
+            if place is None:
+                place = self._fetched(remote_file, prepare, make_room)
             else:
                 stages.count(stages.HITS)
             file = None
             try:
-                file = None if path is None else self._lease(remote_file, path)
-                if path is not None and file is not None:
-                    is_own = path == cache_names.copy_path(self.folder, remote_file)
-                    index_path = self.index_path(remote_file, path)
+                file = self._lease(remote_file, place)
+                if file is not None:
+                    index_path = self.index_path(remote_file, place.path)
                     inode = os.fstat(file.fileno()).st_ino
-                    return CachedCopy(path, file, index_path, is_own, inode)
+                    return CachedCopy(
+                        place.path, file, index_path, place.is_own, inode, was_fetched
+                    )
             except BaseException:  # Ctrl-C
                 if file is not None:
                     file.close()
@@ -200,14 +202,14 @@ class Cache:
             "time before it could be opened; make cache_size larger"
         )
 
-    def _lease(self, remote_file: RemoteFile, path: str) -> FileIO | None:
+    def _lease(self, remote_file: RemoteFile, place: _Place) -> FileIO | None:
         """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
+        path = place.path
         try:
             return lease(path)
         except OSError as error:
             reason = error.strerror or str(error)
-            is_own = path == cache_names.copy_path(self.folder, remote_file)
-            if is_own and error.errno in _UNREADABLE:
+            if place.is_own and error.errno in _UNREADABLE:
                 self.discard(remote_file)
                 # Only if the deletion worked: without permission to delete, every later fetch would
                 # fail too.
@@ -225,8 +227,8 @@ class Cache:
             FetchError: It cannot be fetched or stored, or the fetch was cancelled.
             MismatchError: Twice it was not what its spec says.
         """
-        if self.find(remote_file) is None:
-            self._download(remote_file, prepare, background=background)
+        if self._found(remote_file) is None:
+            self._fetched(remote_file, prepare, background=background)
 
     def index_path(self, remote_file: RemoteFile, path: str | None = None) -> str:
         """Return the path of a copy's index: beside it, or among those of local shards."""
@@ -259,35 +261,33 @@ class Cache:
             with suppress(OSError):
                 os.unlink(path)
 
-    def _candidates(self, remote_file: RemoteFile) -> list[tuple[str, bool]]:
-        """Return the paths that a copy can have, each with whether it is the cache's own.
-
-        A file is fetched to the last of them.
-        """
+    def _places(self, remote_file: RemoteFile) -> list[_Place]:
+        """Return where a copy can be. A file is fetched to the last of these places."""
         if self.localname is not None:
             path = self.localname(remote_file.url)
             if path is not None:
-                return [(os.path.abspath(os.path.expanduser(os.fspath(path))), False)]
-        own = (cache_names.copy_path(self.folder, remote_file), True)
+                return [_Place(os.path.abspath(os.path.expanduser(os.fspath(path))), is_own=False)]
+        own = _Place(cache_names.copy_path(self.folder, remote_file), is_own=True)
         base_name = os.path.basename(urls.path_of(remote_file.url))
         # A base name alone proves nothing: something has to be known to compare the file with.
         is_comparable = remote_file.nbytes is not None or remote_file.sha256 or remote_file.md5sum
         if base_name in self.offered and is_comparable:
-            return [(os.path.join(self.folder, base_name), False), own]
+            return [_Place(os.path.join(self.folder, base_name), is_own=False), own]
         return [own]
 
-    def _download(
+    def _fetched(
         self,
         remote_file: RemoteFile,
         prepare: Prepare | None,
         make_room: Callable[[], None] = lambda: None,
         background: BackgroundFetch | None = None,
-    ) -> str | None:
-        """Fetch a file, or wait for the process that does, and return its path.
+    ) -> _Place:
+        """Fetch a file, or wait for the process that does, and return where it is then.
 
-        Return None for a background fetch if another process fetches the file: it does not wait.
+        A background fetch does not wait for another process.
         """
-        path, is_own = self._candidates(remote_file)[-1]
+        place = self._places(remote_file)[-1]
+        path = place.path
         try:
             lock_path = cache_names.lock_path(self.folder, path)
             with fetching(), turn(lock_path, path, waits=background is None) as is_ours:
@@ -296,56 +296,50 @@ class Cache:
                     # fetching it as well.
                     background.begun.set()
                 if not is_ours:
-                    return None
-                found = self.find(remote_file)  # another process may have just fetched it
+                    return place
+                found = self._found(remote_file)  # another process may have just fetched it
                 if found is not None:
                     return found
                 if not self._was_swept:
                     self._was_swept = True
                     sweeping.sweep(self.folder)
-                self._download_twice(remote_file, path, prepare, make_room, background)
+                for is_last in (False, True):
+                    try:
+                        self._fetch_once(remote_file, place, prepare, make_room, background)
+                    except (MismatchError, ShardFormatError, FileNotFoundError) as error:
+                        # Cut or corrupted in transit, or the cache folder was deleted. A FetchError
+                        # was retried already, or is final, such as status 404.
+                        if is_last or isinstance(error, FetchError):
+                            raise
+                        _logger.warning("%s; fetching it once more", str(error))
+                    else:
+                        break
                 with suppress(OSError):  # it may be deleted already
-                    if not is_own or not is_own_file(os.stat(path)):
+                    if not place.is_own or not is_own_file(os.stat(path)):
                         self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:
-            limit = self.limits.nbytes
+            limit = self.limit_nbytes
             raise storage_error(remote_file.url, path, self.folder, limit, error) from error
-        return path
+        return place
 
-    def _download_twice(
+    def _fetch_once(
         self,
         remote_file: RemoteFile,
-        path: str,
-        prepare: Prepare | None,
-        make_room: Callable[[], None],
-        background: BackgroundFetch | None,
-    ) -> None:
-        """Fetch a file to its final name; retry once if it is not what was expected."""
-        for is_last in (False, True):
-            try:
-                self._download_once(remote_file, path, prepare, make_room, background)
-            except (MismatchError, ShardFormatError, FileNotFoundError) as error:
-                # Cut or corrupted in transit, or the cache folder was deleted. A FetchError was
-                # retried already, or is final, such as status 404.
-                if is_last or isinstance(error, FetchError):
-                    raise
-                _logger.warning("%s; fetching it once more", str(error))
-            else:
-                return
-
-    def _download_once(
-        self,
-        remote_file: RemoteFile,
-        path: str,
+        place: _Place,
         prepare: Prepare | None,
         make_room: Callable[[], None],
         background: BackgroundFetch | None,
     ) -> None:
         """Fetch a file beside its final name, verify it, index it and rename it."""
-        is_own = path == cache_names.copy_path(self.folder, remote_file)
-        _make_target_folder(path, is_own=is_own)
+        path, is_own = place
+        folder = os.path.dirname(path)
+        if is_own:
+            make_folder(folder)
+        else:  # one of the user's, that `sweep` skips
+            os.makedirs(folder, exist_ok=True)
+            abandoned.sweep_beside(path)
         name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
         # Nobody waits for a background fetch, so it shows no bar.
         wants_progress = self.wants_progress if background is None else False
@@ -356,10 +350,10 @@ class Cache:
         # Not synced there, but below, while the lock is still held.
         with bar, complete_files.replacing(path, sync=False) as file:
             if is_own:
-                open_up(file.fileno(), os.path.dirname(path))
-            limit = self.limits.nbytes if is_own and not self.limits.keep else None
+                open_up(file.fileno(), folder)
+            limit = self.limit_nbytes if is_own else None
             reserve = partial(self._reserve, file, os.path.basename(path), limit, make_room)
-            space = Space(os.path.dirname(path), remote_file.nbytes, limit, reserve)
+            space = Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 space.cover(received_nbytes, total_nbytes)
@@ -420,13 +414,3 @@ class Cache:
                 "cache_size larger or lru_size smaller",
                 *(self.folder, nbytes_text(limit), nbytes_text(limit + excess)),
             )
-
-
-def _make_target_folder(path: str, *, is_own: bool) -> None:
-    """Make the folder to fetch a file to: the cache's, or one of the user's that `sweep` skips."""
-    folder = os.path.dirname(path)
-    if is_own:
-        make_folder(folder)
-    else:
-        os.makedirs(folder, exist_ok=True)
-        abandoned.sweep_beside(path)

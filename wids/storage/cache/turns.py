@@ -35,20 +35,16 @@ def turn(lock_path: str, path: str, *, waits: bool) -> Iterator[bool]:
     Yields:
         Whether to fetch the file: False only without waiting, if another process fetches it.
     """
-    if not waits:
-        with folder_lock(lock_path, timeout_s=0) as is_held:
-            yield is_held is not False
-        return
     # A process that hangs keeps its lock; only its file shows that it makes no progress.
-    growth = _Growth(path)
+    give_up = _Growth(path).has_stalled if waits else None
     # A finite timeout, since filelock compares an infinite one with the locks of this thread.
-    timeout_s = threading.TIMEOUT_MAX
-    with folder_lock(lock_path, timeout_s=timeout_s, give_up=growth.has_stalled) as is_held:
-        if is_held is False:
+    timeout_s = threading.TIMEOUT_MAX if waits else 0
+    with folder_lock(lock_path, timeout_s=timeout_s, give_up=give_up) as is_held:
+        if waits and is_held is False:
             _logger.warning("%s: another process fetches it and makes no progress", path)
         # Also without the lock: locks only save work, and the file is complete either way
         # (CACHE-6).
-        yield True
+        yield waits or is_held is not False
 
 
 def folder_lock(

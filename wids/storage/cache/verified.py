@@ -7,10 +7,12 @@ and modification time.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 from contextlib import suppress
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from wids.storage.cache.cache_names import RemoteFile, default_folder, local_index_path
 from wids.storage.cache.small_files import save_quietly
@@ -71,9 +73,8 @@ class VerifiedFiles:
 
     def _note_paths(self, path: str) -> list[str]:
         """Return where a note can be: in the cache folder, or in the default one of this user."""
-        return [
-            note_path(folder, path) for folder in dict.fromkeys((self._folder, default_folder()))
-        ]
+        folders = dict.fromkeys((self._folder, default_folder()))
+        return [note_path(folder, path) for folder in folders]
 
 
 def note_path(folder: str, path: str) -> str:
@@ -84,6 +85,22 @@ def note_path(folder: str, path: str) -> str:
 def is_own_file(status: os.stat_result) -> bool:
     """Return whether a file belongs to this user; True where files have no owners."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def open_own(path: str) -> IO[bytes]:
+    """Open a file of this user's, in a folder where others may write (SEC-40).
+
+    Raises:
+        OSError: It cannot be opened, or is another user's, a link or a pipe.
+    """
+    # The pipe of another user would be waited for.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and is_own_file(status):
+        return file
+    file.close()
+    raise PermissionError(errno.EACCES, "of another user", path)
 
 
 def _proof(path: str, status: os.stat_result, remote_file: RemoteFile) -> _Proof:
@@ -97,6 +114,6 @@ def _note(proof: _Proof) -> bytes:
 
 def _has_own_note(path: str, proof: _Proof) -> bool:
     """Return whether this user wrote this note; users of a folder need not trust each other."""
-    with suppress(OSError), open(path, "rb") as file:
-        return is_own_file(os.fstat(file.fileno())) and file.read() == _note(proof)
+    with suppress(OSError), open_own(path) as file:
+        return file.read() == _note(proof)
     return False

@@ -33,14 +33,13 @@ class CallerHeaders:
     """
 
     def __init__(self, given: Mapping[str, str] | Callable[[], Returned] | None) -> None:
-        self._call = given if callable(given) else None
-        self._known = dict(given) if given is not None and not callable(given) else {}
-        self._renew_s = float("inf") if self._call is None else float("-inf")
+        self._given = given
+        self._known = {} if callable(given) else dict(given or {})
+        self._renew_s = float("-inf") if callable(given) else float("inf")
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        known = {} if self._call is not None else self._known
-        return {"given": self._call or known}
+        return {"given": self._given if callable(self._given) else self._known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["given"])  # type: ignore[misc]
@@ -61,7 +60,7 @@ class CallerHeaders:
         Raises:
             FetchError: As `current`.
         """
-        return None if self._call is None else self._renewed(refused)
+        return self._renewed(refused) if callable(self._given) else None
 
     def _renewed(self, old: Mapping[str, str]) -> dict[str, str]:
         """Call the callable, unless another thread has replaced these headers meanwhile."""
@@ -69,14 +68,14 @@ class CallerHeaders:
             self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
             if self._known is old or time.time() >= self._renew_s:
-                self._known, self._renew_s = _called(self._call)
+                self._known, self._renew_s = _called(self._given)
             return self._known
 
 
-def _called(call: Callable[[], Returned] | None) -> tuple[dict[str, str], float]:
+def _called(call: Any) -> tuple[dict[str, str], float]:
     """Return the headers of a callable, and the Unix time at which to call it again."""
     try:
-        found = call() if call is not None else {}
+        found: Returned = call()
     except OSError as error:  # perhaps its own server is away
         raise TransientError(_failure(error), is_outage=False) from error
     except Exception as error:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from wids.errors import printable
-from wids.storage.transport import counters, shared_refusals, urls
+from wids.storage import stages
+from wids.storage.transport import shared_refusals, urls
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.server_state import ServerState
@@ -87,14 +88,12 @@ class Turn:
     def received(self, chunks: Iterator[Data]) -> Iterator[Data]:
         """Yield the pieces of the response, and leave after the last one."""
         while True:
-            started_s = time.monotonic()
             try:
                 with waiting_for("bytes"):
                     chunk = next(chunks, None)
             except BaseException as error:
                 self._error = error
                 raise
-            self._server.counts.bytes_s += time.monotonic() - started_s
             if chunk is None:
                 break
             self._note(len(chunk))
@@ -120,8 +119,7 @@ class Turn:
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
             server.make_room()
-            server.counts.num_requests += 1
-            server.counts.num_failures += error is not None
+            stages.count(stages.REQUESTS)
             gate.give_back(self)
         from wids.storage.transport import request_log  # not for local shards
 
@@ -157,13 +155,12 @@ class Turn:
         server, now_s = self._server, time.monotonic()
         limit, seconds = server.limit, now_s - self.since_s
         server.event_s = now_s
-        server.counts.nbytes += nbytes
+        stages.count(stages.NBYTES, nbytes)
         self._received_nbytes += nbytes
         if server.num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
             server.num_rejected = 0
-            server.counts.response_s += seconds
             limit.note_response(seconds)
         if server.full_s >= self.since_s:
             limit.note_part(
@@ -225,7 +222,6 @@ class Gate:
             raise
         finally:
             turn.waited_s = time.monotonic() - started_s
-            server.counts.turn_s += turn.waited_s
         return turn
 
     def server(self, name: str) -> _Server:
@@ -233,7 +229,7 @@ class Gate:
         found = self.servers.get(name)
         if found is None:
             number = shared_refusals.number(name)
-            server = _Server(name, counters.of(name), num_shared=number)
+            server = _Server(name, num_shared=number)
             found = self.servers.setdefault(name, server)
         return found
 
@@ -274,8 +270,6 @@ class Gate:
         self._nbytes += turn.nbytes
         self._holders[turn.thread] += 1
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
-        counts = server.counts
-        counts.most_in_flight = max(counts.most_in_flight, server.num_in_flight)
         turn.sent_s = turn.since_s = server.event_s = time.monotonic()
         turn.generation = server.limit.generation
         if server.num_in_flight >= server.limit.value:

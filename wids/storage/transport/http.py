@@ -96,12 +96,12 @@ class Http:
             TransientError: The connection failed, or the server is busy.
             FetchError: The server refuses, or its response cannot be used.
         """
-        headers: dict[str, str] = {}
         if stop == 0:
-            stream = self._head(url, headers)
+            stream = self._stated(url)
             if stream is not None:
                 return stream
             stop = 1
+        headers: dict[str, str] = {}
         if start or stop is not None:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if tag is not None:
@@ -118,10 +118,20 @@ class Http:
         """Return True; see `Transports.streams_parts`."""
         return True
 
-    def _head(self, url: str, headers: Mapping[str, str]) -> Stream | None:
-        """Return an empty stream with the length of a file, or None if HEAD does not state it."""
-        response = self._final_response(url, headers, "HEAD")
+    def head(self, url: str) -> Response:
+        """Return the response to a HEAD request, whatever its status.
+
+        Raises:
+            TransientError: The connection failed.
+            FetchError: The response cannot be used.
+        """
+        response = self._final_response(url, {}, "HEAD")
         deque(response.pieces, 0)  # it has no body, and the connection is free again
+        return response
+
+    def _stated(self, url: str) -> Stream | None:
+        """Return an empty stream with the length of a file, or None if HEAD does not state it."""
+        response = self.head(url)
         if response.status not in (200, 404, 410):
             return None
         _check_status(url, response)
@@ -228,22 +238,20 @@ class Http:
 
         key = address[:3]
         if key not in self._proxies:
-            proxy = getproxies().get(address.scheme)
+            stated = getproxies().get(address.scheme, "")
             # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
             names = (address.host, f"{address.bracketed_host}:{address.port}")
-            if proxy is not None and any(map(proxy_bypass, names)):
-                proxy = None
-            if proxy is not None:
-                proxy = proxy if "://" in proxy else f"http://{proxy}"
-                try:
-                    self._proxies[key] = split_url(proxy)[0]
-                except ValueError:
-                    raise FetchError(
-                        f"expected the URL of a proxy in ${address.scheme}_proxy, found "
-                        f"{urls.redact(proxy)}"
-                    ) from None
-            else:
+            if not stated or any(map(proxy_bypass, names)):
                 self._proxies[key] = None
+                return None
+            proxy = stated if "://" in stated else f"http://{stated}"
+            try:
+                self._proxies[key] = split_url(proxy)[0]
+            except ValueError:
+                raise FetchError(
+                    f"expected the URL of a proxy in ${address.scheme}_proxy, found "
+                    f"{urls.redact(proxy)}"
+                ) from None
         return self._proxies[key]
 
 

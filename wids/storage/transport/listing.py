@@ -20,6 +20,8 @@ from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry
 
 _NUM_SHOWN: Final = 3
+_WILD_IN_URL: Final = r"\*|\[[^/\\]*\]"
+_WILD_IN_PATH: Final = rf"{_WILD_IN_URL}|\?"
 _HF_REPOSITORY: Final = re.compile(r"hf://(?:datasets|spaces|buckets)/[^/]+/[^/]+", re.IGNORECASE)
 
 List: TypeAlias = Callable[[str], Sequence[Entry]]
@@ -48,9 +50,10 @@ def is_pattern(url: str) -> bool:
     kind = urls.scheme(url)
     if kind in ("", "file"):
         # A file whose name happens to look like a pattern is itself.
-        return not os.path.lexists(urls.local_path(url))
-    path = urls.path_of(url)
-    return "*" in path or (_has_wildcards(path, "[") and kind not in ("http", "https"))
+        path = urls.local_path(url)
+        return re.search(_WILD_IN_PATH, path) is not None and not os.path.lexists(path)
+    wildcards = r"\*" if kind in ("http", "https") else _WILD_IN_URL
+    return re.search(wildcards, urls.path_of(url)) is not None
 
 
 def is_folder(url: str) -> bool:
@@ -133,21 +136,14 @@ def content_text(entries: Sequence[Entry]) -> str:
 def _split(pattern: str) -> tuple[str, list[str], str]:
     """Split a pattern into the folder before its first wildcard, the other parts, and the query."""
     if urls.is_local(pattern):
-        start, path, query = "", pattern, ""
-        wildcards = "*[?"
+        start, path, query, wildcards = "", pattern, "", _WILD_IN_PATH
     else:
         stem, mark, rest = pattern.partition("?")
         path, query = urls.path_of(pattern), mark + rest
-        start, wildcards = stem[: len(stem) - len(path)], "*["
+        start, wildcards = stem[: len(stem) - len(path)], _WILD_IN_URL
     parts = path.split("/")
-    first = next(n for n, part in enumerate(parts) if _has_wildcards(part, wildcards))
+    first = next(n for n, part in enumerate(parts) if re.search(wildcards, part))
     return start + "/".join(parts[:first]) + "/", parts[first:], query
-
-
-def _has_wildcards(text: str, wildcards: str) -> bool:
-    return any(char in text for char in wildcards if char != "[") or (
-        "[" in wildcards and "]" in text.partition("[")[2]
-    )
 
 
 def _walk(list_folder: List, folder: str, parts: Sequence[str]) -> Iterator[Named]:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import fsspec, store_clients, store_errors, store_options, urls
+from wids.storage.transport.http import Http
 from wids.storage.transport.signed_urls import SignedUrls
 from wids.storage.transport.store_clients import KINDS, Place, Store, interruptible
 from wids.storage.transport.stream import Entry, Stream
@@ -253,19 +254,11 @@ def _root(place: Place) -> Place:
 
 def _asked_region(place: Place, endpoint: str | None) -> str | None:
     """Return the region that the store states to anyone who asks for a bucket."""
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
     address = f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{place.bucket}"
-    try:
-        with urlopen(Request(address, method="HEAD"), timeout=15) as response:  # noqa: S310
-            headers = response.headers
-    except HTTPError as error:  # a refusal and a redirect state it too
-        headers = error.headers
-        error.close()
-    except OSError:
+    try:  # a refusal and a redirect state it too
+        return Http().head(address).headers.get("x-amz-bucket-region") or None
+    except FetchError:
         return None
-    return str(headers.get("x-amz-bucket-region") or "") or None
 
 
 def _opened(

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
+from wids.storage import stages
 from wids.storage.sizes import count_text
-from wids.storage.stages import fetching
-from wids.storage.transport import counters, urls
+from wids.storage.transport import urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
@@ -193,49 +193,45 @@ def with_retries(
         DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
-    with fetching():
-        return _until_passed(attempt, patience, position)
+    is_limited = not math.isinf(patience.deadline_s)
+    with stages.fetching(), _within_deadline(patience) if is_limited else _untimed:
+        failures, reached = _Failures(patience), 0
+        while True:
+            started_s = time.monotonic()
+            try:
+                result = attempt()
+            except TransientError as error:
+                # An attempt that starts over makes progress only beyond what earlier ones reached:
+                # otherwise a server could send the same megabytes repeatedly.
+                if position() - reached >= _PROGRESS_NBYTES:
+                    failures, reached = _Failures(patience), position()
+                wait_s = failures.wait_s(error, time.monotonic() - started_s)
+            else:
+                note_answer(patience.server)
+                return result
+            stages.count(stages.RETRIES, bool(patience.server))
+            with waiting_for("the next attempt"):
+                is_cancelled = _pause(min(wait_s, left_s()), cancellation())
+            if is_cancelled:
+                raise CancelledError("the fetch was cancelled")
+            check_waits()
 
 
-def _until_passed(attempt: Callable[[], _T], patience: Patience, position: Callable[[], int]) -> _T:
+@contextmanager
+def _within_deadline(patience: Patience) -> Iterator[None]:
+    """End the waits of the block at the deadline, with an error that says what they were for."""
     outer = _waits.get()
-    if math.isinf(patience.deadline_s) or (outer is not None and outer.patience is patience):
-        return _with_retries(attempt, patience, position)
+    if outer is not None and outer.patience is patience:
+        yield
+        return
     waits = _Waits(patience)
     token = _waits.set(waits)
     try:
-        return _with_retries(attempt, patience, position)
+        yield
     except _PassedError:
         raise waits.error() from None
     finally:
         _waits.reset(token)
-
-
-def _with_retries(
-    attempt: Callable[[], _T],
-    patience: Patience,
-    position: Callable[[], int],
-) -> _T:
-    failures, reached = _Failures(patience), 0
-    while True:
-        started_s = time.monotonic()
-        try:
-            result = attempt()
-        except TransientError as error:
-            # An attempt that starts over makes progress only beyond what earlier ones reached:
-            # otherwise a server could send the same megabytes repeatedly.
-            if position() - reached >= _PROGRESS_NBYTES:
-                failures, reached = _Failures(patience), position()
-            wait_s = failures.wait_s(error, time.monotonic() - started_s)
-        else:
-            note_answer(patience.server)
-            return result
-        counters.note_retry(patience.server)
-        with waiting_for("the next attempt"):
-            is_cancelled = _pause(min(wait_s, left_s()), cancellation())
-        if is_cancelled:
-            raise CancelledError("the fetch was cancelled")
-        check_waits()
 
 
 @dataclass

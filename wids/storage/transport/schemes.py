@@ -104,11 +104,7 @@ class Transports:
         server = urls.origin(target)
         if not server:
             return transport(target, start, stop, tag)
-        from wids.storage.transport.gate import (
-            gate,
-            response_nbytes,
-            through_gate,
-        )
+        from wids.storage.transport.gate import gate, response_nbytes, through_gate
 
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
         turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
@@ -212,7 +208,7 @@ class Transports:
     def _transport(self, url: str, target: str) -> Transport:
         """Return the transport for a URL, which keeps its connections for the next one."""
         module = TRANSPORTS.get(urls.scheme(target), "fsspec")
-        prefix = matching_prefix(url, self._options)
+        prefix = _matching_prefix(url, tuple(self._options))
         key = (module, prefix)
         if key not in self._made:
             options = {} if prefix is None else self._options[prefix]
@@ -240,17 +236,13 @@ def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the options of the prefix that matches a URL; none if no prefix does."""
-    prefix = matching_prefix(url, options)
+    prefix = _matching_prefix(url, tuple(options))
     return {} if prefix is None else options[prefix]
 
 
-def matching_prefix(url: str, options: Mapping[str, Any]) -> str | None:
-    """Return the longest prefix of this URL that has options, or None."""
-    return _longest_prefix(url, tuple(options))
-
-
 @lru_cache(maxsize=4096)  # each sample asks
-def _longest_prefix(url: str, prefixes: tuple[str, ...]) -> str | None:
+def _matching_prefix(url: str, prefixes: tuple[str, ...]) -> str | None:
+    """Return the longest prefix of this URL, or None."""
     matching = (prefix for prefix in prefixes if not prefix or urls.is_below(url, prefix))
     # The longest prefix is the narrowest, and so the one that the caller meant for this URL.
     return max(matching, key=len, default=None)

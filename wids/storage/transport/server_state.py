@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from wids.storage.transport import shared_refusals
-from wids.storage.transport.counters import Counts
 from wids.storage.transport.request_limit import RequestLimit
 
 _POLL_S: Final = 0.25
@@ -31,7 +30,6 @@ class ServerState:
 
     Attributes:
         name: Scheme and host.
-        counts: What they cost.
         limit: How many may be in flight.
         num_in_flight: How many are in flight.
         full_s: When the limit was last reached.
@@ -43,7 +41,6 @@ class ServerState:
     """
 
     name: str
-    counts: Counts
     limit: RequestLimit = field(default_factory=RequestLimit)
     num_in_flight: int = 0
     full_s: float = 0.0
@@ -56,7 +53,6 @@ class ServerState:
     def note_refusal(self) -> None:
         """Send fewer requests, and for some time none if this was the only one."""
         self.limit.refuse(self.num_in_flight - 1)
-        self.counts.num_refusals += 1
         if self.num_in_flight > 1:
             return
         pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))

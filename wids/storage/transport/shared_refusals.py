@@ -8,45 +8,43 @@ processes share. Nobody has to take back what a process has noted, so a process 
 from __future__ import annotations
 
 import zlib
-from typing import Any, Final
+from typing import Final
 
-from wids.storage.shared_number import passes_to_process
+from wids.storage.shared_number import SharedArray, passes_to_process
 
 _NUM_SLOTS: Final = 61
 """Servers are few; two that have the same slot yield to each other for a moment."""
 
-_shared: Final[list[Any]] = []
+_shared: Final[list[SharedArray]] = []
 
 
 def share() -> None:
     """Share what is noted with the processes that are started later."""
-    from multiprocessing.sharedctypes import RawArray  # 9 ms, which local datasets do not need
-
     if not _shared:
-        _shared.append(RawArray("Q", _NUM_SLOTS))
+        _shared.append(SharedArray("Q", _NUM_SLOTS))
 
 
 def note(server: str) -> None:
     """Note that a server refused the only request of this process."""
     # Without a lock: one of two that are noted at the same moment is enough.
     for slots in _shared:
-        slots[_slot(server)] += 1
+        slots.values[_slot(server)] += 1
 
 
 def number(server: str) -> int:
     """Return a number that changes whenever `note` is called for the server in any process."""
-    return _shared[0][_slot(server)] if _shared else 0
+    return _shared[0].values[_slot(server)] if _shared else 0
 
 
-def passed() -> Any:
+def passed() -> SharedArray | None:
     """Return what a process that is being started needs for `join`; None in any other pickle."""
     return _shared[0] if _shared and passes_to_process() else None
 
 
-def join(slots: Any) -> None:
+def join(shared: SharedArray | None) -> None:
     """Share the numbers of the process that has started this one."""
-    if slots is not None:
-        _shared[:] = [slots]
+    if shared is not None:
+        _shared[:] = [shared]
 
 
 def _slot(server: str) -> int:

@@ -117,10 +117,8 @@ class SignedUrls:
 
 def _plain(place: Place, config: Mapping[str, Any], key: str) -> str:
     """Return the URL of an object without a signature."""
-    endpoint, path = (
-        config.get("endpoint") or config.get("base_url"),
-        f"{place.bucket}/{quote(key)}",
-    )
+    endpoint = config.get("endpoint") or config.get("base_url")
+    path = f"{place.bucket}/{quote(key)}"
     if place.kind == "s3" and config.get("virtual_hosted_style_request") and endpoint:
         path = quote(key)
     if endpoint is None:

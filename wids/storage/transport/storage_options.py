@@ -31,20 +31,15 @@ def from_environment() -> dict[str, Any]:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return {}
+    expected = f'{VARIABLE}: expected a JSON object such as {{"key": "…"}}, found'
     try:
         options = json.loads(text)
     except (ValueError, RecursionError) as error:
         # Without the parser's own words, and without a cause: they quote the text.
-        place = f"at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(
-            f'{VARIABLE}: expected a JSON object such as {{"key": "…"}}, found text that is not '
-            f"JSON {place}".rstrip()
-        ) from None
-    if not isinstance(options, dict):
-        raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
-            f'{VARIABLE}: expected a JSON object such as {{"key": "…"}}, '
-            f"found a {type(options).__name__}"
-        )
+        place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{expected} text that is not JSON{place}") from None
+    if not isinstance(options, dict):  # the text is wrong, and not a type of the program
+        raise ValueError(f"{expected} a {type(options).__name__}")  # noqa: TRY004
     return options
 
 

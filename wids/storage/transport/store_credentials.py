@@ -81,8 +81,7 @@ def of_aws(
 
 def _section(name: str) -> dict[str, str] | None:
     """Return the settings of a profile in the two AWS files; None if neither has it."""
-    found: dict[str, str] = {}
-    has_any = False
+    found: dict[str, str] | None = None
     for variable, path, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", "default" if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
@@ -96,9 +95,8 @@ def _section(name: str) -> dict[str, str] | None:
                 "lines of another form"
             ) from None
         if parser.has_section(section):
-            has_any = True
-            found |= dict(parser.items(section))
-    return found if has_any else None
+            found = {**(found or {}), **dict(parser.items(section))}
+    return found
 
 
 def _by_botocore(profile: str | None) -> Provider | None:

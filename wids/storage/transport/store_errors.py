@@ -12,12 +12,7 @@ from typing import Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
-from wids.storage.transport.stream import (
-    REFUSAL_STATUSES,
-    TRANSIENT_STATUSES,
-    PastEndError,
-    TransientError,
-)
+from wids.storage.transport.stream import AccessError, PastEndError, transient_error
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -42,15 +37,10 @@ _KEYS: Final = {
 }
 
 
-class AccessError(FetchError, PermissionError):
-    """A request that the store understands, and refuses."""
-
-
 def is_wrong_region(error: Exception) -> bool:
     """Return whether a request was signed for another region than that of the bucket."""
     text = str(error)
-    code = _CODE.search(text)
-    return _BARE_REDIRECT in text or (code is not None and code[1] in _WRONG_REGION)
+    return _BARE_REDIRECT in text or _found(_CODE, text) in _WRONG_REGION
 
 
 def is_whole_file(error: Exception) -> bool:
@@ -60,14 +50,7 @@ def is_whole_file(error: Exception) -> bool:
 
 def stated_region(error: Exception) -> str | None:
     """Return the region that a server asks to sign for, if it says so."""
-    found = _REGION.search(str(error))
-    return None if found is None else found[1]
-
-
-def status_of(error: Exception) -> int:
-    """Return the HTTP status in an error of obstore, or 0."""
-    found = _STATUS.search(str(error))
-    return 0 if found is None else int(found[1])
+    return _found(_REGION, str(error)) or None
 
 
 def store_error(
@@ -83,40 +66,44 @@ def store_error(
     """
     if isinstance(error, FetchError):
         return error
-    text, status = str(error), status_of(error)
-    return (
-        _not_there(error, url, text, status)
-        or _not_allowed(kind, url, text, status)
-        or _failed(error, url, text, status, expected)
-    )
-
-
-def _code(text: str) -> str:
-    found = _CODE.search(text)
-    return found[1] if found else ""
-
-
-def _not_there(error: Exception, url: str, text: str, status: int) -> FetchError | None:
-    name, bucket, code = urls.redact(url), urls.redact(urls.origin(url)), _code(text)
+    text, name = str(error), urls.redact(url)
+    status, code = int(_found(_STATUS, text) or 0), _found(_CODE, text)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
+        what = "not found"
         if code in ("NoSuchBucket", "ContainerNotFound"):
-            return NotFoundError(
-                f"{name}: expected the bucket {bucket} to exist, found none ({code}); check its "
+            what = (
+                f"expected the bucket {urls.origin(url)} to exist, found none ({code}); check its "
                 "name and the endpoint, or create it"
             )
-        return NotFoundError(f"{name}: not found")
+        return NotFoundError(f"{name}: {what}")
     if status == 416:
         return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
-    return None
+    refusal = _refusal(kind, url, error, status)
+    if refusal is not None:
+        return refusal
+    reason = f"{status} {code}".strip() if status else _reason(error, text, url)
+    message = f"{name}: expected {expected}, found: {reason}"
+    # A value that cannot be used, such as a key with `//`, will not become better.
+    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
+        return FetchError(message)
+    is_cut = not status and "request or response body error" in text
+    return transient_error(message, error, status, is_cut=is_cut)
 
 
-def _not_allowed(kind: str, url: str, text: str, status: int) -> FetchError | None:
-    name, bucket, code = urls.redact(url), urls.redact(urls.origin(url)), _code(text)
-    if _BARE_REDIRECT in text or code in _WRONG_REGION:
-        region = _REGION.search(text)
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    """Return what a pattern finds in a text, or nothing."""
+    match = pattern.search(text)
+    return match[1] if match else ""
+
+
+def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
+    """Return the error for a request that credentials or settings would have to change."""
+    text, name, bucket = str(error), urls.redact(url), urls.origin(url)
+    if is_wrong_region(error):
+        region = stated_region(error)
         return FetchError(
             f"{name}: expected the region of {bucket}, found another"
-            + (f"; it is {region[1]}" if region else "")
+            + (f"; it is {region}" if region else "")
             + '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
         )
     if any(address in text for address in _MACHINE):
@@ -125,33 +112,17 @@ def _not_allowed(kind: str, url: str, text: str, status: int) -> FetchError | No
             + _KEYS[kind]
         )
     if status in (401, 403):
-        found = f"{status} {code}".rstrip()
+        found = f"{status} {_found(_CODE, text)}".rstrip()
         advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
         return AccessError(
             f"{name}: expected access to {bucket}, found: {found}; {_KEYS[kind]}{advice}"
         )
     certificate = _CERTIFICATE.search(text)
-    if certificate:
-        return FetchError(
-            f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
-            "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
-        )
-    return None
-
-
-def _failed(error: Exception, url: str, text: str, status: int, expected: str) -> FetchError:
-    reason = f"{status} {_code(text)}".strip() if status else _reason(error, text, url)
-    message = f"{urls.redact(url)}: expected {expected}, found: {reason}"
-    # A value that cannot be used, such as a key with `//`, will not become better.
-    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
-        return FetchError(message)
-    is_final = 400 <= status < 500 and status not in TRANSIENT_STATUSES
-    is_cut = not status and "request or response body error" in text
-    return TransientError(
-        message,
-        is_answer=bool(status),
-        is_outage=not (is_final or is_cut),
-        is_refusal=status in REFUSAL_STATUSES or _code(text) == "SlowDown",
+    if certificate is None:
+        return None
+    return FetchError(
+        f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
+        "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
     )
 
 

@@ -8,9 +8,11 @@ the reader closes the stream. From 0 to 0 only the length and the tag are wanted
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Final, NamedTuple, TypeAlias
@@ -22,7 +24,8 @@ CHUNK_NBYTES: Final = 256 << 10
 TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
 REFUSAL_STATUSES: Final = frozenset((429, 503))
 """A server answers with these when it has too many requests, S3 with 503 and SlowDown."""
-
+_REFUSALS: Final = frozenset((errno.EPERM, errno.ENOSYS, errno.EMSGSIZE, errno.ENAMETOOLONG))
+"""Numbers of errors that the next attempt would meet again."""
 
 Data: TypeAlias = "bytes | bytearray | memoryview"
 """Bytes in the form in which they arrived, to copy them as rarely as possible."""
@@ -66,6 +69,10 @@ class Entry(NamedTuple):
     name: str
     nbytes: int | None = None
     is_folder: bool = False
+
+
+class AccessError(FetchError, PermissionError):
+    """A request that the server understands, and refuses."""
 
 
 class PastEndError(FetchError):
@@ -144,67 +151,71 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
         with suppress(Exception):  # it may not be a file
             file.close()
         raise driver_error(url, error) from None
-    chunks = file_chunks(url, file)
-    if stop is not None and total_nbytes is not None:
-        chunks = _limited(chunks, stop - start)
-    return Stream(chunks, start, total_nbytes, None, file.close)
+    nbytes = None if stop is None or total_nbytes is None else stop - start
+    return Stream(file_chunks(url, file, nbytes), start, total_nbytes, None, file.close)
 
 
-def file_chunks(url: str, file: IO[bytes]) -> Iterator[Data]:
-    """Yield the rest of an open file in pieces.
+def file_chunks(url: str, file: IO[bytes], nbytes: int | None = None) -> Iterator[Data]:
+    """Yield the next bytes of an open file in pieces, or all that are left.
 
     Raises:
         FetchError: It cannot be read.
     """
-    while True:
+    left = sys.maxsize if nbytes is None else nbytes
+    while left > 0:
         try:
-            chunk = file.read(CHUNK_NBYTES)
+            chunk = file.read(min(left, CHUNK_NBYTES))
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
         if not chunk:
             return
         yield chunk
+        left -= len(chunk)
 
 
-def _limited(chunks: Iterable[Data], nbytes: int) -> Iterator[Data]:
-    for chunk in chunks:
-        yield chunk[:nbytes]
-        nbytes -= len(chunk)
-        if nbytes <= 0:
-            return
-
-
-def driver_error(url: str, error: Exception) -> FetchError:
+def driver_error(url: str, error: Exception, expected: str = "a readable file") -> FetchError:
     """Return the error of wids for one that a driver or a caller's opener raised."""
     if isinstance(error, FetchError):
         return error
     # The driver's own text is left out: it may quote the URL with its query (SEC-4).
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
-    message = f"{urls.redact(url)}: expected a readable file, found: {error_text(error, url)}"
+    found = error_text(error, url)
     # By name: the driver of S3 is imported only where it is used.
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return FetchError(
-            f"{message}; pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS"
+        return AccessError(
+            f"{urls.redact(url)}: expected access to {urls.origin(url) or 'it'}, found: {found}; "
+            "pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS, and check the "
+            "permissions"
         )
-    # Drivers have no common error for a lost connection, so only these types count as permanent.
+    message = f"{urls.redact(url)}: expected {expected}, found: {found}"
+    # Drivers have no common error for a lost connection, so only these count as permanent.
     permanent = (
         *(IsADirectoryError, NotADirectoryError, NotImplementedError),
         *(TypeError, AttributeError, LookupError),
     )
-    return FetchError(message) if isinstance(error, permanent) else transient_error(message, error)
+    is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
+    return FetchError(message) if is_permanent else transient_error(message, error, _status(error))
 
 
-def transient_error(message: str, error: Exception) -> TransientError:
-    """Return a `TransientError` for an error that a driver raised."""
-    status = _status(error)
+def transient_error(
+    message: str, error: Exception, status: int, *, is_cut: bool = False
+) -> TransientError:
+    """Return the error for a failure of a driver that may not recur.
+
+    Args:
+        message: What to say.
+        error: The driver's error.
+        status: The HTTP status in it, or 0.
+        is_cut: Whether a response broke off.
+    """
+    is_final = 400 <= status < 500 and status not in TRANSIENT_STATUSES
     # An error of Python about a wrong value is not an outage either.
-    is_refusal = 400 <= status < 500 and status not in TRANSIENT_STATUSES
-    is_outage = not (is_refusal or isinstance(error, (ValueError, ArithmeticError)))
+    is_wrong = isinstance(error, (ValueError, ArithmeticError))
     return TransientError(
         message,
         is_answer=bool(status),
-        is_outage=is_outage,
+        is_outage=not (is_final or is_cut or is_wrong),
         is_refusal=status in REFUSAL_STATUSES or "SlowDown" in str(error),
     )
 
