@@ -68,7 +68,7 @@ class Access:
         """Whether other ranks may find other samples: shards are counted, and passed over."""
         if self.failures is None:
             return False
-        counts = self.reader.counted.opener.counts
+        counts = self.reader.opener.counts
         stated = (shard.num_samples for shard in self.reader.shards)
         return isinstance(counts, list) and any(count is None for count in stated)
 

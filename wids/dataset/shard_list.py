@@ -237,10 +237,9 @@ class ShardListDataset(TorchDataset):
             wants_progress=progress,
         )
         passes_over = failures is not None
-        counted = counted_shards(
+        reader = counted_shards(
             self.spec, store, read_options, passes_over=passes_over, progress=progress
         )
-        reader = ShardReader(counted)
         if failures is not None:
             failures.check_shards(reader)
         self._access = Access(
