@@ -10,10 +10,10 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from wids.shards.tars.shard import Shard
 from wids.storage.array_types import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.sizes import count_text
-from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.capacity import Capacity
@@ -328,12 +327,6 @@ class ShardReader:
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
         return known
 
-    def open_file(self, url: str) -> AbstractContextManager[BinaryIO]:
-        """Open a file beside the shards; see `side_files.open_file`."""
-        from wids.shards.side_files import open_file
-
-        return open_file(self.store, url)
-
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: unlike a reader of joined samples, this one transforms no sample."""
 
@@ -365,10 +358,9 @@ class ShardReader:
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False
-        if shard.has_changed and self.broken.are_noted:
-            self.pool.drop(number, shard)
-            return True  # opening it shows what it is now
-        if not self.opener.discard_copy(number, shard, error):
+        # Opening one that has changed shows what it is now.
+        is_changed = shard.has_changed and self.broken.are_noted
+        if not is_changed and not self.opener.discard_copy(number, shard, error):
             return False
         self.pool.drop(number, shard)
         return True
@@ -425,13 +417,11 @@ class ShardReader:
             counted: The URLs that count as 0, because another side of a join has them; those of
                 these shards are added.
         """
-        nbytes = np.zeros(len(numbers))
+        nbytes: FloatArray = self._all_stored_nbytes[numbers]
         if self.fetches_for_many:
-            shards = [self.shards[number] for number in numbers.tolist()]
-            for place, shard in enumerate(shards):
-                if shard.url not in counted and not urls.is_local(shard.url):
-                    nbytes[place] = np.nan if shard.nbytes is None else shard.nbytes
-            counted.update(shard.url for shard in shards)
+            names = [self.shards[number].url for number in numbers.tolist()]
+            nbytes[[name in counted for name in names]] = 0
+            counted.update(names)
         return nbytes
 
     @property
