@@ -44,7 +44,7 @@ from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
 from wids.storage.shared_number import SharedNumber
-from wids.storage.stages import counted, this_process
+from wids.storage.stages import SAMPLES, counted, here, this_process
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -360,6 +360,7 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
+        here.row[SAMPLES] += len(indices)
         return self._access.batch(indices)
 
     def __iter__(self) -> Iterator[Any]:
