@@ -32,7 +32,7 @@ def open_reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shard
     def open_reader(**options: object) -> ShardReader:
         store = Cache(str(folder / "cache"), Fetcher())
         read_options = ReadOptions(**options)  # type: ignore[arg-type]
-        return ShardReader(counted_shards(load_spec(str(spec_path)), store, read_options))
+        return counted_shards(load_spec(str(spec_path)), store, read_options)
 
     return open_reader
 
@@ -133,5 +133,5 @@ def test_shards_are_counted_where_the_spec_does_not(tmp_path: Path) -> None:
     write_shards(tmp_path, [3, 2])
     spec = load_spec(str(tmp_path / "train-{000000..000001}.tar"))
     store = Cache(str(tmp_path / "cache"), Fetcher())
-    reader = ShardReader(counted_shards(spec, store, ReadOptions()))
+    reader = counted_shards(spec, store, ReadOptions())
     assert (reader.edges.tolist(), len(reader.pool)) == ([0, 3, 5], 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from wids.storage.range_reader import RangeError
 from wids.storage.stages import READ, SAMPLES, here, this_process, timed, timed_steps
 
 OnError: TypeAlias = Callable[[WidsError], Any]
+
+_NUM_LOOKED_AT: Final = 4096
+"""Positions to look at together for one in another shard."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,7 +71,7 @@ class Access:
         """Whether other ranks may find other samples: shards are counted, and passed over."""
         if self.failures is None:
             return False
-        counts = self.reader.counted.opener.counts
+        counts = self.reader.opener.counts
         stated = (shard.num_samples for shard in self.reader.shards)
         return isinstance(counts, list) and any(count is None for count in stated)
 
@@ -88,16 +91,12 @@ class Access:
         positions, ends, length = self.positions, self.reader.ends, len(self)
         number = self.shard_number(index)
         if not is_ascending(positions):
-            start, stop, num_next = self.reader.starts[number], ends[number], 64
-            first = index + 1
-            while first < index + length:
-                last = min(first + num_next, index + length)
-                at = np.arange(first, last) % length
+            for first in range(index + 1, index + length, _NUM_LOOKED_AT):
+                at = np.arange(first, min(first + _NUM_LOOKED_AT, index + length)) % length
                 found = select_batch(positions, at)
-                elsewhere = np.flatnonzero((found < start) | (found >= stop))
+                elsewhere = at[(found < self.reader.starts[number]) | (found >= ends[number])]
                 if elsewhere.size:
-                    return int(at[elsewhere[0]])
-                first, num_next = last, 4 * num_next
+                    return int(elsewhere[0])
             return index
         first = bisect_left(positions, self.reader.starts[number])
         start = bisect_left(positions, ends[number]) % length
@@ -201,11 +200,6 @@ class Access:
 
     def batch(self, indices: Indices) -> list[Any]:
         """Return several samples, with each shard opened once."""
-        here.row[SAMPLES] += len(indices)
-        return self.uncounted_batch(indices)
-
-    def uncounted_batch(self, indices: Indices) -> list[Any]:
-        """Return `batch`, of samples that were counted, or that stand in for others."""
         if self.failures is not None:
             return self.failures.batch(self, indices)
         return timed(READ, self._batch, indices)

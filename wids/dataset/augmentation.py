@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from wids.order.arguments import at_least
 from wids.storage.shared_number import SharedNumber
 
 
@@ -22,10 +23,8 @@ class Augmentation:
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], seed: int, epoch: SharedNumber) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed: expected an integer of at least 0, found {seed!r}")
         self.function = function
-        self.seed = seed
+        self.seed = at_least(0, seed, "seed")
         self._epoch = epoch
 
     def __call__(self, sample: Any) -> Any:

@@ -18,7 +18,7 @@ import torch.utils.data as torch_data
 
 from wids.dataset.collating import collate
 from wids.dataset.shard_list import ShardListDataset
-from wids.dataset.stage_times import LABELS, StageTimes
+from wids.dataset.stage_times import LABELS, StageTimes, added
 from wids.dataset.timed_loop import timings
 from wids.errors import WidsError
 from wids.look.text import table
@@ -190,6 +190,7 @@ def benchmark(
         return Benchmark((_run(subject, seconds, num_batches),))
     batch_size = at_least(1, BATCH_SIZE if batch_size is None else batch_size, "batch_size")
     order = None if _is_iterable(subject) else _Order(subject, batch_size, chunksize)
+    batches: Any = {"batch_size": batch_size} if order is None else {"batch_sampler": order}
     runs: list[BenchmarkRun] = []
     for number in NUM_WORKERS if num_workers is None else num_workers:
         at_least(0, number, "num_workers")
@@ -197,7 +198,9 @@ def benchmark(
         with warnings.catch_warnings():
             # Of torch, about more workers than processors, which is what is to be measured.
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            loader = _loader(subject, order or batch_size, number, collate_fn or _Collate())
+            loader = torch_data.DataLoader(
+                subject, num_workers=number, collate_fn=collate_fn or _Collate(), **batches
+            )
             run = _run(loader, seconds, num_batches, batch_size)
         is_cached = bool(runs)
         if order is not None:
@@ -207,15 +210,6 @@ def benchmark(
         is_cached |= is_fetched and not run.times.counts["nbytes"]
         runs.append(replace(run, is_cached=is_cached))
     return Benchmark(tuple(runs))
-
-
-def _loader(
-    dataset: Any, batches: _Order | int, num_workers: int, collate_fn: Callable[[Any], Any]
-) -> Any:
-    """Return a loader as training has it."""
-    how: dict[str, Any]
-    how = {"batch_size" if isinstance(batches, int) else "batch_sampler": batches}
-    return torch_data.DataLoader(dataset, num_workers=num_workers, collate_fn=collate_fn, **how)
 
 
 class _Order:
@@ -319,19 +313,7 @@ def _read(loader: Any, seconds: float, num_batches: int | None) -> tuple[StageTi
     if not last.num_batches:
         raise ValueError("expected a dataset or loader with batches, found none")
     is_later = first is not None and last.num_batches > first.num_batches
-    return _since(last, first) if is_later and first is not None else last, batch
-
-
-def _since(last: StageTimes, first: StageTimes) -> StageTimes:
-    """Return the difference of two states of one loop."""
-    return replace(
-        last,
-        seconds={name: value - first.seconds[name] for name, value in last.seconds.items()},
-        counts={name: value - first.counts[name] for name, value in last.counts.items()},
-        loop_s=last.loop_s - first.loop_s,
-        wait_s=last.wait_s - first.wait_s,
-        num_batches=last.num_batches - first.num_batches,
-    )
+    return added(last, first, -1) if is_later and first is not None else last, batch
 
 
 def _mean_nbytes(dataset: Any) -> float | None:

@@ -8,7 +8,7 @@ are noted where they are opened (`wids.shards.broken_shards`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
@@ -42,22 +42,11 @@ class Collectable(Protocol):
     def in_next_shard(self, index: int) -> int:
         """Return the index of a sample in the next shard, in place of one of this shard."""
 
-    def uncounted_batch(self, indices: Indices) -> list[Any]:
+    def batch(self, indices: Indices) -> list[Any]:
         """Read several samples."""
 
     def in_turn(self) -> Iterator[Any]:
         """Read all samples."""
-
-
-class Indexed(Protocol):
-    """A dataset whose class decides what a sample is."""
-
-    @property
-    def sample_access(self) -> Collectable:
-        """How its samples are read."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +108,9 @@ class Failures:
             FetchError: A shard cannot be fetched.
             SampleError: With ``"next"``, no sample near can be produced.
         """
-        samples = access.with_on_error(_failed).uncounted_batch(indices)
+        samples = access.with_on_error(failed).batch(indices)
         self.count_read(len(samples))
-        errors = self._pass_over(access, samples)
+        errors = self.pass_over(access, samples)
         if self.policy == "skip":
             return [sample for place, sample in enumerate(samples) if place not in errors]
         others = {int(indices[place]) % len(access): error for place, error in errors.items()}
@@ -132,28 +121,12 @@ class Failures:
 
     def iterate(self, access: Collectable) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
-        for index, sample in enumerate(access.with_on_error(_failed).in_turn()):
+        for index, sample in enumerate(access.with_on_error(failed).in_turn()):
             self.count_read(1)
-            if not self._pass_over(access, [sample]):
+            if not self.pass_over(access, [sample]):
                 yield sample
             elif self.policy == "next":
                 yield from _replaced(access, {index: sample.error}).values()
-
-    def each(self, dataset: Indexed, indices: Iterable[int]) -> Iterator[Any]:
-        """Yield ``dataset[i]`` for each index, without those that failed.
-
-        For a subclass, whose ``__getitem__`` decides what a sample is.
-        """
-        for index in indices:
-            try:
-                sample = dataset[index]
-            except WidsError as error:
-                # With "next", `one` has looked for a replacement already, and found none.
-                if self.policy == "next":
-                    raise
-                self._pass_over(dataset.sample_access, [_failed(error)])
-            else:
-                yield sample
 
     def one(self, access: Collectable, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.
@@ -162,7 +135,7 @@ class Failures:
         """
         if self.policy == "skip":
             raise error
-        self._pass_over(access, [_failed(error)])
+        self.pass_over(access, [failed(error)])
         return _replaced(access, {index: error})[index]
 
     def check_shards(self, reader: ShardReader) -> None:
@@ -176,7 +149,7 @@ class Failures:
         if self.max_failed is not None:
             self._num_read.add(number)
 
-    def _pass_over(self, access: Collectable, samples: Sequence[Any]) -> dict[int, WidsError]:
+    def pass_over(self, access: Collectable, samples: Sequence[Any]) -> dict[int, WidsError]:
         """Count the samples that failed, and return their errors by their places.
 
         Raises:
@@ -212,7 +185,7 @@ class Failures:
         )
 
 
-def _failed(error: WidsError) -> Failed:
+def failed(error: WidsError) -> Failed:
     """Return what stands in the place of a sample, or raise an error that is not its own."""
     if error.is_of_shard or isinstance(error, SampleError | ShardFormatError):
         return Failed(error)
@@ -227,7 +200,7 @@ def _replaced(access: Collectable, errors: Mapping[int, WidsError]) -> dict[int,
     """
     found: dict[int, Any] = {}
     reached = {index: (index, error) for index, error in errors.items()}
-    collecting, num_tried = access.with_on_error(_failed), min(len(access) - 1, _MAX_STEPS)
+    collecting, num_tried = access.with_on_error(failed), min(len(access) - 1, _MAX_STEPS)
     for _ in range(num_tried):
         if not reached:
             break
@@ -235,7 +208,7 @@ def _replaced(access: Collectable, errors: Mapping[int, WidsError]) -> dict[int,
             access.in_next_shard(at) if error.is_of_shard else (at + 1) % len(access)
             for at, error in reached.values()
         ]
-        samples = collecting.uncounted_batch(following)
+        samples = collecting.batch(following)
         for index, at, sample in zip(list(reached), following, samples, strict=True):
             if isinstance(sample, Failed):
                 reached[index] = at, sample.error

@@ -83,7 +83,7 @@ class FetchWindow:
         self._shards = shards
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
-        self._num_opened = shards.num_openings()
+        self._num_opened = self._num_openings()
         self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
         self._looked_at: dict[int, int] = {}
         self._current: Numbers = ()
@@ -92,7 +92,6 @@ class FetchWindow:
         # Positions and shards that were found and are not ordered yet.
         self._found: deque[tuple[int, int]] = deque()
         self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
-        self._fetches: list[BackgroundFetch] = []
         self._threads: list[threading.Thread] = []
         # Those being fetched, with the length of each; a thread has this lock while it waits to
         # begin, so that shards begin in order.
@@ -140,9 +139,8 @@ class FetchWindow:
             self._closed.set()
         # One deadline for all threads, so that several servers that hang do not add up.
         until_s = time.monotonic() + _PATIENCE_S
-        # Cancelled before the threads are asked to end: the Nones queue up behind the waiting
-        # orders, which each thread then drops at once.
-        for fetch in self._fetches:
+        # A thread that begins to fetch from now on sees that the window is closed.
+        for fetch in list(self._fetching):
             fetch.cancelled.set()
         for _ in self._threads:
             self._queue.put(None)
@@ -156,40 +154,29 @@ class FetchWindow:
                 self._fill()
                 return
             self._drop_reached()
-            if not self._found and (found := self._next()) is not None:
-                self._found.appendleft(found)
-            if self._found and not self._threads:
+            if self._look() and not self._threads:
                 self._start_thread()
 
     def _fill(self) -> None:
         while not self._closed.is_set():
-            ordered_nbytes = sum(nbytes for nbytes, _ in self._waiting.values())
-            if self._waiting and ordered_nbytes >= self.limit_nbytes:
+            left_nbytes = self.limit_nbytes - sum(nbytes for nbytes, _ in self._waiting.values())
+            if (self._waiting and left_nbytes <= 0) or not self._look():
                 return
-            found = self._next()
-            if found is None:
-                return
-            reader, number = self._shards.locate(found[1])
-            stated = reader.nbytes(number)
+            number = self._found[0][1]
+            reader, number_there = self._shards.locate(number)
+            stated = reader.nbytes(number_there)
             # Where lengths are not stated, four shards fill the window.
             nbytes = self.limit_nbytes // 4 if stated is None else stated
             # CACHE-16: one shard is always allowed, however long, or the pass would fetch nothing
             # ahead.
-            if self._waiting and ordered_nbytes + nbytes > self.limit_nbytes:
-                # Kept, because the iterator that found it cannot step back.
-                self._found.appendleft(found)
+            if self._waiting and nbytes > left_nbytes:
                 return
-            self._order(found[1], nbytes)
-
-    def _order(self, number: int, nbytes: int) -> None:
-        fetch = BackgroundFetch()
-        self._waiting[number] = (nbytes, fetch)
-        self._put(number, fetch)
+            self._found.popleft()
+            fetch = BackgroundFetch()
+            self._waiting[number] = (nbytes, fetch)
+            self._put(number, fetch)
 
     def _put(self, number: int, fetch: BackgroundFetch) -> None:
-        # Only those that `close` may have to cancel; a long pass would otherwise collect all of
-        # them.
-        self._fetches = [*(f for f in self._fetches if not f.done.is_set()), fetch]
         reader, number_there = self._shards.locate(number)
         reader.announce_shards([number_there])
         self._queue.put((number, fetch))
@@ -207,29 +194,28 @@ class FetchWindow:
         self._threads.append(thread)
         thread.start()
 
-    def _next(self) -> tuple[int, int] | None:
-        """Return position and number of the next shard to fetch; None if none is near."""
-        if self._found:
-            return self._found.popleft()
+    def _look(self) -> bool:
+        """Find the next shards to fetch, if none is known; return whether one is near."""
         latest: Numbers = ()
         last = _FIRST_LOOK + _LOOK_FASTER * self._num_reached
         # The bound keeps the first batch of a huge local dataset from waiting for a look at every
         # index.
-        while self._num_looked_at < last and (following := next(self._ahead, None)):
+        while (
+            not self._found
+            and self._num_looked_at < last
+            and (following := next(self._ahead, None))
+        ):
             position, numbers = following
             self._num_looked_at = position + 1
             # What was reached before a reader was noticed is fetched by readers, if at all.
             if numbers == latest or position < self._num_reached:
                 continue
             latest = numbers
-            if numbers == self._current:
-                continue
-            remote = [n for n in as_tuple(numbers) if self._is_needed(position, n)]
-            if remote:
+            if numbers != self._current:
                 # More than one only where a sample is read from several shards.
-                self._found.extend((position, number) for number in remote[1:])
-                return position, remote[0]
-        return None
+                needed = [n for n in as_tuple(numbers) if self._is_needed(position, n)]
+                self._found.extend((position, number) for number in needed)
+        return bool(self._found)
 
     def _is_needed(self, position: int, number: int) -> bool:
         """Whether a shard that comes up is remote, and not ordered already."""
@@ -244,7 +230,7 @@ class FetchWindow:
         """Wait until a reader opens a shard; return False if the pass ends first."""
         num_reached, since_s = -1, 0.0
         while not self._closed.wait(_POLL_S):
-            if self._shards.num_openings() != self._num_opened:
+            if self._num_openings() != self._num_opened:
                 return True
             # A reader that is not noticed has another dataset object, or had all its shards open.
             # While batches are skipped, there is no pause.
@@ -253,6 +239,10 @@ class FetchWindow:
             elif time.monotonic() - since_s > _PAUSE_S:
                 return True
         return False
+
+    def _num_openings(self) -> list[int]:
+        """Return how often shards were opened, in all processes; see `ShardReader.usage`."""
+        return [reader.usage()[1] for reader in self._shards.readers]
 
     def _open(self) -> None:
         """Begin to fetch when shards are read."""
@@ -284,7 +274,7 @@ class FetchWindow:
             try:
                 reader, number_there = self._shards.locate(number)
                 self._begin(number, fetch, reader.shards[number_there])
-                if not fetch.cancelled.is_set():
+                if not self._closed.is_set():
                     reader.fetch(number_there, fetch)
             except Exception as error:  # noqa: BLE001 - the pass waits for this thread
                 # The reader of the shard tries again and raises; an error here would go unseen.

@@ -195,13 +195,8 @@ def _arrived(sent: Any, nbytes: int) -> torch.UntypedStorage:
 
 
 def lender() -> Lender | None:
-    """Return the lender of this worker of a DataLoader.
-
-    None in any other process, and where the system or torch do not count readers.
-    """
-    from torch.utils.data import get_worker_info
-
-    return None if get_worker_info() is None else _lender(os.getpid())
+    """Return the lender of this worker; None where the system or torch do not count readers."""
+    return _lender(os.getpid())
 
 
 @lru_cache(1)

@@ -35,11 +35,7 @@ def join_torch(cls: type) -> None:
 
 def overrides(cls: type, name: str, other: str) -> bool:
     """Return whether a class inherits a method from a nearer class than another method."""
-    order = cls.__mro__
-    nearest = [
-        next((at for at, base in enumerate(order) if method in vars(base)), len(order))
-        for method in (name, other)
-    ]
-    # Nearer in the order of inheritance wins: a class that overrides both methods keeps its own
-    # batches, and one that inherits from such a class does too.
-    return nearest[0] < nearest[1]
+    # A class that overrides both methods keeps its own batches, and one that inherits from such a
+    # class does too.
+    nearest = next(vars(base) for base in cls.__mro__ if {name, other} & vars(base).keys())
+    return other not in nearest

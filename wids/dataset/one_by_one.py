@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from wids.dataset.access import Access
-from wids.dataset.failures import Indices
+from wids.dataset.failures import Indices, failed
+from wids.errors import WidsError
 from wids.shards.positions import select_batch
 from wids.storage.array_types import IntArray
 from wids.storage.stages import READ, TRANSFORM, timed
@@ -49,6 +50,15 @@ def _positions_of(access: Access, indices: Indices) -> IntArray:
 
 def _each(dataset: Any, indices: Iterable[int]) -> Iterator[Any]:
     """Yield ``dataset[i]`` for each index; without the samples that are to be left out."""
-    failures = dataset.sample_access.failures
-    each: Iterator[Any] = map(dataset.__getitem__, indices)
-    return each if failures is None else failures.each(dataset, indices)
+    access: Access = dataset.sample_access
+    failures = access.failures
+    for index in indices:
+        try:
+            sample = dataset[index]
+        except WidsError as error:
+            # With "next", the access has looked for a replacement already, and found none.
+            if failures is None or failures.policy == "next":
+                raise
+            failures.pass_over(access, [failed(error)])
+        else:
+            yield sample

@@ -25,8 +25,7 @@ def padded(samples: Sequence[Mapping[str, Any]], pad: Mapping[str, float]) -> li
             their rate.
         TypeError: The values of a field are not arrays.
     """
-    found = [dict(sample) for sample in samples]
-    lengths: list[dict[str, int]] = [{} for _ in samples]
+    found: list[dict[str, Any]] = [{**sample, LENGTHS: {}} for sample in samples]
     for field, filler in pad.items():
         if field not in samples[0]:
             raise ValueError(
@@ -41,9 +40,7 @@ def padded(samples: Sequence[Mapping[str, Any]], pad: Mapping[str, float]) -> li
         for number, array in enumerate(arrays):
             longer = _extended(array, axis, size, filler)
             found[number][field] = (longer, rates[number]) if rates else longer
-            lengths[number][field] = array.shape[axis]
-    for sample, of_sample in zip(found, lengths, strict=True):
-        sample[LENGTHS] = of_sample
+            found[number][LENGTHS][field] = array.shape[axis]
     return found
 
 

@@ -93,12 +93,11 @@ def peek(
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     limit_nbytes = cache_limit(None, keep=False, shards=spec.shards)
     store = Cache(folder, fetcher, limit_nbytes=limit_nbytes)
-    options = ReadOptions("range", key_split=key_split)
+    opener = ShardOpener(spec, store, ReadOptions("range", key_split=key_split))
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
     show_samples_in_notebooks()
     number = _shard_number(shard, len(spec.shards))
-    command = create_command(shards, spec)
-    return Peek(spec, store, options, number, steps, create_command=command)
+    return Peek(spec, opener, number, steps, create_command(shards, spec))
 
 
 def _shard_number(number: int, count: int) -> int:
@@ -128,8 +127,7 @@ class Peek:
 
     Args:
         spec: The dataset.
-        store: Copies of remote files, and indexes.
-        options: How to read samples.
+        opener: Opens its shards, by range.
         number: The number of the shard.
         transformations: The callables that a sample passes through.
         create_command: The command that makes an index of all shards, for people to run.
@@ -153,18 +151,15 @@ class Peek:
     def __init__(
         self,
         spec: DatasetSpec,
-        store: Cache,
-        options: ReadOptions,
+        opener: ShardOpener,
         number: int,
-        transformations: Sequence[Transformation] = (),
-        *,
-        create_command: str = "wids create",
+        transformations: Sequence[Transformation],
+        create_command: str,
     ) -> None:
         self.transformations = list(transformations)
         self.create_command = create_command
-        self._whole_spec = spec
-        self._opener = ShardOpener(spec, store, options.only(None))
-        self._look_at = latest(partial(ShardLook, self._opener), _MAX_KEPT)
+        self._whole_spec, self._opener = spec, opener
+        self._look_at = latest(partial(ShardLook, opener), _MAX_KEPT)
         self._fields: Sequence[str] | None = None
         self._turn_to(number)
 

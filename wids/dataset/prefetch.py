@@ -112,15 +112,16 @@ class Prefetcher(Sampler[T]):
         num_threads: int | None = None,
     ) -> None:
         self.num_threads = None if num_threads is None else at_least(1, num_threads, "num_threads")
-        shards = ShardMap(dataset)
-        shards.reserve()
+        readers = ShardMap(dataset).readers
+        for reader in readers:
+            reader.reserve()
         self.sampler = sampler
         self.dataset = dataset
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
         wanted = DEFAULT_NBYTES if stated is None else stated
-        share = shards.cache_share_nbytes
         # More than the cache's share may evict shards that were fetched ahead before they are read.
-        self.ahead_nbytes = wanted if share is None else min(wanted, share)
+        shares = [reader.cache_share_nbytes for reader in readers]
+        self.ahead_nbytes = min([wanted, *(share for share in shares if share is not None)])
 
     @property
     def yields_indices(self) -> bool:
@@ -159,8 +160,8 @@ class Prefetcher(Sampler[T]):
         # A generator starts at the first index, after the loader has forked its workers, so none of
         # these threads runs during a fork.
         shards = ShardMap(self.dataset)
-        # Ranks that share a cache do not know what the others read.
-        shards.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
+        for reader in shards.readers:  # ranks that share a cache do not know what the others read
+            reader.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
         window = FetchWindow(shards, ahead, self.ahead_nbytes, self.num_threads, lock)
         try:
             window.fill()
@@ -172,7 +173,8 @@ class Prefetcher(Sampler[T]):
                         window.reach(index)
                 yield item
         finally:
-            shards.let_ahead(0)
+            for reader in shards.readers:
+                reader.let_ahead(0)
             window.close()
 
     def set_epoch(self, epoch: int) -> None:

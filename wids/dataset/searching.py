@@ -42,9 +42,7 @@ def found_in(
         if left_out:
             counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in left_out.items())
             _logger.warning("%r: fields that a search left out: %s", dataset, counts)
-        found = np.zeros(len(dataset), bool)
-        found[np.asarray(hits.found)] = True
-        places = np.flatnonzero(found[wanted])
+        places = np.flatnonzero(np.isin(wanted, np.asarray(hits.found)))
     else:
         places = np.arange(len(wanted))
     if seed is None:

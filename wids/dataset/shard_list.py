@@ -44,7 +44,7 @@ from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
 from wids.storage.shared_number import SharedNumber
-from wids.storage.stages import counted, this_process
+from wids.storage.stages import SAMPLES, counted, here, this_process
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -237,10 +237,9 @@ class ShardListDataset(TorchDataset):
             wants_progress=progress,
         )
         passes_over = failures is not None
-        counted = counted_shards(
+        reader = counted_shards(
             self.spec, store, read_options, passes_over=passes_over, progress=progress
         )
-        reader = ShardReader(counted)
         if failures is not None:
             failures.check_shards(reader)
         self._access = Access(
@@ -361,6 +360,7 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.__getitems__([2, 0])]
             ['text 2', 'text 0']
         """
+        here.row[SAMPLES] += len(indices)
         return self._access.batch(indices)
 
     def __iter__(self) -> Iterator[Any]:

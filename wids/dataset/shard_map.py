@@ -27,15 +27,19 @@ class ShardMap:
         dataset: A `ShardListDataset` or view; or torch's ``Subset``, ``ConcatDataset`` or
             ``StackDataset`` around some. Parts that are no datasets of shards have none.
 
+    Attributes:
+        numbers: Returns the shards of an index.
+        readers: The readers of the datasets.
+
     Raises:
         TypeError: No dataset of shards is found in it.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._readers: list[ShardReader] = []
+        self.readers: list[ShardReader] = []
         self._first_numbers: list[int] = []
         self.numbers: NumbersOf = self._numbers_of(dataset)
-        if not self._readers:
+        if not self.readers:
             raise TypeError(
                 f"dataset: expected a wids.ShardListDataset, or torch's Subset, ConcatDataset or "
                 f"StackDataset around some, found {type(dataset).__name__}; pass the "
@@ -60,11 +64,11 @@ class ShardMap:
     def _numbers_of_shards(self, access: SampleAccess) -> NumbersOf:
         reader, shard_number = access.reader, access.shard_number
         # Views share the reader of their dataset, and so its shards.
-        if reader not in self._readers:
-            last = self._first_numbers[-1] + len(self._readers[-1].shards) if self._readers else 0
+        if reader not in self.readers:
+            last = self._first_numbers[-1] + len(self.readers[-1].shards) if self.readers else 0
             self._first_numbers.append(last)
-            self._readers.append(reader)
-        first = self._first_numbers[self._readers.index(reader)]
+            self.readers.append(reader)
+        first = self._first_numbers[self.readers.index(reader)]
         if not first:
             return cast("NumbersOf", shard_number)
         return lambda index: first + int(shard_number(index))
@@ -72,27 +76,7 @@ class ShardMap:
     def locate(self, number: int) -> tuple[ShardReader, int]:
         """Return the reader of a shard, and the number that it has there."""
         at = bisect_right(self._first_numbers, number) - 1
-        return self._readers[at], number - self._first_numbers[at]
-
-    @property
-    def cache_share_nbytes(self) -> int | None:
-        """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        shares = [reader.cache_share_nbytes for reader in self._readers]
-        return min((share for share in shares if share is not None), default=None)
-
-    def let_ahead(self, part: float) -> None:
-        """Let batches read shards that are being fetched; see `ShardReader.let_ahead`."""
-        for reader in self._readers:
-            reader.let_ahead(part)
-
-    def reserve(self) -> None:
-        """Let workers that are spawned later count openings together with this process."""
-        for reader in self._readers:
-            reader.reserve()
-
-    def num_openings(self) -> int:
-        """Return how often shards were opened, in all processes; see `ShardReader.usage`."""
-        return sum(reader.usage()[1] for reader in self._readers)
+        return self.readers[at], number - self._first_numbers[at]
 
 
 def as_tuple(numbers: Numbers) -> tuple[int, ...]:

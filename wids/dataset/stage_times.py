@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from wids.storage.stages import COUNTS, SECONDS
@@ -155,18 +155,19 @@ class StageTimes:
         )
 
 
-def summed(times: Iterable[StageTimes]) -> StageTimes:
-    """Return the sum over ranks, of which there is at least one."""
-    each = list(times)
-    return StageTimes(
-        {name: sum(one.seconds[name] for one in each) for name in SECONDS},
-        {name: sum(one.counts[name] for one in each) for name in COUNTS},
-        sum(one.loop_s for one in each),
-        sum(one.wait_s for one in each),
-        sum(one.num_batches for one in each),
-        each[0].num_workers,
-        each[0].num_processors,
-        sum(one.num_ranks for one in each),
+def added(times: StageTimes, other: StageTimes, sign: int = 1) -> StageTimes:
+    """Return the sum of the numbers of two loops; with -1 for ``sign`` their difference."""
+
+    def total(numbers: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+        return {name: number + sign * others[name] for name, number in numbers.items()}
+
+    return replace(
+        times,
+        seconds=total(times.seconds, other.seconds),
+        counts=total(times.counts, other.counts),
+        loop_s=times.loop_s + sign * other.loop_s,
+        wait_s=times.wait_s + sign * other.wait_s,
+        num_batches=times.num_batches + sign * other.num_batches,
     )
 
 

@@ -10,12 +10,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
 from time import perf_counter
 from typing import Any, Final
 
 from wids.dataset.collating import collate as own_collate
-from wids.dataset.stage_times import StageTimes, stage_times, summed
+from wids.dataset.stage_times import StageTimes, added, stage_times
 from wids.storage import stages
 
 _WINDOW_S: Final = 60.0
@@ -32,17 +33,17 @@ class TimedLoop:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self._collate: Any = None
-        self._start: dict[str, float] = {}
-        self._own_start_s = 0.0
-        self._end: StageTimes | None = None
         self.num_batches = 0
         self.wait_s = 0.0
         self.loop_s = 0.0
+        self._start = self._now()
+        self._end: StageTimes | None = None
         self._window = (0.0, 0.0)
         self._has_warned = False
         self.is_waiting = False
 
     def __enter__(self) -> TimedLoop:
+        _watch(self)
         base = self._base
         collate = getattr(base, "collate_fn", None)
         # Of any library, in workers that are started from now on; one that cannot be set stays.
@@ -51,23 +52,15 @@ class TimedLoop:
                 base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
                 self._collate = collate
         stages.start()
-        try:
-            _watch(self)
-            self._start, self._own_start_s = stages.counted(), _own_between_s()
-        except BaseException:
-            self._restore()
-            raise
+        self._start = self._now()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end = self.times()
-        self._restore()
-        _unwatch(self)
-
-    def _restore(self) -> None:
+        stages.stop()
         if self._collate is not None:
             self._base.collate_fn = self._collate
-        stages.stop()
+        _unwatch(self)
 
     @property
     def _base(self) -> Any:
@@ -76,12 +69,12 @@ class TimedLoop:
 
     def times(self) -> StageTimes:
         """Return where the time went so far: that of this rank, over all of its workers."""
-        if self._end is not None:
-            return self._end
-        counted = {name: n - self._start[name] for name, n in stages.counted().items()}
+        return self._end or added(self._now(), self._start, -1)
+
+    def _now(self) -> StageTimes:
         return stage_times(
-            counted,
-            _own_between_s() - self._own_start_s,
+            stages.counted(),
+            stages.here.row[stages.BETWEEN],
             loop_s=self.loop_s,
             wait_s=self.wait_s,
             num_batches=self.num_batches,
@@ -99,7 +92,8 @@ class TimedLoop:
             return self.times()
         each: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(each, self.times())
-        return summed(each)
+        total: StageTimes = reduce(added, each)
+        return replace(total, num_ranks=len(each))
 
     @property
     def bottleneck(self) -> str:
@@ -198,10 +192,6 @@ def timings(loader: Any) -> TimedLoop:
     if not callable(getattr(type(loader), "__iter__", None)):
         raise TypeError(f"loader: expected one to iterate over, found {type(loader).__name__}")
     return TimedLoop(loader)
-
-
-def _own_between_s() -> float:
-    return stages.here.row[stages.BETWEEN]
 
 
 class _TimedIterator:

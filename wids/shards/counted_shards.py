@@ -1,52 +1,18 @@
-"""Bundle the shards of a dataset with the way to open them and their numbers of samples.
-
-Readers of the same shards share one `CountedShards`. Shards without a stated count are counted
-here, once.
-"""
+"""Make the reader of a spec, after counting the samples of shards that state no number."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from wids.errors import SpecError
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
+from wids.shards.reader import ShardReader
 from wids.shards.shard_pool import OpenShard, ShardPool, default_size
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import Cache
-
-
-@dataclass(frozen=True, eq=False)
-class CountedShards:
-    """The shards of a dataset, how they are opened, and how many samples each has.
-
-    Attributes:
-        opener: Opens the shards, whose specs, options and cache it knows.
-        pool: The open shards.
-        own_edges: The edges, unless they are those of a table.
-    """
-
-    opener: ShardOpener
-    pool: ShardPool
-    own_edges: IntArray
-
-    @property
-    def edges(self) -> IntArray:
-        """Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``."""
-        # Those of a table are its mapped bytes, which another process maps itself.
-        counts = self.opener.counts
-        return counts.edges if isinstance(counts, StatedCounts) else self.own_edges
-
-    def only(self, fields: Collection[str] | None) -> CountedShards:
-        """Return the same shards with a new pool that never fetches; see `ReadOptions.only`."""
-        opener = self.opener.with_options(self.opener.facts.options.only(fields))
-        pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
-        return replace(self, opener=opener, pool=pool)
 
 
 def counted_shards(
@@ -56,8 +22,8 @@ def counted_shards(
     *,
     passes_over: bool = False,
     progress: bool | None = None,
-) -> CountedShards:
-    """Return the shards of a spec, after counting those without a stated number of samples.
+) -> ShardReader:
+    """Return the reader of a spec, after counting the shards without a stated number of samples.
 
     Args:
         spec: The dataset.
@@ -83,7 +49,7 @@ def counted_shards(
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.share_nbytes)
     if isinstance(opener.counts, StatedCounts):
-        return CountedShards(opener, pool, np.zeros(0, np.int64))
+        return ShardReader(opener, pool, np.zeros(0, np.int64))
     counts = [count for count in opener.counts if count is not None]
     if len(counts) < len(spec.shards):
         from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers
@@ -98,4 +64,4 @@ def counted_shards(
     if sum(counts) >= 1 << 63:
         raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
     edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-    return CountedShards(opener, pool, edges)
+    return ShardReader(opener, pool, edges)

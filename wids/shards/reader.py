@@ -10,28 +10,27 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
 from wids.errors import ShardFormatError, WidsError
-from wids.shards.counted_shards import CountedShards
+from wids.shards.opener import ShardOpener
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
-from wids.shards.specs.shard_sequences import nbytes_of, remote_nbytes_of
+from wids.shards.shard_pool import ShardPool
+from wids.shards.specs.shard_sequences import StatedCounts, nbytes_of, remote_nbytes_of
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
 from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.array_types import BoolArray, FloatArray, IntArray
-from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.cache.store import BackgroundFetch
 from wids.storage.sizes import count_text
-from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.shards.broken_shards import BrokenShards
     from wids.shards.capacity import Capacity
     from wids.shards.key_lookup import KeyLookup
 
@@ -65,13 +64,18 @@ class ShardReader:
     Safe to use from any number of threads; can be pickled, without its open shards, and forked.
 
     Args:
-        counted: The shards.
+        opener: Opens the shards, whose specs, options and cache it knows.
+        pool: The open shards.
+        edges: Where shards begin, and the end of the last one; unless a table states it.
 
     Attributes:
-        counted: As passed.
+        opener, pool: As passed.
         shards: The specs of the shards.
         options: How they are opened, and samples are read.
-        pool: The open shards.
+        fields: The only fields that samples have; None for all.
+        store: The copies of remote files.
+        cache_folder: The folder of copies and indexes.
+        broken: The shards that were noted as broken.
         open: Returns an open shard by its number: `ShardPool.get`.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
         starts, ends: Where each shard begins and ends, as sequences of integers.
@@ -81,21 +85,25 @@ class ShardReader:
             stay undecoded, or if they will be decoded.
     """
 
-    def __init__(self, counted: CountedShards) -> None:
-        self.counted = counted
-        self.pool, self.edges = counted.pool, counted.edges
-        self.shards, self.options = counted.opener.shards, counted.opener.facts.options
+    def __init__(self, opener: ShardOpener, pool: ShardPool, edges: IntArray) -> None:
+        self.opener, self.pool, self._own_edges = opener, pool, edges
+        counts = opener.counts
+        # Those of a table are its mapped bytes, which another process maps itself.
+        self.edges = counts.edges if isinstance(counts, StatedCounts) else edges
+        self.shards, self.options = opener.shards, opener.facts.options
+        self.fields, self.store = self.options.fields, opener.facts.store
+        self.cache_folder, self.broken = self.store.folder, opener.broken
         access, verify = self.options.access, self.options.verify
         self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
         self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
         # takes a third of the time of bisecting a memoryview. That of many shards stays mapped.
-        edges = self.edges.tolist() if len(self.edges) <= _MAX_LISTED else self.edges.data
-        self.starts, self.ends = edges[:-1], edges[1:]
+        bounds = self.edges.tolist() if len(self.edges) <= _MAX_LISTED else self.edges.data
+        self.starts, self.ends = bounds[:-1], bounds[1:]
         # A wrapping method would cost one more call for each sample.
         self.open: OpenByNumber = self.pool.get
         self._keys: KeyLookup | None = None
-        self._budget = counted.opener.facts.budget
+        self._budget = opener.facts.budget
 
     def __repr__(self) -> str:
         samples = count_text(len(self), "sample")
@@ -149,12 +157,12 @@ class ShardReader:
         others = {number: local for number, _, local in groups if not has_local(number)}
         if not others or self.fetches_for_one:
             return groups, self.open
-        wanted = {n: local for n, local in others.items() if self.counted.opener.may_read_ranges(n)}
+        wanted = {n: local for n, local in others.items() if self.opener.may_read_ranges(n)}
         if not wanted:
             return groups, self.open
         from wids.shards.range_flight import fly  # only remote shards need it
 
-        landed, open_other = fly(self.pool, self.counted.opener, wanted), self.open
+        landed, open_other = fly(self.pool, self.opener, wanted), self.open
 
         def open_shard(number: int, local: bool = True) -> ReadableShard:
             shard = landed.get(number)
@@ -237,7 +245,7 @@ class ShardReader:
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
-        return self.counted.opener.is_local(number)
+        return self.opener.is_local(number)
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard in bytes; None if the spec does not state it."""
@@ -246,18 +254,18 @@ class ShardReader:
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
         shard = self.pool.peek(number)
-        if shard is None and self.counted.opener.has_index(number):
+        if shard is None and self.opener.has_index(number):
             shard = self.pool.get(number, local=False)
         return None if shard is None else shard.index
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard if it is known without opening the shard."""
         shard = self.pool.peek(number)
-        return self.counted.opener.known_index(number) if shard is None else shard.index
+        return self.opener.known_index(number) if shard is None else shard.index
 
     def release_packs(self) -> None:
         """Release the memory of indexes that were read from packs; later uses read them again."""
-        self.counted.opener.packs.release()
+        self.opener.packs.release()
 
     def key_index(self, number: int) -> ShardIndex:
         """Return the index of a shard for its keys, opening the shard if necessary.
@@ -274,7 +282,7 @@ class ShardReader:
         if keys is None:  # two threads may both make one; the later one stays
             from wids.shards.key_lookup import KeyLookup
 
-            keys = self._keys = KeyLookup(self.counted.opener, self.pool, self.edges)
+            keys = self._keys = KeyLookup(self.opener, self.pool, self.edges)
         return keys
 
     def reserve(self) -> None:
@@ -290,7 +298,7 @@ class ShardReader:
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
-        wanted = self.options.fields
+        wanted = self.fields
         return stored if wanted is None else [field for field in stored if field in wanted]
 
     def identity(self, number: int) -> tuple[Any, ...]:
@@ -299,7 +307,7 @@ class ShardReader:
         Raises:
             FetchError: The shard has no index, and would have to be fetched.
         """
-        known = self.counted.opener.identity(number)
+        known = self.opener.identity(number)
         if known is None:
             index = self.key_index(number)
             known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
@@ -313,17 +321,11 @@ class ShardReader:
         Raises:
             FetchError: The shard has no index, and would have to be fetched.
         """
-        known = self.counted.opener.identity(number)
+        known = self.opener.identity(number)
         if known is None:
             sizes = np.ascontiguousarray(self.key_index(number).sizes)
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
         return known
-
-    def open_file(self, url: str) -> AbstractContextManager[BinaryIO]:
-        """Open a file beside the shards; see `side_files.open_file`."""
-        from wids.shards.side_files import open_file
-
-        return open_file(self.store, url)
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: unlike a reader of joined samples, this one transforms no sample."""
@@ -344,7 +346,7 @@ class ShardReader:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
             MismatchError: The shard is not what the spec says.
         """
-        self.counted.opener.fetch(number, background or BackgroundFetch())
+        self.opener.fetch(number, background or BackgroundFetch())
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -356,25 +358,14 @@ class ShardReader:
         """
         if not (isinstance(shard, Shard) and isinstance(error, ShardFormatError)):
             return False
-        if shard.has_changed and self.broken.are_noted:
-            self.pool.drop(number, shard)
-            return True  # opening it shows what it is now
-        if not self.counted.opener.discard_copy(number, shard, error):
+        # Opening one that has changed shows what it is now.
+        is_changed = shard.has_changed and self.broken.are_noted
+        if not is_changed and not self.opener.discard_copy(number, shard, error):
             return False
         self.pool.drop(number, shard)
         return True
 
-    @property
-    def fields(self) -> frozenset[str] | None:
-        """The only fields that samples have; None for all."""
-        return self.options.fields
-
     # Broken shards.
-
-    @property
-    def broken(self) -> BrokenShards:
-        """The shards that were noted as broken."""
-        return self.counted.opener.broken
 
     def pass_over_broken(self) -> None:
         """Note shards that are broken from now on, and do not open them again."""
@@ -425,24 +416,12 @@ class ShardReader:
             counted: The URLs that count as 0, because another side of a join has them; those of
                 these shards are added.
         """
-        nbytes = np.zeros(len(numbers))
+        nbytes: FloatArray = self._all_stored_nbytes[numbers]
         if self.fetches_for_many:
-            shards = [self.shards[number] for number in numbers.tolist()]
-            for place, shard in enumerate(shards):
-                if shard.url not in counted and not urls.is_local(shard.url):
-                    nbytes[place] = np.nan if shard.nbytes is None else shard.nbytes
-            counted.update(shard.url for shard in shards)
+            names = [self.shards[number].url for number in numbers.tolist()]
+            nbytes[[name in counted for name in names]] = 0
+            counted.update(names)
         return nbytes
-
-    @property
-    def store(self) -> Cache:
-        """The copies of remote files."""
-        return self.counted.opener.facts.store
-
-    @property
-    def cache_folder(self) -> str:
-        """The folder of copies and indexes."""
-        return self.store.folder
 
     @property
     def cache_share_nbytes(self) -> int | None:
@@ -455,7 +434,9 @@ class ShardReader:
         Args:
             fields: The only fields to read, as bytes; None for those of this reader, unchanged.
         """
-        return ShardReader(self.counted.only(fields))
+        opener = self.opener.with_options(self.options.only(fields))
+        pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
+        return ShardReader(opener, pool, self._own_edges)
 
     def close(self) -> None:
         """Release all open shards, and end what was announced; the next read opens them again."""
@@ -466,7 +447,7 @@ class ShardReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process makes the rest itself, including the look-up of keys.
-        return type(self), (self.counted,)
+        return type(self), (self.opener, self.pool, self._own_edges)
 
 
 def _is_large_part(positions: Positions, edges: IntArray) -> BoolArray:

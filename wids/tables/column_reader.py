@@ -92,7 +92,7 @@ class ColumnReader:
         Raises:
             DecodeError, TableError, WidsError: As `read`.
         """
-        shards, opener = self.shards, self.shards.counted.opener
+        shards, opener = self.shards, self.shards.opener
         if shards.fetches_for_one or not opener.may_read_ranges(number):
             return None
         if not (shards.options.access == "range" or opener.has_index(number)):

@@ -18,6 +18,7 @@ import numpy as np
 
 from wids.errors import JoinError, NotFoundError
 from wids.shards.reader import ShardReader
+from wids.shards.side_files import open_file
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
@@ -56,7 +57,7 @@ def whole_file(first: ShardReader, name: str, names: Names, wanted: Wanted) -> R
     """
     url = _whole_url(first, name)
     try:
-        with first.open_file(url) as file:
+        with open_file(first.store, url) as file:
             return file_rows(file, url, names, wanted)
     except NotFoundError as error:
         raise NotFoundError(
@@ -183,7 +184,7 @@ class FileSide(OtherSide):
     def _read(self, number: int) -> RowSide:
         url = self.url(number)
         try:
-            with self._first.open_file(url) as file:
+            with open_file(self._first.store, url) as file:
                 return file_rows(file, url, self._names, self._wanted)
         except NotFoundError as error:
             if not self._is_optional:

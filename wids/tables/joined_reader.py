@@ -36,7 +36,7 @@ class JoinedReader(ShardReader):
 
     def __init__(self, joint: Joint) -> None:
         self._inner = joint.own.reader
-        super().__init__(self._inner.counted)
+        super().__init__(self._inner.opener, self._inner.pool, self._inner.edges)
         self._joint = joint
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}

@@ -77,7 +77,7 @@ def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> Ori
 def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:
     """Return the index with checksums of a shard, and its length; without a pack, read it."""
     reader.release_packs()  # of the shard before
-    known = reader.counted.opener.packs.index(number, reader.shards[number].nbytes, key_split)
+    known = reader.opener.packs.index(number, reader.shards[number].nbytes, key_split)
     if known is not None and len(known[0].head_crcs):
         return known
     shard = reader.open(number)
