@@ -140,7 +140,7 @@ def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> N
                 "since; run that part again"
             )
         if log.get(task) != source.record(task):
-            log.add(source.with_blob(task))
+            log.add(source.record(task, has_blob=True))
 
 
 def _found_parts(path: str) -> list[Part]:

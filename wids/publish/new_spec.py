@@ -146,9 +146,14 @@ def build_spec(
     )
 
 
+def task_of(shard: ShardSpec, key_split: KeySplit | None) -> Task:
+    """Return the task of describing a shard."""
+    return shard.url, key_split or shard.key_split or "first"
+
+
 def tasks_of(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[Task]:
     """Return the tasks of describing shards."""
-    return LazySequence(lambda shard: (shard.url, key_split or shard.key_split or "first"), shards)
+    return LazySequence(partial(task_of, key_split=key_split), shards)
 
 
 def distinct_shards(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[ShardSpec]:
@@ -172,7 +177,7 @@ def describe_all(
     repeated: Repeated,
 ) -> None:
     """Describe the shards that the journal does not have yet."""
-    missing = _missing(distinct_shards(shards, key_split), key_split, log, digests=digests)
+    missing = not_described(distinct_shards(shards, key_split), key_split, log, digests=digests)
     nbytes = _known_nbytes(fetcher, missing)
     with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=progress) as bar:
         wanted = () if digests else (n for n, s in enumerate(missing) if can_have_ranges(s.url))
@@ -186,7 +191,7 @@ def describe_all(
                     bar.finish(record.nbytes)
         if costs:
             on_cost(IndexingCost(tuple(costs)))
-            missing = _missing(missing, key_split, log, digests=digests)
+            missing = not_described(missing, key_split, log, digests=digests)
         # Workers report finished shards; this thread also reports progress within a shard.
         report = None if executor else bar.move
         describe = partial(described, fetcher, report=report, repeated=repeated)
@@ -201,18 +206,15 @@ def describe_all(
                 bar.finish(record.nbytes)
 
 
-def _missing(
+def not_described(
     shards: Sequence[ShardSpec], key_split: KeySplit | None, log: Journal, *, digests: bool
 ) -> Sequence[ShardSpec]:
     """Return the shards that the journal does not describe, or not as fully as needed."""
-    if not len(log):
-        return shards
-    numbers = (
-        number
-        for number, task in enumerate(tasks_of(shards, key_split))
-        if (found := log.get(task)) is None or (digests and found.sha256 is None)
+    return log.missing(
+        shards,
+        partial(task_of, key_split=key_split),
+        lambda _, record: record.sha256 is not None or not digests,
     )
-    return chosen(shards, np.fromiter(numbers, np.int64))
 
 
 def _known_nbytes(fetcher: fetch.Fetcher, shards: Sequence[ShardSpec]) -> int | None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
-
-import numpy as np
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
@@ -34,7 +32,7 @@ from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import ShardIndex
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
-from wids.storage.lazy_sequence import LazySequence, chosen
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
 
@@ -293,19 +291,14 @@ def _place(task: ShardTask) -> Task:
 
 def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
-    if not len(log):
-        return tasks
     # The journal compares the times of local shards only.
-    existing = None if output.is_local else set(output.existing_shards())
-    numbers = (number for number, task in enumerate(tasks) if not _is_complete(task, log, existing))
-    return chosen(tasks, np.fromiter(numbers, np.int64))
+    existing = set(output.existing_shards()) if len(log) and not output.is_local else None
 
+    def is_complete(task: ShardTask, record: ShardRecord) -> bool:
+        is_there = not record.nbytes or existing is None or task.path in existing
+        return record.source == task.source and is_there
 
-def _is_complete(task: ShardTask, log: Journal, existing: Collection[str] | None) -> bool:
-    record = log.get(_place(task))
-    if record is None or record.source != task.source:
-        return False
-    return not record.nbytes or existing is None or task.path in existing
+    return log.missing(tasks, _place, is_complete)
 
 
 def _unfinished_nbytes(path: str) -> int:

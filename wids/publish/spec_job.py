@@ -25,7 +25,13 @@ from wids.publish.by_headers import IndexingCost, first_look
 from wids.publish.distinct import first_places
 from wids.publish.journal import Journal
 from wids.publish.journal_parts import Part, collect_parts, part_journal, path_of_part
-from wids.publish.new_spec import build_spec, describe_all, distinct_shards, tasks_of
+from wids.publish.new_spec import (
+    build_spec,
+    describe_all,
+    distinct_shards,
+    not_described,
+    tasks_of,
+)
 from wids.publish.problems import Problem
 from wids.shards.download_cost import DownloadCost, download_cost
 from wids.shards.foreign.written_beside import with_stated_counts
@@ -95,27 +101,18 @@ class SpecJob:
             part: The part whose shards are measured; None for all.
         """
         shards = self.shards(part)
-        if not shards:
-            return self
-        journal = self.journal if part is None else path_of_part(self.journal, part)
         remote = [ShardSpec(shard.url) for shard in shards if not urls.is_local(shard.url)]
-        found = download_cost(remote, self._fetcher).nbytes_of if remote else {}
-        known = self._known_to(journal, shards) if remote else set()
-        left = DownloadCost({url: nbytes for url, nbytes in found.items() if url not in known})
-        ask(left if self.digests else first_look(left))
-        if not found:
+        if not remote:
             return self
+        found = download_cost(remote, self._fetcher).nbytes_of
+        journal = self.journal if part is None else path_of_part(self.journal, part)
+        if os.path.exists(journal):
+            with Journal(journal) as log:
+                shards = not_described(shards, self.key_split, log, digests=self.digests)
+        left = DownloadCost({s.url: found[s.url] for s in shards if s.url in found})
+        ask(left if self.digests else first_look(left))
         measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
         return replace(self, named=replace(self.named, shards=unsaved_shards(measured)))
-
-    def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
-        """Return the shards that a journal describes as fully as needed."""
-        if not os.path.exists(journal):
-            return set()
-        with Journal(journal) as log:
-            tasks = tasks_of(shards, self.key_split)
-            found = [log.record(task) for task in tasks if task in log]
-        return {record.url for record in found if record.sha256 is not None or not self.digests}
 
     def run(
         self,
