@@ -166,11 +166,9 @@ def _fields(options: argparse.Namespace) -> list[str] | None:
 
 
 def _pattern(output: str) -> str:
-    from wids.publish.output import Output
+    from wids.publish.output import pattern_of, prefix_of
 
-    if "%" in os.path.basename(output):
-        return output
-    return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
+    return output if "%" in os.path.basename(output) else pattern_of(prefix_of(output))
 
 
 def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:

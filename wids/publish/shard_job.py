@@ -23,6 +23,7 @@ from wids.publish.journal_parts import Part, collect_parts, has_parts, part_jour
 from wids.publish.new_shard import ShardTask
 from wids.publish.only_writer import only_writer
 from wids.publish.output import Output
+from wids.publish.replaced import Replaced
 from wids.publish.results import results_of
 from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
@@ -112,12 +113,12 @@ class ShardJob:
         output, is_alone = self.output, executor is None
         output.make_folder()
         with (
-            only_writer(output.names, output.spec_path, output.pack_path),
+            only_writer(output),
             # Under the locks, so that a run that is not interrupted keeps its journal.
             unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
         ):
             missing = _missing(self.tasks, log, target)
-            replaced = target.replaced() if target.if_exists == "replace" else None
+            replaced = Replaced(target) if target.if_exists == "replace" else None
             with replaced.aside() if replaced and missing else nullcontext():
                 self._write(self.tasks, missing, log, target, executor, progress)
                 spec = self._publish(log, target)
@@ -261,7 +262,7 @@ class ShardJob:
         if not upload.exists(output.spec_path, output.storage_options):
             return None
         # This also deletes what a killed merge has left.
-        with only_writer(output.names, output.spec_path, output.pack_path):
+        with only_writer(output):
             spec = output.saved_spec()
             there = output.existing_shards()
         found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
