@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
@@ -48,13 +48,6 @@ _MERGED: Final = "%s: already published, and no part is left to merge"
 _logger = logging.getLogger(__name__)
 
 
-class WriteShard(Protocol):
-    """Writes a shard, on the workers of an executor."""
-
-    def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
-        """Write a shard and return its description; that of no samples if it was left out."""
-
-
 @dataclass(frozen=True)
 class Original:
     """A shard of the input, which stays where it is if its samples do.
@@ -75,7 +68,8 @@ class ShardJob:
     Attributes:
         tasks: The shards.
         output: Where they are written.
-        write: Writes one of them.
+        write: Writes one of them, on the workers of an executor, and returns its description; that
+            of no samples if it was left out.
         extras: Further entries of the spec.
         resume: False to write again what an interrupted run has left.
         is_comparable: False if the tasks do not state by which functions shards are made; then
@@ -86,7 +80,7 @@ class ShardJob:
 
     tasks: Sequence[ShardTask]
     output: Output
-    write: WriteShard
+    write: Callable[..., ShardRecord]
     extras: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = True
     is_comparable: bool = True

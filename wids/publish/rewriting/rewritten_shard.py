@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
 from wids.publish.members import ToMembers, member_encoder, members_as_read
-from wids.publish.new_shard import write_published
+from wids.publish.new_shard import ShardTask, write_published
 from wids.publish.rewriting.copying_tar import CopyingTar
 from wids.publish.rewriting.mapped import listed
 from wids.publish.rewriting.orders import SomeSamples
@@ -43,33 +43,27 @@ class Readable(StoredView, Protocol):
 
 
 @dataclass(frozen=True)
-class RewriteTask:
+class RewriteTask(ShardTask):
     """One shard to write.
 
     Attributes:
-        path: Its absolute path, or its URL.
+        num_samples: How many samples it will have; None if a map decides. Then values may have to
+            be encoded; otherwise stored bytes are copied, also those under ``.gz`` that are not
+            gzip data.
         samples: The samples. What is read may also be None, or several samples.
         rename: Returns the new key of a sample; None to keep its key.
-        nbytes: Length of the shard in bytes, or a little more.
-        source: Digest of what it is made from.
-        is_mapped: Whether values may have to be encoded. Stored bytes are copied, also those under
-            ``.gz`` that are not gzip data.
         stored: All samples of a shard of the input, as they are stored: if these are what would be
             written, that shard is kept. None to write in any case.
     """
 
-    path: str
     samples: SomeSamples
     rename: Rename | None
-    nbytes: int
-    source: str
-    is_mapped: bool = True
     stored: SomeSamples | None = None
 
     @property
-    def num_samples(self) -> int | None:
-        """How many samples it will have; None if a map decides."""
-        return None if self.is_mapped else self.samples.stop - self.samples.start
+    def is_mapped(self) -> bool:
+        """Whether samples pass through a map."""
+        return self.num_samples is None
 
 
 def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
@@ -115,7 +109,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
     """Whether all samples are written as they are stored."""
     if not task.is_mapped and task.rename is None:
         return True
-    before = replace(task, samples=stored, rename=None, is_mapped=False)
+    before = replace(task, samples=stored, rename=None, num_samples=stored.stop - stored.start)
     view, stored_view = task.samples.view(), stored.view()
     try:
         return all(
