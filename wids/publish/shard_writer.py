@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended
 from wids.publish.block_writer import BlockWriter
-from wids.publish.dataset_problems import repeated_keys
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
 from wids.publish.members import Encoder, member_encoder
@@ -24,6 +23,7 @@ from wids.publish.only_writer import only_writer
 from wids.publish.output import Output
 from wids.publish.problems import log_problem
 from wids.publish.published import published
+from wids.publish.repeated_keys import repeated_keys
 from wids.publish.replaced import Replaced
 from wids.publish.shard_names import ShardNames
 from wids.publish.tar_writer import TarWriter, check_target
@@ -274,8 +274,7 @@ class ShardWriter(BlockWriter):
         indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
         if self._output.if_exists == "append":
             with new_pack(None, indexes) as pack:
-                if pack is not None:  # as always for what was just written
-                    publish_appended(path, tuple(self.shards), pack, storage_options=options)
+                publish_appended(path, tuple(self.shards), pack, storage_options=options)
             return
         if self._output.if_exists == "error":
             self._output.check_unpublished()
