@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord, record_of
-from wids.publish.journal import Journal
-from wids.publish.new_packs import joined_pack, new_pack
+from wids.publish.new_packs import new_pack
 from wids.publish.problems import Problem, log_problem, problem_of
 from wids.publish.results import results_of
 from wids.publish.table_check import table_problems
@@ -123,9 +122,7 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
-    remarks: list[Problem] = []
     packed: list[ShardSpec] = []
-    pack_problems: list[Problem] = []
     if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
         problems += table_problems(fetcher, os.fspath(shards))
     with ExitStack() as stack:
@@ -135,44 +132,44 @@ def verify_spec(
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), "shard", wanted=progress)
         )
-        packs: dict[int, tuple[PackedShards, LocalPack]] = {}
-        for shared in spec.all_packs() if locate is None else ():
-            opened, found = _opened_pack(stack, fetcher, shared, on_remark)
-            pack_problems += found
-            if opened is not None:
-                packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, opened)))
-        # The pack of all shards has all their keys, unlike packs of parts.
-        pack = None if spec.index is None or 0 not in packs else packs[0][1]
-        log = stack.enter_context(Journal(None))
-        wants_index = locate is None and pack is None
+        all_packs = () if locate else spec.all_packs()
+        packs, pack_problems = _opened_packs(stack, fetcher, all_packs, on_remark)
+        # The pack of all shards has all their keys, unlike packs of parts; and no others, unless
+        # more are being appended.
+        whole = None if spec.index is None or 0 not in packs else packs[0][1]
+        if whole is not None and len(whole) > len(spec.shards):
+            whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
-        report = None if executor else bar.move
         examine = partial(
-            _examined, fetcher, locate, decode, wants_index=wants_index, report=report
+            *(_examined, fetcher, locate, decode),
+            wants_index=locate is None and whole is None,
+            report=None if executor else bar.move,
         )
         results = results_of(
             executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
         )
         stack.enter_context(closing(results))
-        for number, (_, (found, fingerprint)) in enumerate(results):
-            problems += (problem for problem in found if problem.severity == "error")
-            remarks += (problem for problem in found if problem.severity == "remark")
-            if number in packs and fingerprint is not None:
-                shared, opened = packs[number]
-                pack_problems += _pack_mismatch(
-                    opened, shared, spec.shards[number], number, fingerprint
-                )
-                opened.release()
-            if fingerprint is not None and fingerprint.record is not None:
-                log.add(fingerprint.record)
-                packed.append(spec.shards[number])
-            bar.finish(sizes[spec.shards[number].url])
-        if pack is None:
-            tasks = [(shard.url, shard.key_split or "first") for shard in packed]
-            pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
-            in_several = dataset_problems(pack, packed, spec.name)
+
+        def indexes() -> Iterator[tuple[str, int, ShardIndex]]:
+            for number, (shard, (found, fingerprint)) in enumerate(results):
+                problems.extend(found)
+                if number in packs and fingerprint is not None:
+                    shared, opened = packs[number]
+                    pack_problems.extend(_pack_mismatch(opened, shared, shard, number, fingerprint))
+                    opened.release()
+                if fingerprint is not None and fingerprint.record is not None:
+                    shard_index = fingerprint.record.index()
+                    assert shard_index is not None  # noqa: S101 - it was just made
+                    packed.append(shard)
+                    yield os.path.basename(urls.path_of(shard.url)), fingerprint.nbytes, shard_index
+                bar.finish(sizes[shard.url])
+
+        made = stack.enter_context(new_pack(None, indexes()))
+        if whole is None:
+            in_several = dataset_problems(made, packed, spec.name)
         else:  # a wrong pack proves nothing
-            in_several = [] if pack_problems else dataset_problems(pack, spec.shards, spec.name)
+            in_several = [] if pack_problems else dataset_problems(whole, spec.shards, spec.name)
+    remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
         text = (
             f"{remarks[0].text}; such members are in {len(remarks) - 1:,} of the other shards too"
@@ -181,8 +178,8 @@ def verify_spec(
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
-    errors = [problem for problem in in_several if problem.severity == "error"]
-    return [*problems, *errors, *pack_problems]
+    found = [*problems, *in_several, *pack_problems]
+    return [problem for problem in found if problem.severity == "error"]
 
 
 def _examined(
@@ -307,35 +304,37 @@ def _decode_problems(shard: Shard) -> list[str]:
     return [f"{sample}: {text}{more[text]}" for text, sample in first.items()]
 
 
-def _opened_pack(
+def _opened_packs(
     stack: ExitStack,
     fetcher: fetch.Fetcher,
-    shared: PackedShards,
+    all_packs: Iterable[PackedShards],
     on_remark: Callable[[Problem], None],
-) -> tuple[LocalPack | None, list[Problem]]:
-    """Open a pack until the stack closes; return it, and problems of the pack as a whole."""
-    name, num_shards = urls.redact(shared.url), shared.stop - shared.start
-    try:
-        path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
-    except FetchError as error:
-        return None, [problem_of(name, error)]
-    pack = load_pack(path, None, num_shards)
-    if pack is None:
-        found = "another or a damaged file" if os.path.exists(path) else "no file"
-        return None, [Problem(name, f"expected a pack of indexes, found {found}")]
-    stack.callback(pack.close)
-    if len(pack) > num_shards:
-        # As for readers: an append may be between its two steps (SPEC-36).
-        text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
-        on_remark(Problem(name, text, "remark"))
+) -> tuple[dict[int, tuple[PackedShards, LocalPack]], list[Problem]]:
+    """Open packs until the stack closes; return them by shard, and problems of packs as a whole."""
+    packs: dict[int, tuple[PackedShards, LocalPack]] = {}
+    problems = []
+    for shared in all_packs:
+        name, num_shards = urls.redact(shared.url), shared.stop - shared.start
         try:
-            return stack.enter_context(joined_pack(None, [(pack, num_shards)])), []
-        except ValueError as error:
-            return None, [problem_of(name, error)]
-    if len(pack) != num_shards:
-        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
-        return pack, [Problem(name, text)]
-    return pack, []
+            path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
+        except FetchError as error:
+            problems.append(problem_of(name, error))
+            continue
+        pack = load_pack(path, None, num_shards)
+        if pack is None:
+            found = "another or a damaged file" if os.path.exists(path) else "no file"
+            problems.append(Problem(name, f"expected a pack of indexes, found {found}"))
+            continue
+        stack.callback(pack.close)
+        packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, pack)))
+        if len(pack) > num_shards:
+            # As for readers: an append may be between its two steps (SPEC-36).
+            text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
+            on_remark(Problem(name, text, "remark"))
+        elif len(pack) < num_shards:
+            text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+            problems.append(Problem(name, text))
+    return packs, problems
 
 
 def _pack_mismatch(
