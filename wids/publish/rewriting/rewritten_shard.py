@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
@@ -21,7 +21,7 @@ from wids.publish.rewriting.copying_tar import CopyingTar
 from wids.publish.rewriting.mapped import listed
 from wids.publish.rewriting.orders import SomeSamples
 from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
-from wids.publish.rewriting.stored_samples import StoredView, stored_members
+from wids.publish.rewriting.stored_samples import View, stored_members
 from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.storage.transport import urls
 
@@ -30,16 +30,6 @@ _BATCH_NBYTES: Final = 8 << 20
 _MAX_BATCH: Final = 1024
 
 Sample: TypeAlias = Mapping[str, Any]
-
-
-class Readable(StoredView, Protocol):
-    """What rewriting needs of a view: its samples, and where they are stored."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read several samples."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: Readable = task.samples.view()
+    view: View = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -94,7 +84,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: Readable, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask, view: View, first: dict[str, Place], writer: CopyingTar, batch: range
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -120,7 +110,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: Readable, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(task: RewriteTask, view: View, batch: range) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -138,7 +128,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: Readable, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: View, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -180,7 +170,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: Readable, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: View, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):
