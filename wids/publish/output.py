@@ -123,11 +123,21 @@ class Output:
     def saved_spec(self) -> DatasetSpec | None:
         """Return the dataset whose spec exists; None if it is another document."""
         try:
-            return load_spec(
-                self.spec_path, allow_pipe=True, read=Fetcher(self.storage_options).read
-            )
+            return self.spec_at(self.spec_path)
         except SpecError:
             return None
+
+    def spec_at(self, path: str) -> DatasetSpec:
+        """Return the dataset whose spec is at a path or URL, and belongs to that of the output."""
+        data, _ = upload.read(path, self.storage_options)
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.spec_path)
+
+        def read(url: str, limit_nbytes: int) -> bytes:
+            return data if url == self.spec_path else fetcher.read(url, limit_nbytes)
+
+        # References are relative to its own place.
+        return load_spec(self.spec_path, allow_pipe=True, read=read)
 
     def check_unpublished(self) -> None:
         """Raise FileExistsError if the spec or the pack exists."""

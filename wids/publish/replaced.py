@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 from wids.errors import WidsError
 from wids.publish.output import Output
-from wids.shards.specs.loader import load_spec
 from wids.storage import upload
-from wids.storage.fetch import Fetcher
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -102,17 +100,8 @@ class Replaced:
 
     def _listed(self, spec_path: str) -> set[str] | None:
         """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
-        place, options = self.output.spec_path, self.output.storage_options
-        fetcher = Fetcher(options)
-        fetcher.bind_options(place)
-
-        def read(url: str, limit_nbytes: int) -> bytes:
-            return data if url == place else fetcher.read(url, limit_nbytes)
-
         try:
-            data, _ = upload.read(spec_path, options)
-            # References are relative to its original place.
-            spec = load_spec(place, read=read)
+            spec = self.output.spec_at(spec_path)
         except (WidsError, OSError) as error:
             _logger.warning(
                 "%s: expected a spec, found: %s; no shard that only it lists is deleted",

@@ -180,7 +180,12 @@ class TarWriter(BlockWriter):
         self._stream.flush()
 
     def _publish(self) -> None:
-        self._finish()
+        self._check_no_partial_sample()
+        # Two blocks of zeros end an archive, and zeros fill up its last record.
+        self._put(bytes(2 * _BLOCK))
+        self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
+        self._drain()
+        self.sha256 = self._digest.hexdigest()
         if self._publishing is not None:
             # Indexed before it has its name, so that a published shard is always a valid one.
             self.index = self._make_index()
@@ -199,14 +204,6 @@ class TarWriter(BlockWriter):
     def _check_no_partial_sample(self) -> None:
         if self._has_partial_sample:
             raise OSError("an earlier sample was written only in part; the shard is not published")
-
-    def _finish(self) -> None:
-        self._check_no_partial_sample()
-        # Two blocks of zeros end an archive, and zeros fill up its last record.
-        self._put(bytes(2 * _BLOCK))
-        self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
-        self._drain()
-        self.sha256 = self._digest.hexdigest()
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"

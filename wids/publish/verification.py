@@ -259,14 +259,12 @@ def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
     """Return how a file differs from the one that the spec describes, or ``""``."""
     if shard_spec.nbytes not in (None, nbytes):
         return f"the spec says {shard_spec.nbytes} bytes, the file has {nbytes}"
-    if shard_spec.sha256 is not None:
-        found = file_digest(path, "sha256")
-        if found != shard_spec.sha256.lower():
-            return f"the spec says the sha256 {shard_spec.sha256}, the file has {found}"
-    elif shard_spec.md5sum is not None:
-        found = file_digest(path, "md5")
-        if found != shard_spec.md5sum.lower():
-            return f"the spec says the md5sum {shard_spec.md5sum}, the file has {found}"
+    stated = (("sha256", "sha256", shard_spec.sha256), ("md5", "md5sum", shard_spec.md5sum))
+    for algorithm, name, digest in stated:
+        if digest is not None:
+            found = file_digest(path, algorithm)
+            is_same = found == digest.lower()
+            return "" if is_same else f"the spec says the {name} {digest}, the file has {found}"
     return ""
 
 

@@ -29,15 +29,13 @@ class Plan:
     """What to pack.
 
     Attributes:
-        folder: The folder, as the caller named it.
-        root: Its absolute path.
+        root: Absolute path of the folder.
         samples: The samples, sorted by key.
         classes: Names of the classes, in the order of their numbers; empty without classes.
         skipped: What is left out and why.
         remarks: What a person should know before training, one sentence each.
     """
 
-    folder: str
     root: str
     samples: list[Sample]
     classes: tuple[str, ...]
@@ -55,14 +53,13 @@ def plan_folder(
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
     listing = list_folder(folder)
-    name = os.fspath(folder)
     try:
-        return _plan(name, listing, classes, key_split)
+        return _plan(listing, classes, key_split)
     except PackError as error:
-        raise PackError(f"{name}: {error}") from error
+        raise PackError(f"{os.fspath(folder)}: {error}") from error
 
 
-def _plan(name: str, listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
+def _plan(listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
     files, tables = _without_tables(listing.files)
     rows = [row for path in tables for row in metadata.read_rows(listing.root, path)]
     table = SampleTable(key_split)
@@ -91,7 +88,7 @@ def _plan(name: str, listing: Listing, classes: bool | None, key_split: KeySplit
         empty = [folder for folder in names if folder not in filled]
         remarks += _remark(empty, "class has no samples", "classes have no samples")
     remarks += _remarks(table, listing, has_rows=bool(rows))
-    return Plan(name, listing.root, table.samples(), names, listing.skipped(), tuple(remarks))
+    return Plan(listing.root, table.samples(), names, listing.skipped(), tuple(remarks))
 
 
 def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str]]:
