@@ -141,7 +141,8 @@ def verify_spec(
             whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
         examine = partial(
-            *(_examined, fetcher, locate, decode),
+            _examined,
+            *(fetcher, locate, decode),
             wants_index=locate is None and whole is None,
             report=None if executor else bar.move,
         )
