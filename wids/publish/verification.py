@@ -37,10 +37,9 @@ from wids.storage.digests import file_digest
 from wids.storage.download import Report
 from wids.storage.progress import PartsBar
 from wids.storage.remote_lengths import known_sum, lengths_as_known
-from wids.storage.sizes import count_text
+from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 
-_MAX_NAMES: Final = 3
 _APPENDING: Final = (
     "has the indexes of {}, and the spec lists {}: more are being appended, or an append was "
     "interrupted, which can be run again"
@@ -241,8 +240,8 @@ def _findings(
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
-    skipped = list(filter(is_metadata, scanned[0].names))
-    text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {_listed(skipped)}"
+    skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
+    text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
     return [*(Problem(name, text) for text in texts), *remarks], fingerprint
 
@@ -272,19 +271,14 @@ def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
 def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
     dots = split_names(found.names, key_split).dots.tolist()
     names = zip(found.names, dots, strict=True)
-    orphans = [name for name, dot in names if not (dot or is_metadata(name))]
-    repeated = [name for name, count in Counter(found.names).items() if count > 1]
+    orphans = [to_text(name) for name, dot in names if not (dot or is_metadata(name))]
+    repeated = [to_text(name) for name, count in Counter(found.names).items() if count > 1]
     texts = []
     if orphans:
-        texts.append(f"{len(orphans)} members belong to no sample: {_listed(orphans)}")
+        texts.append(f"{len(orphans)} members belong to no sample: {first_of(orphans)}")
     if repeated:
-        texts.append(f"{len(repeated)} names occur more than once: {_listed(repeated)}")
+        texts.append(f"{len(repeated)} names occur more than once: {first_of(repeated)}")
     return texts
-
-
-def _listed(names: list[bytes]) -> str:
-    shown = ", ".join(to_text(name) for name in names[:_MAX_NAMES])
-    return shown + (", …" if len(names) > _MAX_NAMES else "")
 
 
 def _decode_problems(shard: Shard) -> list[str]:

@@ -15,8 +15,9 @@ from wids.errors import PackError
 from wids.publish.packing import metadata
 from wids.publish.packing.classes import add_classes, class_of, reason_against
 from wids.publish.packing.file_samples import Sample, SampleTable, roles_of
-from wids.publish.packing.folder_listing import ListedFile, Listing, Skipped, list_folder, named
+from wids.publish.packing.folder_listing import ListedFile, Listing, Skipped, list_folder
 from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
+from wids.storage.sizes import first_of
 
 _DOCUMENTS: Final = frozenset(
     ("readme", "license", "licence", "copying", "citation", "notice", "changelog")
@@ -100,8 +101,8 @@ def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str
     tars = [file.path for file in files if file.path.endswith(".tar")]
     if tars:
         raise PackError(
-            f"expected files of samples, found tars, {len(tars):,} in all: {named(tars)}; they may "
-            "be shards already: describe them with wids create, or unpack them first"
+            f"expected files of samples, found tars, {len(tars):,} in all: {first_of(tars)}; they "
+            "may be shards already: describe them with wids create, or unpack them first"
         )
     data, tables = [], []
     for file in files:
@@ -152,7 +153,7 @@ def _check_any(table: SampleTable, listing: Listing) -> None:
     if skipped:
         found = f"none that can be packed ({skipped})"
     elif listing.folders:
-        found = f"only folders, with nothing in them: {named(listing.folders)}"
+        found = f"only folders, with nothing in them: {first_of(listing.folders)}"
     else:
         found = "an empty folder"
     raise PackError(f"expected files such as 0001.jpg, found {found}")
@@ -195,7 +196,7 @@ def _remark(items: Iterable[str], one: str, many: str) -> list[str]:
     """Return a list of one sentence that counts and names items; an empty list without any."""
     found = list(items)
     text = one if len(found) == 1 else many
-    return [f"{len(found):,} {text}: {named(found)}"] if found else []
+    return [f"{len(found):,} {text}: {first_of(found)}"] if found else []
 
 
 def _prefix_before_dot(stem: str) -> str:
