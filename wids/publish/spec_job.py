@@ -112,7 +112,11 @@ class SpecJob:
                 shards = describer.missing(shards, log)
         left = DownloadCost({s.url: found[s.url] for s in shards if s.url in found})
         ask(left if self.digests else first_look(left))
-        measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
+        # What is stated stays: it also says to which version a stated digest belongs.
+        measured = (
+            s if s.nbytes is not None else replace(s, nbytes=found.get(s.url))
+            for s in self.named.shards
+        )
         return replace(self, named=replace(self.named, shards=unsaved_shards(measured)))
 
     def run(
