@@ -210,18 +210,23 @@ class Journal:
         self._file.flush()
         return place
 
+    def index(self, task: Task) -> tuple[ShardIndex, int]:
+        """Return the index of a shard, and its length in bytes."""
+        record = self.record(task, has_blob=True)
+        found = record.index()
+        if found is None:
+            advice = "; delete the journal and run again" if self._path else ""
+            raise OSError(
+                f"{self._path or 'the temporary journal'}: expected the index of "
+                f"{urls.redact(record.url)}, found damaged bytes{advice}"
+            )
+        return found, record.nbytes
+
     def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
         """Yield base name, length and index of these shards, as a pack takes them."""
-        for url, key_split in tasks:
-            record = self.record((url, key_split), has_blob=True)
-            found = record.index()
-            if found is None:
-                advice = "; delete the journal and run again" if self._path else ""
-                raise OSError(
-                    f"{self._path or 'the temporary journal'}: expected the index of "
-                    f"{urls.redact(url)}, found damaged bytes{advice}"
-                )
-            yield os.path.basename(urls.path_of(url)), record.nbytes, found
+        for task in tasks:
+            found, nbytes = self.index(task)
+            yield os.path.basename(urls.path_of(task[0])), nbytes, found
 
     def rename(self, path: str) -> None:
         """Rename the file to its final name, after the last record."""

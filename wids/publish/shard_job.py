@@ -49,8 +49,8 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Original:
-    """A shard of the input, which stays where it is if its samples do.
+class FinalShard:
+    """A shard of the new dataset: one that was written, or one of the input that stays.
 
     Attributes:
         spec: Its entry in the new spec.
@@ -74,8 +74,9 @@ class ShardJob:
         resume: False to write again what an interrupted run has left.
         is_comparable: False if the tasks do not state by which functions shards are made; then
             what an interrupted run of the same tasks has left is written again too.
-        originals: For each task the shard that is kept if the task finds nothing to write, or None.
-            None of these is ever under a name of the output, so none is deleted or replaced.
+        originals: For each task the shard of the input that is kept if the task finds nothing to
+            write, or None. None of these is ever under a name of the output, so none is deleted or
+            replaced.
     """
 
     tasks: Sequence[ShardTask]
@@ -84,7 +85,7 @@ class ShardJob:
     extras: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = True
     is_comparable: bool = True
-    originals: Sequence[Original | None] = ()
+    originals: Sequence[FinalShard | None] = ()
 
     @property
     def plan(self) -> str:
@@ -136,7 +137,7 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(self._shards(log, part))
+            return unsaved_shards(shard.spec for shard in self._final(log, part))
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -209,11 +210,11 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(self._shards(log))
+        shards = unsaved_shards(shard.spec for shard in self._final(log))
         if not shards:
             raise no_sample_error(output)
         if self.originals:
-            num_kept = sum(kept is not None for _, kept in self._records(log))
+            num_kept = sum(log.record(_place(task)).is_kept for task in self.tasks)
             _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(shards))
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
@@ -223,32 +224,18 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, self._indexes(log))
+            write_pack(file, map(_packed, self._final(log)))
         spec.save(output.spec_path, storage_options=options)
         return spec
 
-    def _records(
-        self, log: Journal, part: Part = _WHOLE
-    ) -> Iterator[tuple[ShardRecord, Original | None]]:
-        """Yield the records of shards that have samples, with the shard that is kept instead."""
+    def _final(self, log: Journal, part: Part = _WHOLE) -> Iterator[FinalShard]:
+        """Yield the shards that have samples."""
         originals = part.of(self.originals)
         for number, task in enumerate(part.of(self.tasks)):
             record = log.record(_place(task))
+            kept = originals[number] if record.is_kept else None
             if record.num_samples:
-                yield record, originals[number] if record.is_kept else None
-
-    def _shards(self, log: Journal, part: Part = _WHOLE) -> Iterator[ShardSpec]:
-        for record, kept in self._records(log, part):
-            yield kept.spec if kept else record.spec()
-
-    def _indexes(self, log: Journal) -> Iterator[tuple[str, int, ShardIndex]]:
-        """Yield base name, length and index of shards, as a pack takes them."""
-        for record, kept in self._records(log):
-            if kept:
-                shard_index, nbytes = kept.index()
-                yield os.path.basename(urls.path_of(kept.spec.url)), nbytes, shard_index
-            else:
-                yield from log.indexes([(record.url, record.key_split)])
+                yield kept or FinalShard(record.spec(), partial(log.index, _place(task)))
 
     def _merged(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
@@ -277,6 +264,12 @@ def no_sample_error(output: Output) -> PackError:
     """Return the error for a dataset without samples."""
     name = urls.redact(output.spec_path)
     return PackError(f"{name}: expected samples to write, found none: no sample is left")
+
+
+def _packed(shard: FinalShard) -> tuple[str, int, ShardIndex]:
+    """Return base name, length and index of a shard, as a pack takes them."""
+    shard_index, nbytes = shard.index()
+    return os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
 
 
 def _place(task: ShardTask) -> Task:

@@ -23,7 +23,7 @@ from wids.publish.rewriting.mapped import mapped
 from wids.publish.rewriting.orders import SomeSamples, order_of
 from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.shard_job import Original, ShardJob, no_sample_error
+from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -202,7 +202,7 @@ def prepare_rewrite(
     )
     numbers = input_numbers(access.reader, order, cuts) if keep_shards else range(len(cuts))
 
-    def original_of(number: int) -> Original | None:
+    def original_of(number: int) -> FinalShard | None:
         return original(access.reader, order, cuts[number], output) if keep_shards else None
 
     digests, may_stay = bytearray(), bytearray()
