@@ -12,16 +12,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
 from wids.publish.by_headers import IndexingCost
 from wids.publish.dataset_problems import dataset_problems
-from wids.publish.new_packs import joined_pack
+from wids.publish.new_packs import written_pack
 from wids.publish.new_spec import Describer
 from wids.publish.problems import Problem, log_problem
 from wids.publish.published import Published, check_rules, entries, num_fitting, published
 from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.shards.indexes.pack_writer import join_packs
 from wids.shards.specs.loader import Shards, load_spec, load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import save_document
@@ -164,8 +166,8 @@ def _publish(
     if old.pack is not None:
         with ExitStack() as stack:
             with _old_packs(old, storage_options) as packs:  # closed when they were read
-                joining = joined_pack(old.pack, [*packs, (new, len(new))], storage_options)
-                joined = stack.enter_context(joining)
+                join = partial(join_packs, packs=[*packs, (new, len(new))])
+                joined = stack.enter_context(written_pack(old.pack, join, storage_options))
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
             if upload.read(old.target, storage_options)[0] != old.data:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from io import FileIO
 from typing import IO, Final
 
 from wids.shards.indexes.pack import LocalPack, load_pack
-from wids.shards.indexes.pack_writer import join_packs, write_pack
+from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.index import ShardIndex
 from wids.storage import upload
 from wids.storage.transport import urls
@@ -31,31 +31,14 @@ def new_pack(
         shards: As for `write_pack`.
         storage_options: As for `ShardListDataset`.
     """
-    return _written(target, lambda file: write_pack(file, shards), storage_options)
-
-
-def joined_pack(
-    target: str | None,
-    packs: Sequence[tuple[LocalPack, int]],
-    storage_options: upload.Options = None,
-) -> AbstractContextManager[LocalPack]:
-    """Provide a pack of the first shards of others, which is published when the block ends.
-
-    Args:
-        target: As for `new_pack`.
-        packs: As for `join_packs`.
-        storage_options: As for `ShardListDataset`.
-
-    Raises:
-        ValueError: One of the others is damaged.
-    """
-    return _written(target, lambda file: join_packs(file, packs), storage_options)
+    return written_pack(target, lambda file: write_pack(file, shards), storage_options)
 
 
 @contextmanager
-def _written(
+def written_pack(
     target: str | None, write: Callable[[IO[bytes]], object], storage_options: upload.Options
 ) -> Iterator[LocalPack]:
+    """Provide the pack that a function writes to a file; otherwise as `new_pack`."""
     with (
         tempfile.TemporaryFile()
         if target is None
