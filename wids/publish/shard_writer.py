@@ -19,6 +19,7 @@ from wids.publish.journal import Journal
 from wids.publish.members import Encoder, member_encoder
 from wids.publish.new_packs import new_pack
 from wids.publish.new_shard import written_record
+from wids.publish.new_spec import described
 from wids.publish.only_writer import only_writer
 from wids.publish.output import Output
 from wids.publish.problems import log_problem
@@ -27,7 +28,6 @@ from wids.publish.repeated_keys import repeated_keys
 from wids.publish.replaced import Replaced
 from wids.publish.shard_names import ShardNames
 from wids.publish.tar_writer import TarWriter, check_target
-from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.storage import fetch, upload
 from wids.storage.progress import Bar
@@ -229,8 +229,6 @@ class ShardWriter(BlockWriter):
                 "dataset that an interrupted run was replacing, so that shards may be of both; "
                 'run again with if_exists="replace"'
             )
-        from wids.publish.new_spec import described  # needed only to resume
-
         fetcher = fetch.Fetcher(output.storage_options)
         numbers = output.names.existing(self._number, output.storage_options)
         with Bar("reading existing shards", len(numbers), "shard") as bar:
@@ -241,7 +239,7 @@ class ShardWriter(BlockWriter):
                 self.num_samples += record.num_samples
                 bar.reach(count)
         if output.spec_path and upload.exists(output.spec_path, output.storage_options):
-            spec = load_spec(output.spec_path, read=fetcher.read)
+            spec = output.spec_at(output.spec_path)
             self._extras = spec.extras
             if self._dataset_name is None:
                 self._dataset_name = spec.name
