@@ -86,7 +86,7 @@ class SpecJob:
         """Return the shards of a part; None for all."""
         return self.named.shards if part is None else part.of(self._distinct)
 
-    @property
+    @cached_property
     def _describer(self) -> Describer:
         fetcher = Fetcher(self.storage_options)
         fetcher.bind_options(self.named.origin)
