@@ -36,12 +36,12 @@ def test_a_shard_takes_sixteen_bytes() -> None:
             gc.collect()
             assert tracemalloc.get_traced_memory()[0] < 17 * NUM_SHARDS + 60_000
             task = (record(7).url, record(7).key_split)
-            assert log.with_blob(task) == record(7)
+            assert log.record(task, has_blob=True) == record(7)
             assert [*log][:2] == [(record(n).url, "first") for n in (0, 1)]
             log.add(record(NUM_SHARDS))
             log.add(replace(record(7), blob=b"again"))
             assert len(log) == NUM_SHARDS + 1
-            assert log.with_blob(task).blob == b"again"
+            assert log.record(task, has_blob=True).blob == b"again"
     finally:
         tracemalloc.stop()
 
@@ -54,7 +54,7 @@ def test_tasks_of_one_hash_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (record(number).url, "first") not in log
             log.add(record(number))
             log.add(record(number))
-        assert [log.with_blob((record(n).url, "first")) for n in range(3)] == [
+        assert [log.record((record(n).url, "first"), has_blob=True) for n in range(3)] == [
             *map(record, range(3))
         ]
         assert len(log) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_servers_are_asked_before_anything_is_read(server: Server, tmp_path: Pat
     job.measured(asked.append, Part.parse("1/2"))
     assert [cost.nbytes for cost in asked] == [2 * len(body), len(body)]
     assert server.num_sent == 0
+
+
+def test_a_digest_of_another_version_is_not_kept(server: Server, tmp_path: Path) -> None:
+    """A document's digest belongs to a shard of the length that it states, whatever servers say."""
+    tar = write_tar(tmp_path / "a.tar", [("a.bin", bytes(6 << 20)), ("a.txt", b"text")])
+    url = server.page("/a.tar", tar.read_bytes())
+    for more, expected in ((0, "ab" * 32), (512, None)):
+        entry = {"url": url, "filesize": tar.stat().st_size + more, "sha256": "ab" * 32}
+        (tmp_path / "old.json").write_text(json.dumps({"shardlist": [entry]}))
+        job = job_of([str(tmp_path / "old.json")], tmp_path / "a.json").measured(lambda _: None)
+        assert run(job).shards[0].sha256 == expected
 
 
 def test_what_would_fail_later_is_refused_first(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from wids.cli.options import (
     not_negative,
     opened,
     positive,
+    refuse,
     storage_options,
 )
 from wids.storage.transport import urls
@@ -91,10 +92,14 @@ def run(options: argparse.Namespace) -> int:
 
     if is_old_stream(options.spec):
         return _run_streams(options)
-    if options.restart and (options.merge or options.part is not None):
-        raise ValueError("--restart: expected it without --part and --merge; use another output")
-    if options.map is not None and options.version is None:
-        _check_undivided(options)
+    if options.merge or options.part is not None:
+        refuse(options, ["restart"], "expected it without --part and --merge; use another output")
+        if options.version is None:
+            refuse(
+                *(options, ["map"]),
+                "expected --version beside --part and --merge, the same for all parts of one map; "
+                "choose a text, such as --version 1, and change it with the map",
+            )
     if not options.merge:
         start_early(
             options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
@@ -123,29 +128,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_undivided(options: argparse.Namespace) -> None:
-    """Raise ValueError for parts, which must all be written by the same map."""
-    if options.merge or options.part is not None:
-        raise ValueError(
-            "--map: expected --version beside --part and --merge, the same for all parts of one "
-            "map; choose a text, such as --version 1, and change it with the map"
-        )
-
-
 def _run_streams(options: argparse.Namespace) -> int:
     """Write the samples of files without random access into plain tars."""
     from wids.publish.rewriting.rewrite_streams import rewrite_streams
     from wids.shards.specs.naming import tar_urls
     from wids.storage.fetch import Fetcher
 
-    for name in ("shuffle", "where", "map", "keep_shards", "part", "merge"):
-        if getattr(options, name) is not None and getattr(options, name) is not False:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(
-                f"{option}: expected a dataset with random access, found "
-                f"{urls.redact(options.spec)}; write it "
-                f"into plain tars without {option} first, and rewrite these"
-            )
+    refuse(
+        *(options, ["shuffle", "where", "map", "keep_shards", "part", "merge"]),
+        f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
+        "plain tars without this option first, and rewrite these",
+    )
     given = storage_options(options)
     spec = rewrite_streams(
         tar_urls([options.spec], Fetcher(given)),
@@ -166,11 +159,9 @@ def _fields(options: argparse.Namespace) -> list[str] | None:
 
 
 def _pattern(output: str) -> str:
-    from wids.publish.output import Output
+    from wids.publish.output import pattern_of, prefix_of
 
-    if "%" in os.path.basename(output):
-        return output
-    return Output.for_prefix(output, "rewriting").prefix + "-%06d.tar"
+    return output if "%" in os.path.basename(output) else pattern_of(prefix_of(output))
 
 
 def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:

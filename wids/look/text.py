@@ -19,7 +19,7 @@ from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
 from wids.shards.fields.media_facts import facts_of_bytes
 from wids.shards.specs.model import DatasetSpec
-from wids.storage.sizes import nbytes_text
+from wids.storage.sizes import first_of, nbytes_text
 from wids.storage.transport import urls
 
 MAX_SHOWN_NBYTES: Final = 2_000_000
@@ -107,8 +107,7 @@ def classes_text(names: Sequence[str]) -> str:
     """Return how many classes there are, and the first of their names; ``""`` for none."""
     if not names:
         return ""
-    more = ", …" if len(names) > _MAX_NAMED_CLASSES else ""
-    return f"{len(names):,}: {', '.join(names[:_MAX_NAMED_CLASSES])}{more}"
+    return f"{len(names):,}: {first_of(names, _MAX_NAMED_CLASSES)}"
 
 
 def labelled(field: str, text: str, names: Sequence[str]) -> str:

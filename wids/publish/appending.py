@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
 from wids.publish.by_headers import IndexingCost
 from wids.publish.dataset_problems import dataset_problems
-from wids.publish.new_packs import joined_pack
-from wids.publish.new_spec import build_spec
+from wids.publish.new_packs import written_pack
+from wids.publish.new_spec import Describer
 from wids.publish.problems import Problem, log_problem
 from wids.publish.published import Published, check_rules, entries, num_fitting, published
 from wids.shards.indexes.pack import LocalPack, load_pack
-from wids.shards.specs.loader import Shards, load_spec
+from wids.shards.indexes.pack_writer import join_packs
+from wids.shards.specs.loader import Shards, load_spec, load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import save_document
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import complete_files, locks, upload
+from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 
 _MAX_ATTEMPTS: Final = 5
@@ -107,34 +107,18 @@ def append_shards(
             f'{urls.redact(target)}: expected key_split="{old.key_split}" as in its shards, found '
             f'"{key_split}"; pack the new shards again, or make a dataset of their own'
         )
-    new = load_spec(shards, storage_options=storage_options)
+    fetcher = Fetcher(storage_options)
+    new = load_with(fetcher, shards, None, allow_pipe=False)
     check_rules(old, new)
     entries(old, new.shards, base)  # report mistakes before the shards are read
-    options: dict[str, Any] = {} if on_cost is None else {"on_cost": on_cost}
-    with tempfile.TemporaryDirectory(prefix="wids-") as folder:
-        path = os.path.join(folder, "new.index")
-        new = build_spec(
-            replace(new, index=None),
-            key_split=old.key_split,
-            repeated=repeated,
-            pack=path,
-            executor=executor,
-            journal=journal,
-            digests=digests,
-            on_problem=_ignore,
+    describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
+    with describer.packed(new.shards, journal) as (described, pack):
+        return publish_appended(
+            *(target, described, pack),
+            base=base,
+            on_problem=on_problem,
             storage_options=storage_options,
-            progress=progress,
-            **options,
         )
-        with closing(_loaded(path, len(new.shards))) as pack_of_new:
-            return publish_appended(
-                target,
-                new.shards,
-                pack_of_new,
-                base=base,
-                on_problem=on_problem,
-                storage_options=storage_options,
-            )
 
 
 def publish_appended(
@@ -162,32 +146,28 @@ def publish_appended(
     with _one_at_a_time(target):
         for _ in range(_MAX_ATTEMPTS):
             old = published(target, storage_options)
-            added = entries(old, shards, base)
-            document = {**old.document, "shardlist": [*old.document["shardlist"], *added]}
-            data = json.dumps(document).encode("ascii")
-            spec = load_spec(target, read=partial(_bytes, data))
-            try:
-                _publish(old, document, spec, pack, on_problem, storage_options)
-            except upload.ReplacedError:  # another process was faster: start again from its result
-                continue
-            return spec
+            # Another process may have been faster: start again from its result.
+            with suppress(upload.ReplacedError):
+                return _publish(old, entries(old, shards, base), pack, on_problem, storage_options)
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
 
 
 def _publish(
     old: Published,
-    document: Mapping[str, Any],
-    spec: DatasetSpec,
+    added: list[dict[str, Any]],
     new: LocalPack,
     on_problem: Callable[[Problem], None],
     storage_options: upload.Options,
-) -> None:
-    """Write pack and spec, unless the spec was replaced since it was read."""
+) -> DatasetSpec:
+    """Write pack and spec, unless the spec was replaced since it was read; return the new spec."""
+    document = {**old.document, "shardlist": [*old.document["shardlist"], *added]}
+    data = json.dumps(document).encode("ascii")
+    spec = load_spec(old.target, read=lambda _, __: data)
     if old.pack is not None:
         with ExitStack() as stack:
             with _old_packs(old, storage_options) as packs:  # closed when they were read
-                joining = joined_pack(old.pack, [*packs, (new, len(new))], storage_options)
-                joined = stack.enter_context(joining)
+                join = partial(join_packs, packs=[*packs, (new, len(new))])
+                joined = stack.enter_context(written_pack(old.pack, join, storage_options))
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
             if upload.read(old.target, storage_options)[0] != old.data:
@@ -201,6 +181,7 @@ def _publish(
             )
         )
     save_document(old.target, document, replaces=old.version, storage_options=storage_options)
+    return spec
 
 
 @contextmanager
@@ -213,35 +194,23 @@ def _old_packs(
     spec, or fewer that fit if two appends to a URL collided. Missing ones are read again.
     """
     shards, target = old.spec.shards, old.pack or ""
-    with (
-        _local_pack(old, target, storage_options) as path,
-        tempfile.TemporaryDirectory(prefix="wids-") as folder,
-    ):
+    if not upload.exists(target, storage_options):
+        raise _wrong_pack(old, target, "no file")
+    with ExitStack() as stack:
+        path = stack.enter_context(upload.local_copy(target, storage_options))
         pack = load_pack(path, None, len(shards))
-        num_shards = 0 if pack is None else num_fitting(pack, shards)
-        if pack is None or not num_shards:
-            raise _wrong_pack(old, target, "no pack" if pack is None else "one of other shards")
+        if pack is None:
+            raise _wrong_pack(old, target, "no pack")
+        stack.callback(pack.close)
+        num_shards = num_fitting(pack, shards)
+        if not num_shards:
+            raise _wrong_pack(old, target, "one of other shards")
         packs = [(pack, num_shards)]
         missing = shards[num_shards:]
         if missing:
-            rest = os.path.join(folder, "missing.index")
-            build_spec(
-                DatasetSpec(missing), pack=rest, on_problem=_ignore, storage_options=storage_options
-            )
-            packs.append((_loaded(rest, len(missing)), len(missing)))
-        try:
-            yield packs
-        finally:
-            for each, _ in packs:
-                each.close()
-
-
-@contextmanager
-def _local_pack(old: Published, target: str, storage_options: upload.Options) -> Iterator[str]:
-    if not upload.exists(target, storage_options):
-        raise _wrong_pack(old, target, "no file")
-    with upload.local_copy(target, storage_options) as path:
-        yield path
+            rest = Describer(Fetcher(storage_options)).packed(missing)
+            packs.append((stack.enter_context(rest)[1], len(missing)))
+        yield packs
 
 
 def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
@@ -270,20 +239,3 @@ def _one_at_a_time(target: str) -> Iterator[None]:
         if is_held is False:
             raise OSError(f"{target}: another process is appending to it; try again later")
         yield
-
-
-def _loaded(path: str, num_shards: int) -> LocalPack:
-    """Return a pack that was just written."""
-    pack = load_pack(path, None, num_shards)
-    if pack is None:
-        raise OSError(f"{path}: expected the pack that was just written, found another file")
-    return pack
-
-
-def _bytes(data: bytes, _: str, __: int) -> bytes:
-    """Return the bytes of a document that is not published yet."""
-    return data
-
-
-def _ignore(_: Problem) -> None:
-    """Ignore problems of a part of the dataset; the whole is checked at the end."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,26 +29,16 @@ class BlockWriter:
         """Finish and publish what was written."""
         raise NotImplementedError
 
-    def _drop(
-        self,
-        kind: type[BaseException],
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _drop(self, *failure: Any) -> None:
         """Clean up after an exception; called a second time, it does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is None:
             self.close()
             return
         self._is_open = False
-        self._drop(kind, error, trace)
+        self._drop(*failure)

@@ -9,16 +9,16 @@ whole.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from wids.errors import MismatchError
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.journal import Task
+from wids.publish.results import results_of
 from wids.shards.download_cost import DownloadCost
 from wids.shards.index_cost import Cost, estimate
 from wids.shards.tars.header_scan import HeaderScan
@@ -28,7 +28,7 @@ from wids.storage.reading_threads import ReadingThreads
 from wids.storage.sizes import count_text
 from wids.storage.sparse_file import ENDLESS_NBYTES, open_parts
 from wids.storage.transport import urls
-from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.retry import check_waits
 
 FIRST_NBYTES: Final = 1 << 20
 """Bytes that decide how to read the rest; a shard of at most this length needs no more."""
@@ -121,23 +121,13 @@ def describe_by_headers(
         ShardFormatError: A shard is not a complete, plain tar.
         MismatchError: A shard was replaced repeatedly while it was read.
     """
-    is_over, waiting = threading.Event(), iter(tasks)
-    with ReadingThreads(_NUM_THREADS, "wids-headers") as threads:
-        try:
-            # A few more than there are threads, not all: the indexes of a large dataset would not
-            # fit into memory.
-            running = {
-                threads.submit(_retried, fetcher, task, repeated, is_over)
-                for task in islice(waiting, 2 * _NUM_THREADS)
-            }
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for task in islice(waiting, len(done)):
-                    running.add(threads.submit(_retried, fetcher, task, repeated, is_over))
-                while done:
-                    yield done.pop().result()
-        finally:
-            is_over.set()  # stop requests in flight after an error or Ctrl-C
+    attempt = partial(_retried, fetcher, repeated)
+    with (
+        ReadingThreads(_NUM_THREADS, "wids-headers") as threads,
+        closing(results_of(threads, attempt, tasks, lambda task: urls.redact(task[0]))) as results,
+    ):
+        for _, found in results:
+            yield found
 
 
 def first_look(cost: DownloadCost) -> DownloadCost:
@@ -151,22 +141,24 @@ def can_have_ranges(url: str) -> bool:
     return not urls.is_local(url) and urls.scheme(url) != "pipe"
 
 
-def _retried(fetcher: Fetcher, task: Task, repeated: Repeated, is_over: threading.Event) -> Attempt:
+def _retried(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
     try:
-        return _attempt(fetcher, task, repeated, is_over)
+        return _attempt(fetcher, repeated, task)
     except MismatchError:
         # CACHE-30: replaced between two requests. All requests now get the new version.
-        return _attempt(fetcher, task, repeated, is_over)
+        return _attempt(fetcher, repeated, task)
 
 
-def _attempt(fetcher: Fetcher, task: Task, repeated: Repeated, is_over: threading.Event) -> Attempt:
+def _attempt(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
     """Describe a remote shard by its headers, if that costs less than reading all of it."""
     url, key_split = task
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
     is_known = parts.nbytes != ENDLESS_NBYTES
     if is_known and parts.has(0, parts.nbytes):
-        record = _described(task, repeated, parts[:])
-        return record, ShardCost(url, "start", None, Cost(1, len(parts)))
+        data = parts[:]
+        index = index_tar(data, key_split, urls.redact(url), checksums=True, repeated=repeated)
+        record = record_of(url, index, len(data), hashlib.sha256(data).hexdigest())
+        return record, ShardCost(url, "start", None, Cost(1, len(data)))
     whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
     if whole is None or not parts.has_ranges:
         return None, ShardCost(url, "whole", None, whole)
@@ -175,16 +167,8 @@ def _attempt(fetcher: Fetcher, task: Task, repeated: Repeated, is_over: threadin
     if expected.weight > whole.weight:
         return None, ShardCost(url, "whole", expected, whole)
     while not scan.is_complete:
-        if is_over.is_set():
-            raise CancelledError(f"{urls.redact(url)}: its index is not wanted any more")
+        check_waits()  # after an error, or Ctrl-C, in another thread
         scan.step()
     record = record_of(url, scan.index(scan.members(), key_split, repeated), len(parts), None)
     spent = Cost(parts.num_requests, parts.num_read_nbytes)
     return record, ShardCost(url, "headers", spent, whole)
-
-
-def _described(task: Task, repeated: Repeated, data: bytes) -> ShardRecord:
-    """Describe a shard whose bytes are all in memory, with digest and checksums."""
-    url, key_split = task
-    shard_index = index_tar(data, key_split, urls.redact(url), checksums=True, repeated=repeated)
-    return record_of(url, shard_index, len(data), hashlib.sha256(data).hexdigest())

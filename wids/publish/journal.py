@@ -12,10 +12,11 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
+
+import numpy as np
 
 from wids.publish.describe import ShardRecord
 from wids.publish.record_places import RecordPlaces
@@ -23,6 +24,7 @@ from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.member_names import KeySplit
 from wids.storage import locks
 from wids.storage.digests import file_digest
+from wids.storage.lazy_sequence import chosen
 from wids.storage.transport import urls
 
 _RECORD: Final = struct.Struct("<QQI")
@@ -32,6 +34,8 @@ _MAGIC: Final = b"wids journal 2\n"
 
 Task = tuple[str, KeySplit]
 """The absolute path or URL of a shard, and the rule that groups its members into samples."""
+
+Item = TypeVar("Item")
 
 
 class Journal:
@@ -110,14 +114,13 @@ class Journal:
             self._places[self._find((record.url, record.key_split))[0]] = place
 
     def __contains__(self, task: Task) -> bool:
-        return self._find(task)[1] is not None
+        return self.get(task) is not None
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Task]:
-        for place in self._places:
-            record, _ = self._read(place)
+        for record in map(self._read, self._places):
             yield record.url, record.key_split
 
     def clear(self) -> None:
@@ -149,47 +152,53 @@ class Journal:
         self._append({"plan": plan}, b"")
         self.plan = plan
 
-    def record(self, task: Task) -> ShardRecord:
-        """Return the description of a shard, with an empty ``blob``."""
-        return self._existing(task)[0]
+    def record(self, task: Task, *, has_blob: bool = False) -> ShardRecord:
+        """Return the description of a shard, with its index or an empty ``blob``."""
+        record = self._find(task, has_blob=has_blob)[1]
+        if record is None:
+            raise KeyError(task)
+        return record
 
     def get(self, task: Task) -> ShardRecord | None:
-        """Return the description of a shard, or None."""
-        found = self._find(task)[1]
-        return None if found is None else found[0]
+        """Return the description of a shard with an empty ``blob``, or None."""
+        return self._find(task)[1]
 
-    def with_blob(self, task: Task) -> ShardRecord:
-        """Return the description of a shard with its index."""
-        record, blob_nbytes = self._existing(task)
-        return replace(record, blob=self._file.read(blob_nbytes))
+    def missing(
+        self,
+        items: Sequence[Item],
+        task_of: Callable[[Item], Task],
+        is_enough: Callable[[Item, ShardRecord], bool],
+    ) -> Sequence[Item]:
+        """Return the items whose shards are not described, or not as they have to be."""
+        if not len(self):
+            return items
+        numbers = (
+            number
+            for number, item in enumerate(items)
+            if (record := self.get(task_of(item))) is None or not is_enough(item, record)
+        )
+        return chosen(items, np.fromiter(numbers, np.int64))
 
-    def _existing(self, task: Task) -> tuple[ShardRecord, int]:
-        found = self._find(task)[1]
-        if found is None:
-            raise KeyError(task)
-        return found
-
-    def _find(self, task: Task) -> tuple[int, tuple[ShardRecord, int] | None]:
-        """Return the key of a task, and what `_read` returns of its record if there is one."""
+    def _find(self, task: Task, *, has_blob: bool = False) -> tuple[int, ShardRecord | None]:
+        """Return the key of a task, and its record if there is one."""
         key = _hash(*task)
         while (place := self._places.get(key)) is not None:
-            found = self._read(place)
-            if (found[0].url, found[0].key_split) == task:
-                return key, found
+            record = self._read(place, has_blob=has_blob)
+            if (record.url, record.key_split) == task:
+                return key, record
             key = (key + 1) % _NUM_KEYS  # another task has this hash
         return key, None
 
-    def _read(self, place: int) -> tuple[ShardRecord, int]:
-        """Return the description at a place, and the length of the index that follows it."""
+    def _read(self, place: int, *, has_blob: bool = False) -> ShardRecord:
+        """Return the description at a place."""
         self._file.seek(place)
         head_nbytes, blob_nbytes, _ = _RECORD.unpack(self._file.read(_RECORD.size))
-        return _record_of(json.loads(self._file.read(head_nbytes))), blob_nbytes
+        fields = json.loads(self._file.read(head_nbytes))
+        return _record_of(fields, self._file.read(blob_nbytes) if has_blob else b"")
 
     def add(self, record: ShardRecord) -> None:
         """Append the description of a shard."""
-        facts = replace(record, blob=b"")
-        fields = asdict(facts)
-        del fields["blob"]
+        fields = {name: value for name, value in vars(record).items() if name != "blob"}
         key, _ = self._find((record.url, record.key_split))
         self._places[key] = self._append(fields, record.blob)
 
@@ -201,18 +210,23 @@ class Journal:
         self._file.flush()
         return place
 
+    def index(self, task: Task) -> tuple[ShardIndex, int]:
+        """Return the index of a shard, and its length in bytes."""
+        record = self.record(task, has_blob=True)
+        found = record.index()
+        if found is None:
+            advice = "; delete the journal and run again" if self._path else ""
+            raise OSError(
+                f"{self._path or 'the temporary journal'}: expected the index of "
+                f"{urls.redact(record.url)}, found damaged bytes{advice}"
+            )
+        return found, record.nbytes
+
     def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
         """Yield base name, length and index of these shards, as a pack takes them."""
-        for url, key_split in tasks:
-            record = self.with_blob((url, key_split))
-            found = record.index()
-            if found is None:
-                advice = "; delete the journal and run again" if self._path else ""
-                raise OSError(
-                    f"{self._path or 'the temporary journal'}: expected the index of "
-                    f"{urls.redact(url)}, found damaged bytes{advice}"
-                )
-            yield os.path.basename(urls.path_of(url)), record.nbytes, found
+        for task in tasks:
+            found, nbytes = self.index(task)
+            yield os.path.basename(urls.path_of(task[0])), nbytes, found
 
     def rename(self, path: str) -> None:
         """Rename the file to its final name, after the last record."""
@@ -250,11 +264,11 @@ def _hash(url: str, key_split: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % _NUM_KEYS
 
 
-def _record_of(fields: dict[str, Any]) -> ShardRecord:
-    """Return the description of a shard, with an empty ``blob``, from the object in a record."""
+def _record_of(fields: dict[str, Any], blob: bytes = b"") -> ShardRecord:
+    """Return the description of a shard from the object in a record."""
     if fields["identity"] is not None:
         fields["identity"] = TarIdentity(*fields["identity"])
-    return ShardRecord(**fields, blob=b"")
+    return ShardRecord(**fields, blob=blob)
 
 
 def _opened(path: str | None, folder: str | None, mode: int) -> AbstractContextManager[IO[bytes]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from wids.publish.journal import Journal, Task
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
 
 _UNFINISHED: Final = ".unfinished"
@@ -140,7 +141,7 @@ def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> N
                 "since; run that part again"
             )
         if log.get(task) != source.record(task):
-            log.add(source.with_blob(task))
+            log.add(source.record(task, has_blob=True))
 
 
 def _found_parts(path: str) -> list[Part]:
@@ -165,7 +166,7 @@ def _found_parts(path: str) -> list[Part]:
     parts = [Part(number, counts[0]) for number in range(1, counts[0] + 1)]
     missing = [part for part in parts if part not in found]
     if missing:
-        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        listed = first_of(list(map(str, missing)), 8)
         raise FileNotFoundError(
             f"{path}: expected all {counts[0]} parts, found {len(found)}; missing: {listed}: run "
             "these again, and then merge"

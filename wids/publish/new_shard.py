@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.tar_writer import TarWriter
@@ -23,24 +24,21 @@ Writer = TypeVar("Writer", bound=ThreadedTar)
 Sample = TypeVar("Sample")
 
 
-class ShardTask(Protocol):
+@dataclass(frozen=True)
+class ShardTask:
     """One shard to write.
 
     Attributes:
         path: Its absolute path, or its URL.
-        nbytes: Approximate length in bytes.
+        nbytes: Its length in bytes, or a little more.
         num_samples: How many samples it will have; None where that is not known.
         source: Digest of what it is made from.
     """
 
-    @property
-    def path(self) -> str: ...  # noqa: D102 - above
-    @property
-    def nbytes(self) -> int: ...  # noqa: D102
-    @property
-    def num_samples(self) -> int | None: ...  # noqa: D102
-    @property
-    def source(self) -> str: ...  # noqa: D102
+    path: str
+    nbytes: int
+    num_samples: int | None
+    source: str
 
 
 def write_published(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from wids.publish.journal import Journal, Task
 from wids.publish.new_packs import new_pack
 from wids.publish.problems import Problem, log_problem
 from wids.publish.results import results_of
+from wids.shards.indexes.pack import LocalPack
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.unsaved_shards import unsaved_shards
@@ -122,24 +123,12 @@ def build_spec(
     pack_path = None if pack is None else upload.absolute(pack)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-    tasks = tasks_of(spec.shards, key_split)
-    with Journal(journal) as log:
-        describe_all(
-            *(spec.shards, key_split, log, fetcher, executor, progress, on_cost),
-            digests=digests,
-            repeated=repeated,
-        )
-        described = unsaved_shards(
-            (
-                _with_facts(shard, log.record(task), key_split, has_pack=pack is not None)
-                for shard, task in zip(spec.shards, tasks, strict=True)
-            ),
-            pack_path or journal,
-        )
-        with new_pack(pack_path, log.indexes(tasks), storage_options) as indexes:
-            dataset_name = spec.name if name is None else name
-            for problem in dataset_problems(indexes, described, dataset_name):
-                on_problem(problem)
+    describer = Describer(fetcher, key_split, repeated, digests, on_cost, executor, progress)
+    dataset_name = spec.name if name is None else name
+    packing = describer.packed(spec.shards, journal, pack_path, storage_options)
+    with packing as (described, indexes):
+        for problem in dataset_problems(indexes, described, dataset_name):
+            on_problem(problem)
     return replace(
         spec,
         shards=described,
@@ -149,73 +138,121 @@ def build_spec(
     )
 
 
-def tasks_of(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[Task]:
-    """Return the tasks of describing shards."""
-    return LazySequence(lambda shard: (shard.url, key_split or shard.key_split or "first"), shards)
+@dataclass(frozen=True)
+class Describer:
+    """Describes shards that exist, each once.
 
+    Attributes:
+        fetcher: Reads the shards.
+        key_split: As for `build_spec`, like the attributes below.
+        repeated: What members of one name are.
+        digests: Whether every shard must have a digest.
+        on_cost: Called with what reading remote shards costs; None to log it.
+        executor: Where to do the work.
+        progress: Whether to show a progress bar.
+    """
 
-def distinct_shards(shards: Sequence[ShardSpec], key_split: KeySplit | None) -> Sequence[ShardSpec]:
-    """Return the shards whose tasks differ."""
-    places = first_places(tasks_of(shards, key_split))
-    if len(places) == len(shards):
-        return shards
-    return chosen(shards, places)
+    fetcher: fetch.Fetcher
+    key_split: KeySplit | None = None
+    repeated: Repeated = "error"
+    digests: bool = False
+    on_cost: Callable[[IndexingCost], None] | None = None
+    executor: Executor | None = None
+    progress: bool | None = None
 
+    @contextmanager
+    def packed(
+        self,
+        shards: Sequence[ShardSpec],
+        journal: str | os.PathLike[str] | None = None,
+        target: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Iterator[tuple[Sequence[ShardSpec], LocalPack]]:
+        """Yield shards as described, and their pack.
 
-def describe_all(
-    shards: Sequence[ShardSpec],
-    key_split: KeySplit | None,
-    log: Journal,
-    fetcher: fetch.Fetcher,
-    executor: Executor | None,
-    progress: bool | None,
-    on_cost: Callable[[IndexingCost], None],
-    *,
-    digests: bool,
-    repeated: Repeated,
-) -> None:
-    """Describe the shards that the journal does not have yet."""
-    missing = _missing(distinct_shards(shards, key_split), key_split, log, digests=digests)
-    nbytes = _known_nbytes(fetcher, missing)
-    with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=progress) as bar:
-        wanted = () if digests else (n for n, s in enumerate(missing) if can_have_ranges(s.url))
-        with_ranges = tasks_of(chosen(missing, np.fromiter(wanted, np.int64)), key_split)
-        costs = []
-        with closing(describe_by_headers(fetcher, with_ranges, repeated)) as attempts:
-            for record, cost in attempts:
-                costs.append(cost)
-                if record is not None:
+        Args:
+            shards: The shards.
+            journal: As for `build_spec`.
+            target: Path or URL of the pack, published when the block ends; None for a temporary
+                one.
+            storage_options: For the server of the pack.
+        """
+        tasks = self.tasks(shards)
+        with Journal(journal) as log:
+            self.describe(shards, log)
+            described = unsaved_shards(
+                (
+                    self._with_facts(shard, log.record(task), has_pack=target is not None)
+                    for shard, task in zip(shards, tasks, strict=True)
+                ),
+                target or journal,
+            )
+            with new_pack(target, log.indexes(tasks), storage_options) as pack:
+                yield described, pack
+
+    def tasks(self, shards: Sequence[ShardSpec]) -> Sequence[Task]:
+        """Return the tasks of describing shards."""
+        return LazySequence(self._task, shards)
+
+    def _task(self, shard: ShardSpec) -> Task:
+        return shard.url, self.key_split or shard.key_split or "first"
+
+    def distinct(self, shards: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
+        """Return the shards whose tasks differ."""
+        places = first_places(self.tasks(shards))
+        return shards if len(places) == len(shards) else chosen(shards, places)
+
+    def missing(self, shards: Sequence[ShardSpec], log: Journal) -> Sequence[ShardSpec]:
+        """Return the shards that the journal does not describe, or not as fully as needed."""
+        return log.missing(
+            shards, self._task, lambda _, record: record.sha256 is not None or not self.digests
+        )
+
+    def describe(self, shards: Sequence[ShardSpec], log: Journal) -> None:
+        """Describe the shards that the journal does not have yet."""
+        missing = self.missing(self.distinct(shards), log)
+        nbytes = _known_nbytes(self.fetcher, missing)
+        with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=self.progress) as bar:
+            wanted = () if self.digests else enumerate(missing)
+            numbers = (number for number, shard in wanted if can_have_ranges(shard.url))
+            with_ranges = self.tasks(chosen(missing, np.fromiter(numbers, np.int64)))
+            costs = []
+            with closing(describe_by_headers(self.fetcher, with_ranges, self.repeated)) as attempts:
+                for record, cost in attempts:
+                    costs.append(cost)
+                    if record is not None:
+                        log.add(record)
+                        bar.finish(record.nbytes)
+            if costs:
+                (self.on_cost or _logger.info)(IndexingCost(tuple(costs)))
+                missing = self.missing(missing, log)
+            # Workers report finished shards; this thread also reports progress within a shard.
+            report = None if self.executor else bar.move
+            results = results_of(
+                self.executor,
+                partial(described, self.fetcher, report=report, repeated=self.repeated),
+                self.tasks(missing),
+                lambda task: urls.redact(task[0]),
+                advice="run it again; what is complete is in the journal, if there is one",
+            )
+            with closing(results):
+                for _, record in results:
                     log.add(record)
                     bar.finish(record.nbytes)
-        if costs:
-            on_cost(IndexingCost(tuple(costs)))
-            missing = _missing(missing, key_split, log, digests=digests)
-        # Workers report finished shards; this thread also reports progress within a shard.
-        report = None if executor else bar.move
-        describe = partial(described, fetcher, report=report, repeated=repeated)
-        results = results_of(
-            *(executor, describe, tasks_of(missing, key_split)),
-            lambda task: urls.redact(task[0]),
-            advice="run it again; what is complete is in the journal, if there is one",
+
+    def _with_facts(self, shard: ShardSpec, record: ShardRecord, *, has_pack: bool) -> ShardSpec:
+        """Return the entry of a shard with the computed facts in place of the stated ones."""
+        is_stated = record.sha256 is None and shard.nbytes in (None, record.nbytes)
+        return replace(
+            shard,
+            num_samples=record.num_samples,
+            nbytes=record.nbytes,
+            sha256=shard.sha256 if is_stated else record.sha256,
+            md5sum=shard.md5sum if is_stated else None,
+            key_split=self.key_split or shard.key_split,
+            index=None if has_pack else shard.index,
+            extras={key: value for key, value in shard.extras.items() if key != COUNTS_FROM},
         )
-        with closing(results):
-            for _, record in results:
-                log.add(record)
-                bar.finish(record.nbytes)
-
-
-def _missing(
-    shards: Sequence[ShardSpec], key_split: KeySplit | None, log: Journal, *, digests: bool
-) -> Sequence[ShardSpec]:
-    """Return the shards that the journal does not describe, or not as fully as needed."""
-    if not len(log):
-        return shards
-    numbers = (
-        number
-        for number, task in enumerate(tasks_of(shards, key_split))
-        if (found := log.get(task)) is None or (digests and found.sha256 is None)
-    )
-    return chosen(shards, np.fromiter(numbers, np.int64))
 
 
 def _known_nbytes(fetcher: fetch.Fetcher, shards: Sequence[ShardSpec]) -> int | None:
@@ -246,20 +283,3 @@ def described(
         except ShardFormatError as error:
             raise ShardFormatError(str(error).replace(printable(path), urls.redact(url))) from None
     return replace(record, url=url, identity=record.identity if urls.is_local(url) else None)
-
-
-def _with_facts(
-    shard: ShardSpec, record: ShardRecord, key_split: KeySplit | None, *, has_pack: bool
-) -> ShardSpec:
-    """Return the entry of a shard with the computed facts in place of the stated ones."""
-    is_stated = record.sha256 is None and shard.nbytes in (None, record.nbytes)
-    return replace(
-        shard,
-        num_samples=record.num_samples,
-        nbytes=record.nbytes,
-        sha256=shard.sha256 if is_stated else record.sha256,
-        md5sum=shard.md5sum if is_stated else None,
-        key_split=key_split or shard.key_split,
-        index=None if has_pack else shard.index,
-        extras={key: value for key, value in shard.extras.items() if key != COUNTS_FROM},
-    )

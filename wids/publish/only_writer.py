@@ -7,26 +7,22 @@ may have had another worker do the work of a killed one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from wids.publish.shard_names import ShardNames
+from wids.publish.output import Output
 from wids.storage import abandoned, locks
-from wids.storage.transport import urls
 
 
 @contextmanager
-def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
+def only_writer(output: Output) -> Iterator[None]:
     """Lock out other writers of these shards, and delete what a killed one left.
-
-    Args:
-        names: The names of the shards.
-        others: Paths of what else is written with them: the spec and the pack.
 
     Raises:
         OSError: Another writer of these shards is open.
     """
-    if not urls.is_local(names.folder):  # a new object is refused by the server if it exists
+    names = output.names
+    if not output.is_local:  # a new object is refused by the server if it exists
         yield
         return
     lock_path = names.lock_path()
@@ -42,10 +38,10 @@ def only_writer(names: ShardNames, *others: str) -> Iterator[None]:
             )
         if is_held:
             stack.callback(_delete, lock_path)
-        _sweep(names, others, 0 if is_held else None)
+        _sweep(output, 0 if is_held else None)
         yield
         if is_held:  # after an error, a task on an executor may still be writing
-            _sweep(names, others, 0)
+            _sweep(output, 0)
 
 
 def _delete(path: str) -> None:
@@ -53,7 +49,8 @@ def _delete(path: str) -> None:
         os.unlink(path)
 
 
-def _sweep(names: ShardNames, others: Sequence[str], min_age_s: float | None) -> None:
+def _sweep(output: Output, min_age_s: float | None) -> None:
+    names = output.names
     abandoned.sweep(names.folder, names.is_temporary, min_age_s=min_age_s)
-    for path in others:
+    for path in (output.spec_path, output.pack_path) if output.spec_path else ():
         abandoned.sweep_beside(path, min_age_s=min_age_s)

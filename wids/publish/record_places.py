@@ -54,15 +54,10 @@ class RecordPlaces:
         """Move the recent keys to the arrays."""
         if not self._recent:
             return
-        keys = np.fromiter(self._recent, np.int64, len(self._recent))
-        places = np.fromiter(self._recent.values(), np.int64, len(keys))
-        order = np.argsort(keys)
-        keys, places = keys[order], places[order]
+        count = len(self._recent)
+        keys = np.concatenate((np.fromiter(self._recent, np.int64, count), self._keys))
+        places = np.fromiter(self._recent.values(), np.int64, count)
+        # Of a key that is in both, the first place is kept, which is the recent one.
+        self._keys, first = np.unique(keys, return_index=True)
+        self._places = np.concatenate((places, self._places))[first]
         self._recent.clear()
-        at = np.searchsorted(self._keys, keys)
-        is_known = np.zeros(len(keys), bool)
-        inside = at < len(self._keys)
-        is_known[inside] = self._keys[at[inside]] == keys[inside]
-        self._places[at[is_known]] = places[is_known]
-        self._keys = np.insert(self._keys, at[~is_known], keys[~is_known])
-        self._places = np.insert(self._places, at[~is_known], places[~is_known])

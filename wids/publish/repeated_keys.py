@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import Final, TypeAlias
@@ -16,6 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from wids.errors import printable
+from wids.publish.problems import Problem
 from wids.shards.indexes.pack import LocalPack
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.shard_sequences import dataset_names
@@ -28,33 +28,11 @@ Named: TypeAlias = tuple[str, ShardSpec, ShardSpec]
 """A key, and the first two shards that have it."""
 
 
-@dataclass(frozen=True)
-class RepeatedKeys:
-    """Keys that occur in several shards of a dataset. ``str`` names up to three of them.
+def repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> list[Problem]:
+    """Return the keys that occur in several shards of a pack, as a list of at most one problem.
 
-    Attributes:
-        num_keys: How many keys.
-        named: The first of them, each with two of its shards.
-    """
-
-    num_keys: int
-    named: tuple[Named, ...]
-
-    def __str__(self) -> str:
-        what = "key occurs" if self.num_keys == 1 else "keys occur"
-        named = [f'"{key}" in {_names(first, second)}' for key, first, second in self.named]
-        more = ["…"] if self.num_keys > len(named) else []
-        return printable(
-            f"{self.num_keys} {what} in several shards: {', '.join(named + more)}; a lookup finds "
-            "the first sample only"
-        )
-
-
-def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> RepeatedKeys | None:
-    """Return the keys that occur in several shards of a pack, or None if there are none.
-
-    Keys that shards of different datasets share do not count, nor do those of a shard that is
-    listed twice.
+    It names the first of them, each with two of its shards. Keys that shards of different datasets
+    share do not count, nor do those of a shard that is listed twice.
 
     Args:
         pack: The pack.
@@ -86,7 +64,16 @@ def find_repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> Repeated
         found = ((int(in_order[a]), _first_repeated(samples(in_order[a:b]))) for a, b in groups)
         first = islice(((at, pair) for at, pair in found if pair is not None), _MAX_NAMED)
         named = sorted([*named, *first], key=itemgetter(0))[:_MAX_NAMED]
-    return RepeatedKeys(num_keys, tuple(pair for _, pair in named)) if named else None
+    if not named:
+        return []
+    what = "key occurs" if num_keys == 1 else "keys occur"
+    texts = [f'"{key}" in {_names(first, second)}' for _, (key, first, second) in named]
+    more = ["…"] if num_keys > len(named) else []
+    text = printable(
+        f"{num_keys} {what} in several shards: {', '.join(texts + more)}; a lookup finds the first "
+        "sample only"
+    )
+    return [Problem(urls.redact(named[0][1][2].url), text)]
 
 
 def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> IntArray:

@@ -13,10 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from wids.errors import WidsError
-from wids.publish.shard_names import ShardNames, pack_path
-from wids.shards.specs.loader import load_spec
+from wids.publish.output import Output
 from wids.storage import upload
-from wids.storage.fetch import Fetcher
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -25,24 +23,18 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Replaced:
-    """The names under which a previous dataset may exist.
+    """A previous dataset, which may exist where a new one is written.
 
     Attributes:
-        names: Names of the shards.
-        spec_path: Absolute path or URL of the spec.
-        storage_options: For the server of a URL.
-        start: Number of the first shard that is replaced.
+        output: Where.
     """
 
-    names: ShardNames
-    spec_path: str
-    storage_options: upload.Options = None
-    start: int = 0
+    output: Output
 
     @property
     def aside_path(self) -> str:
         """Absolute path or URL of the spec while shards change."""
-        return self.spec_path + ".replaced"
+        return self.output.spec_path + ".replaced"
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -50,27 +42,29 @@ class Replaced:
 
         It is moved back if the block fails before any local shard was replaced.
         """
-        if not upload.exists(self.spec_path, self.storage_options):
+        spec_path, options = self.output.spec_path, self.output.storage_options
+        if not upload.exists(spec_path, options):
             yield
             return
         # After a kill between the new spec and the deletion of the old shards.
-        if upload.exists(self.aside_path, self.storage_options):
-            listed = self._listed(self.spec_path)
+        if upload.exists(self.aside_path, options):
+            listed = self._listed(spec_path)
             if listed is not None:
                 self.remove_others(listed)
         before = self._states()
         try:
-            upload.move(self.spec_path, self.aside_path, self.storage_options)
+            upload.move(spec_path, self.aside_path, options)
             yield
         except BaseException:
             if before is not None and before == self._states() and self.is_unfinished():
-                upload.move(self.aside_path, self.spec_path, self.storage_options)
+                upload.move(self.aside_path, spec_path, options)
             raise
 
     def is_unfinished(self) -> bool:
         """Whether a run was killed while it replaced shards, which may be of two datasets."""
-        return upload.exists(self.aside_path, self.storage_options) and not upload.exists(
-            self.spec_path, self.storage_options
+        options = self.output.storage_options
+        return upload.exists(self.aside_path, options) and not upload.exists(
+            self.output.spec_path, options
         )
 
     def remove_others(self, kept: Collection[str]) -> None:
@@ -82,15 +76,16 @@ class Replaced:
         Args:
             kept: Paths or URLs of the shards of the new dataset, whose spec is published.
         """
-        if not upload.exists(self.aside_path, self.storage_options):
+        options = self.output.storage_options
+        if not upload.exists(self.aside_path, options):
             return
         listed = self._listed(self.aside_path)
         if listed is None:
             return
         for path in sorted(listed.intersection(self._others(kept))):
             with suppress(OSError):
-                upload.remove(path, self.storage_options)
-        upload.remove(self.aside_path, self.storage_options)
+                upload.remove(path, options)
+        upload.remove(self.aside_path, options)
 
     def remark_on_others(self, kept: Collection[str]) -> str | None:
         """Return a remark on existing shards that are not in the new dataset, if there are any."""
@@ -101,21 +96,12 @@ class Replaced:
         return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
 
     def _others(self, kept: Collection[str]) -> list[str]:
-        numbers = sorted(self.names.existing_numbers(self.start, self.storage_options))
-        return [path for path in map(self.names.path, numbers) if path not in kept]
+        return [path for path in self.output.existing_shards() if path not in kept]
 
     def _listed(self, spec_path: str) -> set[str] | None:
         """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
-        fetcher = Fetcher(self.storage_options)
-        fetcher.bind_options(self.spec_path)
-
-        def read(url: str, limit_nbytes: int) -> bytes:
-            return data if url == self.spec_path else fetcher.read(url, limit_nbytes)
-
         try:
-            data, _ = upload.read(spec_path, self.storage_options)
-            # References are relative to its original place. No command in it is run.
-            spec = load_spec(self.spec_path, allow_pipe=True, read=read)
+            spec = self.output.spec_at(spec_path)
         except (WidsError, OSError) as error:
             _logger.warning(
                 "%s: expected a spec, found: %s; no shard that only it lists is deleted",
@@ -126,10 +112,10 @@ class Replaced:
 
     def _states(self) -> list[tuple[str, int, int]] | None:
         """Return what changes when a local shard or pack is replaced; None if one is remote."""
-        if not (urls.is_local(self.spec_path) and urls.is_local(self.names.folder)):
+        if not (urls.is_local(self.output.spec_path) and self.output.is_local):
             return None
         states = []
-        for path in (*self._others(()), pack_path(self.spec_path)):
+        for path in (*self.output.existing_shards(), self.output.pack_path):
             with suppress(FileNotFoundError):
                 status = os.stat(path)
                 states.append((path, status.st_ino, status.st_mtime_ns))

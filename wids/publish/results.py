@@ -13,7 +13,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from functools import partial
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import uuid4
 
 from wids.errors import LostTaskError
@@ -139,6 +139,8 @@ def _result(future: Future[Any], name: str, advice: str) -> Any:
         raise _lost(name, error, advice) from error
     result = future.result()
     if isinstance(result, _Raised):
+        if result.error.__traceback__ is None:  # it was pickled, without traceback and cause
+            result.error.__cause__ = RuntimeError(f'\n"""\n{result.lines}"""')
         raise result.error
     return result
 
@@ -163,32 +165,11 @@ def _attempt(_: str, function: Callable[[Task], Result], task: Task) -> Result |
     try:
         return function(task)
     except Exception as error:  # noqa: BLE001 - raised where the result is wanted
-        return _Raised(error)
+        return _Raised(error, traceback.format_exc())
 
 
-class _Raised:
-    """What a task raised, on its way from a worker.
+class _Raised(NamedTuple):
+    """What a task raised, and the worker's traceback as text."""
 
-    Attributes:
-        error: The error. In another process its cause is the worker's traceback.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __reduce__(self) -> Any:
-        # Pickle keeps neither traceback nor cause.
-        lines = traceback.format_exception(type(self.error), self.error, self.error.__traceback__)
-        return _restored, (self.error, "".join(lines))
-
-
-def _restored(error: Exception, text: str) -> _Raised:
-    error.__cause__ = _WorkerTracebackError(text)
-    return _Raised(error)
-
-
-class _WorkerTracebackError(Exception):
-    """The traceback of a worker, as text."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
+    error: Exception
+    lines: str

@@ -10,14 +10,12 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
@@ -26,6 +24,7 @@ from wids.publish.journal_parts import Part, collect_parts, has_parts, part_jour
 from wids.publish.new_shard import ShardTask
 from wids.publish.only_writer import only_writer
 from wids.publish.output import Output
+from wids.publish.replaced import Replaced
 from wids.publish.results import results_of
 from wids.publish.threaded_tar import Publishing
 from wids.publish.unfinished_run import unfinished_run
@@ -35,7 +34,7 @@ from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import ShardIndex
 from wids.storage import abandoned, upload
 from wids.storage.complete_files import STEM_LENGTH
-from wids.storage.lazy_sequence import LazySequence, chosen
+from wids.storage.lazy_sequence import LazySequence
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
 
@@ -54,16 +53,9 @@ _MERGED: Final = "%s: already published, and no part is left to merge"
 _logger = logging.getLogger(__name__)
 
 
-class WriteShard(Protocol):
-    """Writes a shard, on the workers of an executor."""
-
-    def __call__(self, task: Any, *, how: Publishing) -> ShardRecord:
-        """Write a shard and return its description; that of no samples if it was left out."""
-
-
 @dataclass(frozen=True)
-class Original:
-    """A shard of the input, which stays where it is if its samples do.
+class FinalShard:
+    """A shard of the new dataset: one that was written, or one of the input that stays.
 
     Attributes:
         spec: Its entry in the new spec.
@@ -81,22 +73,24 @@ class ShardJob:
     Attributes:
         tasks: The shards.
         output: Where they are written.
-        write: Writes one of them.
+        write: Writes one of them, on the workers of an executor, and returns its description; that
+            of no samples if it was left out.
         extras: Further entries of the spec.
         resume: False to write again what an interrupted run has left.
         is_comparable: False if the tasks do not state by which functions shards are made; then
             what an interrupted run of the same tasks has left is written again too.
-        originals: For each task the shard that is kept if the task finds nothing to write, or None.
-            None of these is ever under a name of the output, so none is deleted or replaced.
+        originals: For each task the shard of the input that is kept if the task finds nothing to
+            write, or None. None of these is ever under a name of the output, so none is deleted or
+            replaced.
     """
 
     tasks: Sequence[ShardTask]
     output: Output
-    write: WriteShard
+    write: Callable[..., ShardRecord]
     extras: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = True
     is_comparable: bool = True
-    originals: Sequence[Original | None] = ()
+    originals: Sequence[FinalShard | None] = ()
 
     @property
     def plan(self) -> str:
@@ -119,12 +113,12 @@ class ShardJob:
         output, is_alone = self.output, executor is None
         output.make_folder()
         with (
-            only_writer(output.names, output.spec_path, output.pack_path),
+            only_writer(output),
             # Under the locks, so that a run that is not interrupted keeps its journal.
             unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
         ):
             missing = _missing(self.tasks, log, target)
-            replaced = target.replaced() if target.if_exists == "replace" else None
+            replaced = Replaced(target) if target.if_exists == "replace" else None
             with replaced.aside() if replaced and missing else nullcontext():
                 self._write(self.tasks, missing, log, target, executor, progress)
                 spec = self._publish(log, target)
@@ -148,7 +142,8 @@ class ShardJob:
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress)
             _sweep(own, output)
-            return unsaved_shards(self._shards(log, part), output.spec_path)
+            final = self._final(log, part)
+            return unsaved_shards((shard.spec for shard in final), output.spec_path)
 
     def merge(self) -> DatasetSpec:
         """Publish the pack and the spec of the shards that all parts have written.
@@ -221,11 +216,15 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards(self._shards(log), output.spec_path)
+        shards = unsaved_shards((shard.spec for shard in self._final(log)), output.spec_path)
         if not shards:
             raise no_sample_error(output)
         if self.originals:
-            schemes = Counter(urls.scheme(kept.spec.url) for _, kept in self._records(log) if kept)
+            pairs = zip(self.originals, self.tasks, strict=True)
+            kept = (
+                each.spec.url for each, task in pairs if each and log.record(_place(task)).is_kept
+            )
+            schemes = Counter(map(urls.scheme, kept))
             name, num_kept = urls.redact(output.spec_path), sum(schemes.values())
             _logger.info(_KEPT, name, num_kept, len(shards))
             if schemes["pipe"]:
@@ -238,32 +237,18 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, self._indexes(log))
+            write_pack(file, map(_packed, self._final(log)))
         spec.save(output.spec_path, storage_options=options)
         return spec
 
-    def _records(
-        self, log: Journal, part: Part = _WHOLE
-    ) -> Iterator[tuple[ShardRecord, Original | None]]:
-        """Yield the records of shards that have samples, with the shard that is kept instead."""
+    def _final(self, log: Journal, part: Part = _WHOLE) -> Iterator[FinalShard]:
+        """Yield the shards that have samples."""
         originals = part.of(self.originals)
         for number, task in enumerate(part.of(self.tasks)):
             record = log.record(_place(task))
+            kept = originals[number] if record.is_kept else None
             if record.num_samples:
-                yield record, originals[number] if record.is_kept else None
-
-    def _shards(self, log: Journal, part: Part = _WHOLE) -> Iterator[ShardSpec]:
-        for record, kept in self._records(log, part):
-            yield kept.spec if kept else record.spec()
-
-    def _indexes(self, log: Journal) -> Iterator[tuple[str, int, ShardIndex]]:
-        """Yield base name, length and index of shards, as a pack takes them."""
-        for record, kept in self._records(log):
-            if kept:
-                shard_index, nbytes = kept.index()
-                yield os.path.basename(urls.path_of(kept.spec.url)), nbytes, shard_index
-            else:
-                yield from log.indexes([(record.url, record.key_split)])
+                yield kept or FinalShard(record.spec(), partial(log.index, _place(task)))
 
     def _merged(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
@@ -271,7 +256,7 @@ class ShardJob:
         if not upload.exists(output.spec_path, output.storage_options):
             return None
         # This also deletes what a killed merge has left.
-        with only_writer(output.names, output.spec_path, output.pack_path):
+        with only_writer(output):
             spec = output.saved_spec()
             there = output.existing_shards()
         found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
@@ -294,6 +279,12 @@ def no_sample_error(output: Output) -> PackError:
     return PackError(f"{name}: expected samples to write, found none: no sample is left")
 
 
+def _packed(shard: FinalShard) -> tuple[str, int, ShardIndex]:
+    """Return base name, length and index of a shard, as a pack takes them."""
+    shard_index, nbytes = shard.index()
+    return os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
+
+
 def _place(task: ShardTask) -> Task:
     """Return the key of a shard in a journal."""
     return task.path, "first"
@@ -301,19 +292,14 @@ def _place(task: ShardTask) -> Task:
 
 def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
-    if not len(log):
-        return tasks
     # The journal compares the times of local shards only.
-    existing = None if output.is_local else set(output.existing_shards())
-    numbers = (number for number, task in enumerate(tasks) if not _is_complete(task, log, existing))
-    return chosen(tasks, np.fromiter(numbers, np.int64))
+    existing = set(output.existing_shards()) if len(log) and not output.is_local else None
 
+    def is_complete(task: ShardTask, record: ShardRecord) -> bool:
+        is_there = not record.nbytes or existing is None or task.path in existing
+        return record.source == task.source and is_there
 
-def _is_complete(task: ShardTask, log: Journal, existing: Collection[str] | None) -> bool:
-    record = log.get(_place(task))
-    if record is None or record.source != task.source:
-        return False
-    return not record.nbytes or existing is None or task.path in existing
+    return log.missing(tasks, _place, is_complete)
 
 
 def _unfinished_nbytes(path: str) -> int:

@@ -107,8 +107,3 @@ class ShardNames:
         match = re.fullmatch(re.escape(head) + r"(\d+)" + re.escape(tail), name)
         # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
         return int(match[1]) if match and width % int(match[1]) == match[1] else None
-
-
-def pack_path(spec_path: str) -> str:
-    """Return the path of the pack beside a spec."""
-    return os.path.splitext(spec_path)[0] + ".index"

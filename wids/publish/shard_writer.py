@@ -14,19 +14,20 @@ from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended
 from wids.publish.block_writer import BlockWriter
-from wids.publish.dataset_problems import repeated_keys
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
 from wids.publish.members import Encoder, member_encoder
 from wids.publish.new_packs import new_pack
 from wids.publish.new_shard import written_record
+from wids.publish.new_spec import described
 from wids.publish.only_writer import only_writer
+from wids.publish.output import Output
 from wids.publish.problems import log_problem
 from wids.publish.published import published
+from wids.publish.repeated_keys import repeated_keys
 from wids.publish.replaced import Replaced
-from wids.publish.shard_names import ShardNames, pack_path
+from wids.publish.shard_names import ShardNames
 from wids.publish.tar_writer import TarWriter, check_target
-from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.storage import fetch, upload
 from wids.storage.progress import Bar
@@ -112,7 +113,7 @@ class ShardWriter(BlockWriter):
     ) -> None:
         check_target(pattern, compress)
         super().__init__()
-        self._names = ShardNames.from_pattern(pattern)
+        names = ShardNames.from_pattern(pattern)
         self._title = urls.redact(os.fspath(pattern))
         _check_options(if_exists, maxcount, maxsize)
         self.maxcount = maxcount
@@ -121,27 +122,25 @@ class ShardWriter(BlockWriter):
         self.num_samples = 0
         self.shards: list[ShardSpec] = []
         self._number = start_shard
-        self._if_exists = if_exists
-        self._spec_path = self._names.spec_path(spec)
+        self._output = Output(
+            *(names, names.spec_path(spec), "", "writing", if_exists, storage_options, start_shard)
+        )
         self._dataset_name = name
         self._extras: Mapping[str, Any] = {}
-        self._storage_options = storage_options
         self._to_members = member_encoder(encoder)
-        self._replaced = Replaced(self._names, self._spec_path, storage_options, start_shard)
+        self._replaced = Replaced(self._output)
         self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
         self._has_failed = False
         self._writer: TarWriter | None = None
         self._stack = ExitStack()
         try:
-            path = self._spec_path
-            others = (path, pack_path(path)) if path else ()
-            self._stack.enter_context(only_writer(self._names, *others))
+            self._stack.enter_context(only_writer(self._output))
             # On the disk of the shards, since the system's folder may have less space.
-            folder = self._names.folder if urls.is_local(self._names.folder) else None
+            folder = names.folder if self._output.is_local else None
             self._journal = self._stack.enter_context(Journal(None, folder=folder))
             if if_exists == "error":
-                self._check_absent(self._names.path(start_shard))
-                self._check_no_spec()
+                self._output.check_absent(names.path(start_shard))
+                self._output.check_unpublished()
             elif if_exists == "resume":
                 self._resume()
             elif if_exists == "append":
@@ -163,13 +162,14 @@ class ShardWriter(BlockWriter):
         ):
             self._finish_shard(writer)
         if self._writer is None:
-            path, is_new = self._names.path(self._number), self._if_exists != "replace"
+            output = self._output
+            path, is_new = output.names.path(self._number), output.if_exists != "replace"
             if is_new:
-                self._check_absent(path)
+                output.check_absent(path)
             self._writer = _NumberedTar(
                 path,
                 is_new=is_new,
-                storage_options=self._storage_options,
+                storage_options=output.storage_options,
                 **self._tar_options,  # type: ignore[arg-type]
             )
         self._writer.append(key, members)
@@ -181,8 +181,8 @@ class ShardWriter(BlockWriter):
         self._check_not_failed()
         if self._writer is not None:
             self._finish_shard(self._writer)
-        if self._spec_path and self.shards:
-            self._publish_spec(self._spec_path)
+        if self._output.spec_path and self.shards:
+            self._publish_spec()
         self._stack.close()
 
     def _drop(self, *failure: Any) -> None:
@@ -203,11 +203,12 @@ class ShardWriter(BlockWriter):
         # Until everything for the shard is done: after an error in between, the next shard would
         # overwrite a published one.
         self._has_failed = True
-        if self._if_exists == "replace" and self._spec_path and not self.shards:
+        output = self._output
+        if output.if_exists == "replace" and output.spec_path and not self.shards:
             self._stack.enter_context(self._replaced.aside())
         writer.close()
         self._writer = None
-        path = self._names.path(self._number)
+        path = output.names.path(self._number)
         self._add(written_record(writer, path))
         self._has_failed = False
         if self.post is not None:
@@ -221,85 +222,69 @@ class ShardWriter(BlockWriter):
 
     def _resume(self) -> None:
         """Take over the shards that exist, and what their spec says of the dataset."""
-        if self._spec_path and self._replaced.is_unfinished():
+        output = self._output
+        if output.spec_path and self._replaced.is_unfinished():
             raise FileExistsError(
                 f"{urls.redact(self._replaced.aside_path)}: expected shards of one run, found a "
                 "dataset that an interrupted run was replacing, so that shards may be of both; "
                 'run again with if_exists="replace"'
             )
-        from wids.publish.new_spec import described  # needed only to resume
-
-        fetcher = fetch.Fetcher(self._storage_options)
-        numbers = self._names.existing(self._number, self._storage_options)
+        fetcher = fetch.Fetcher(output.storage_options)
+        numbers = output.names.existing(self._number, output.storage_options)
         with Bar("reading existing shards", len(numbers), "shard") as bar:
             for count, number in enumerate(numbers, start=1):
-                path = self._names.path(number)
+                path = output.names.path(number)
                 record = described(fetcher, (path, "first"))
                 self._add(record)
                 self.num_samples += record.num_samples
                 bar.reach(count)
-        if self._spec_path and upload.exists(self._spec_path, self._storage_options):
-            spec = load_spec(self._spec_path, read=fetcher.read)
+        if output.spec_path and upload.exists(output.spec_path, output.storage_options):
+            spec = output.spec_at(output.spec_path)
             self._extras = spec.extras
             if self._dataset_name is None:
                 self._dataset_name = spec.name
 
     def _check_appending(self) -> None:
         """Begin after the last shard of a published dataset."""
-        if not self._spec_path:
+        output = self._output
+        if not output.spec_path:
             raise ValueError('if_exists="append": expected a spec to append to, found spec=False')
-        old = published(self._spec_path, self._storage_options)
+        old = published(output.spec_path, output.storage_options)
         if old.key_split != "first":
             raise ValueError(
-                f'{urls.redact(self._spec_path)}: expected key_split="first" as this writer packs, '
-                f'found "{old.key_split}"'
+                f'{urls.redact(output.spec_path)}: expected key_split="first" as this writer '
+                f'packs, found "{old.key_split}"'
             )
         listed = {shard.url for shard in old.spec.shards}
-        numbers = self._names.existing_numbers(self._number, self._storage_options)
-        for number in sorted(numbers):
-            path = self._names.path(number)
+        numbers = output.names.existing_numbers(output.start, output.storage_options)
+        for path in map(output.names.path, sorted(numbers)):
             if path not in listed and urls.join(old.base, os.path.basename(path)) not in listed:
                 raise FileExistsError(
-                    f"{urls.redact(path)}: exists, but {urls.redact(self._spec_path)} does not "
+                    f"{urls.redact(path)}: exists, but {urls.redact(output.spec_path)} does not "
                     "list it; if an interrupted append left it, add it with `wids create "
                     "--append`; if rewrite(keep_shards=True) replaced it, write new shards under "
                     "another pattern"
                 )
         self._number = max(numbers, default=self._number - 1) + 1
 
-    def _check_no_spec(self) -> None:
-        if self._spec_path:
-            for path in (self._spec_path, pack_path(self._spec_path)):
-                self._check_absent(path)
-
-    def _check_absent(self, path: str) -> None:
-        if upload.exists(path, self._storage_options):
-            raise FileExistsError(
-                f'{urls.redact(path)}: already exists; pass if_exists="resume" to keep it and '
-                'continue after it, "append" to add shards to the dataset, "replace" to overwrite '
-                "it, or choose another name"
-            )
-
-    def _publish_spec(self, path: str) -> None:
+    def _publish_spec(self) -> None:
+        path, options = self._output.spec_path, self._output.storage_options
         indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
-        if self._if_exists == "append":
+        if self._output.if_exists == "append":
             with new_pack(None, indexes) as pack:
-                if pack is not None:  # as always for what was just written
-                    publish_appended(
-                        path, tuple(self.shards), pack, storage_options=self._storage_options
-                    )
+                publish_appended(path, tuple(self.shards), pack, storage_options=options)
             return
-        if self._if_exists == "error":
-            self._check_no_spec()
-        with new_pack(pack_path(path), indexes, self._storage_options) as pack:
+        if self._output.if_exists == "error":
+            self._output.check_unpublished()
+        with new_pack(self._output.pack_path, indexes, options) as pack:
             for problem in repeated_keys(pack, self.shards):
                 log_problem(problem)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]
-        spec = DatasetSpec(tuple(self.shards), name, pack_path(path), self._extras)
-        spec.save(path, storage_options=self._storage_options)
-        if self._if_exists == "replace":
+        spec = DatasetSpec(tuple(self.shards), name, self._output.pack_path, self._extras)
+        spec.save(path, storage_options=options)
+        if self._output.if_exists == "replace":
             kept = {shard.url for shard in self.shards}
             self._replaced.remove_others(kept)
             if remark := self._replaced.remark_on_others(kept):

@@ -25,7 +25,7 @@ from wids.publish.by_headers import IndexingCost, first_look
 from wids.publish.distinct import first_places
 from wids.publish.journal import Journal
 from wids.publish.journal_parts import Part, collect_parts, part_journal, path_of_part
-from wids.publish.new_spec import build_spec, describe_all, distinct_shards, tasks_of
+from wids.publish.new_spec import Describer, build_spec
 from wids.publish.problems import Problem
 from wids.shards.download_cost import DownloadCost, download_cost
 from wids.shards.foreign.written_beside import with_stated_counts
@@ -86,6 +86,12 @@ class SpecJob:
         """Return the shards of a part; None for all."""
         return self.named.shards if part is None else part.of(self._distinct)
 
+    @cached_property
+    def _describer(self) -> Describer:
+        fetcher = Fetcher(self.storage_options)
+        fetcher.bind_options(self.named.origin)
+        return Describer(fetcher, self.key_split, self.repeated, self.digests, self.on_cost)
+
     def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
         """Return the same job with the lengths of its shards, after servers were asked for them.
 
@@ -95,28 +101,24 @@ class SpecJob:
             part: The part whose shards are measured; None for all.
         """
         shards = self.shards(part)
-        if not shards:
-            return self
-        journal = self.journal if part is None else path_of_part(self.journal, part)
         remote = [ShardSpec(shard.url) for shard in shards if not urls.is_local(shard.url)]
-        found = download_cost(remote, self._fetcher).nbytes_of if remote else {}
-        known = self._known_to(journal, shards) if remote else set()
-        left = DownloadCost({url: nbytes for url, nbytes in found.items() if url not in known})
-        ask(left if self.digests else first_look(left))
-        if not found:
+        if not remote:
             return self
-        measured = (replace(s, nbytes=found.get(s.url, s.nbytes)) for s in self.named.shards)
+        describer = self._describer
+        found = download_cost(remote, describer.fetcher).nbytes_of
+        journal = self.journal if part is None else path_of_part(self.journal, part)
+        if os.path.exists(journal):
+            with Journal(journal) as log:
+                shards = describer.missing(shards, log)
+        left = DownloadCost({s.url: found[s.url] for s in shards if s.url in found})
+        ask(left if self.digests else first_look(left))
+        # What is stated stays: it also says to which version a stated digest belongs.
+        measured = (
+            s if s.nbytes is not None else replace(s, nbytes=found.get(s.url))
+            for s in self.named.shards
+        )
         shards = unsaved_shards(measured, self.output)
         return replace(self, named=replace(self.named, shards=shards))
-
-    def _known_to(self, journal: str, shards: Sequence[ShardSpec]) -> set[str]:
-        """Return the shards that a journal describes as fully as needed."""
-        if not os.path.exists(journal):
-            return set()
-        with Journal(journal) as log:
-            tasks = tasks_of(shards, self.key_split)
-            found = [log.record(task) for task in tasks if task in log]
-        return {record.url for record in found if record.sha256 is not None or not self.digests}
 
     def run(
         self,
@@ -165,7 +167,7 @@ class SpecJob:
             MismatchError: Two files state different ones.
             NotFoundError: A shard does not exist.
         """
-        fetcher, shards = self._fetcher, self.named.shards
+        fetcher, shards = self._describer.fetcher, self.named.shards
         # Also those with a count: there may be an index, or another count.
         shards = with_stated_counts(shards, range(len(shards)), fetcher)
         missing = [shard.url for shard in shards if shard.num_samples is None]
@@ -237,15 +239,11 @@ class SpecJob:
             FileExistsError: There is a journal of this part for other shards or options.
             WidsError: A shard cannot be read.
         """
-        own, rule = part.of(self._distinct), self.key_split
+        own, describer = part.of(self._distinct), replace(self._describer, executor=executor)
         with part_journal(self.journal, part, self._plan) as log:
-            describe_all(
-                *(own, rule, log, self._fetcher, executor, None, self.on_cost),
-                digests=self.digests,
-                repeated=self.repeated,
-            )
-            described = (log.record(task).spec() for task in tasks_of(own, rule))
-            return unsaved_shards(described, self.output)
+            describer.describe(own, log)
+            records = map(log.record, describer.tasks(own))
+            return unsaved_shards((record.spec() for record in records), self.output)
 
     def merge(self) -> None:
         """Take over the descriptions of all parts, so that `run` describes nothing again.
@@ -255,29 +253,22 @@ class SpecJob:
             FileExistsError: A part is of other shards or options.
             ValueError: A shard has changed since its part was made.
         """
-        tasks = tasks_of(self._distinct, self.key_split)
-        collect_parts(self.journal, self._plan, tasks)
+        collect_parts(self.journal, self._plan, self._describer.tasks(self._distinct))
 
     @cached_property
     def _distinct(self) -> Sequence[ShardSpec]:
         """The shards, each once."""
-        return distinct_shards(self.named.shards, self.key_split)
+        return self._describer.distinct(self.named.shards)
 
     @property
     def _plan(self) -> str:
         """Digest of what all parts are made from: of a JSON list of the tasks and `digests`."""
         digest, start = hashlib.sha256(), "[["
-        for task in tasks_of(self._distinct, self.key_split):
+        for task in self._describer.tasks(self._distinct):
             digest.update((start + json.dumps(task)).encode("ascii"))
             start = ", "
         digest.update(f"], {json.dumps(self.digests)}]".encode("ascii"))
         return digest.hexdigest()
-
-    @property
-    def _fetcher(self) -> Fetcher:
-        fetcher = Fetcher(self.storage_options)
-        fetcher.bind_options(self.named.origin)
-        return fetcher
 
 
 def prepare_spec(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import mmap
 import os
 import tarfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import IO, Any, ClassVar, Final
 from zlib import adler32
@@ -20,7 +19,7 @@ from zlib import adler32
 from wids.publish.block_writer import BlockWriter
 from wids.publish.members import Encoder, member_encoder
 from wids.shards.tars.archive import padded
-from wids.shards.tars.index import ShardIndex, index_tar
+from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_log import MemberLog
 from wids.shards.tars.member_names import to_bytes
 from wids.storage import upload
@@ -154,7 +153,12 @@ class TarWriter(BlockWriter):
         for name, data in members.items():
             header = self._header(name, len(data))
             parts += header, data, _ZEROS[: -len(data) % _BLOCK]
-            self._members.add(to_bytes(name), at, header, len(data), self._crc32(data))
+            skipped = len(header) - _BLOCK
+            # Readers skip what precedes the last block if it states neither name nor length.
+            if skipped and not fits_one_block(name, len(data)):
+                skipped = 0
+            crc = self._crc32(data)
+            self._members.add(to_bytes(name), at + skipped, header[skipped:], len(data), crc)
             at += len(header) + padded(len(data))
         # A call for each small part would take longer than joining them.
         for part in [b"".join(parts)] if at - self.nbytes < _JOINED_NBYTES else parts:
@@ -180,33 +184,24 @@ class TarWriter(BlockWriter):
         self._stream.flush()
 
     def _publish(self) -> None:
-        self._finish()
-        if self._publishing is not None:
-            # Indexed before it has its name, so that a published shard is always a valid one.
-            self.index = self._make_index()
-            self._publishing.__exit__(None, None, None)
-
-    def _drop(self, *failure: Any) -> None:
-        if self._publishing is not None:
-            self._publishing.__exit__(*failure)
-
-    def _make_index(self) -> ShardIndex:
-        """Return the index of the tar that was finished."""
-        if len(self._header("", 0)) > _BLOCK:  # readers skip a part of such headers
-            return _index_of(self._stream.fileno())
-        return self._members.index()
-
-    def _check_no_partial_sample(self) -> None:
-        if self._has_partial_sample:
-            raise OSError("an earlier sample was written only in part; the shard is not published")
-
-    def _finish(self) -> None:
         self._check_no_partial_sample()
         # Two blocks of zeros end an archive, and zeros fill up its last record.
         self._put(bytes(2 * _BLOCK))
         self._put(bytes(-self.nbytes % tarfile.RECORDSIZE))
         self._drain()
         self.sha256 = self._digest.hexdigest()
+        if self._publishing is not None:
+            # Indexed before it has its name, so that a published shard is always a valid one.
+            self.index = self._members.index()
+            self._publishing.__exit__(None, None, None)
+
+    def _drop(self, *failure: Any) -> None:
+        if self._publishing is not None:
+            self._publishing.__exit__(*failure)
+
+    def _check_no_partial_sample(self) -> None:
+        if self._has_partial_sample:
+            raise OSError("an earlier sample was written only in part; the shard is not published")
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
@@ -226,17 +221,6 @@ def _write_whole(stream: IO[bytes], data: bytes | memoryview) -> None:
                     f"({type(stream).__name__}); make it blocking"
                 )
             start += count
-
-
-def _index_of(handle: int) -> ShardIndex:
-    """Return the index with checksums of a finished tar."""
-    data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-    try:
-        return index_tar(data, "first", checksums=True)
-    finally:
-        # After an interruption its traceback may hold a view of the map; the last one closes it.
-        with suppress(BufferError):
-            data.close()
 
 
 def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[[str, int], bytes]:

@@ -103,7 +103,8 @@ def _begin(plan: str, log: Journal, output: Output) -> None:
     if output.if_exists == "error":
         if log.plan is not None and output.existing_shards():
             raise output.of_another_run()
-        output.check_absent()
+        output.check_unpublished()
+        output.check_absent(*output.existing_shards()[:1])
     if log.plan is not None:  # of other work: its functions may have been others, too
         log.clear()
     log.begin(plan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord, record_of
-from wids.publish.journal import Journal
-from wids.publish.new_packs import joined_pack, new_pack
+from wids.publish.new_packs import new_pack
 from wids.publish.problems import Problem, log_problem, problem_of
 from wids.publish.results import results_of
 from wids.publish.table_check import table_problems
@@ -38,10 +37,9 @@ from wids.storage.digests import file_digest
 from wids.storage.download import Report
 from wids.storage.progress import PartsBar
 from wids.storage.remote_lengths import known_lengths, known_sum
-from wids.storage.sizes import count_text
+from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 
-_MAX_NAMES: Final = 3
 _APPENDING: Final = (
     "has the indexes of {}, and the spec lists {}: more are being appended, or an append was "
     "interrupted, which can be run again"
@@ -123,9 +121,7 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
-    remarks: list[Problem] = []
     packed: list[ShardSpec] = []
-    pack_problems: list[Problem] = []
     if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
         problems += table_problems(fetcher, os.fspath(shards))
     with ExitStack() as stack:
@@ -137,44 +133,45 @@ def verify_spec(
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), "shard", wanted=progress)
         )
-        packs: dict[int, tuple[PackedShards, LocalPack]] = {}
-        for shared in spec.all_packs() if locate is None else ():
-            opened, found = _opened_pack(stack, fetcher, shared, on_remark)
-            pack_problems += found
-            if opened is not None:
-                packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, opened)))
-        # The pack of all shards has all their keys, unlike packs of parts.
-        pack = None if spec.index is None or 0 not in packs else packs[0][1]
-        log = stack.enter_context(Journal(None))
-        wants_index = locate is None and pack is None
+        all_packs = () if locate else spec.all_packs()
+        packs, pack_problems = _opened_packs(stack, fetcher, all_packs, on_remark)
+        # The pack of all shards has all their keys, unlike packs of parts; and no others, unless
+        # more are being appended.
+        whole = None if spec.index is None or 0 not in packs else packs[0][1]
+        if whole is not None and len(whole) > len(spec.shards):
+            whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
-        report = None if executor else bar.move
         examine = partial(
-            _examined, fetcher, locate, decode, wants_index=wants_index, report=report
+            _examined,
+            *(fetcher, locate, decode),
+            wants_index=locate is None and whole is None,
+            report=None if executor else bar.move,
         )
         results = results_of(
             executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
         )
         stack.enter_context(closing(results))
-        for number, (_, (found, fingerprint)) in enumerate(results):
-            problems += (problem for problem in found if problem.severity == "error")
-            remarks += (problem for problem in found if problem.severity == "remark")
-            if number in packs and fingerprint is not None:
-                shared, opened = packs[number]
-                pack_problems += _pack_mismatch(
-                    opened, shared, spec.shards[number], number, fingerprint
-                )
-                opened.release()
-            if fingerprint is not None and fingerprint.record is not None:
-                log.add(fingerprint.record)
-                packed.append(spec.shards[number])
-            bar.finish(sizes[spec.shards[number].url])
-        if pack is None:
-            tasks = [(shard.url, shard.key_split or "first") for shard in packed]
-            pack = stack.enter_context(new_pack(None, log.indexes(tasks)))
-            in_several = dataset_problems(pack, packed, spec.name)
+
+        def indexes() -> Iterator[tuple[str, int, ShardIndex]]:
+            for number, (shard, (found, fingerprint)) in enumerate(results):
+                problems.extend(found)
+                if number in packs and fingerprint is not None:
+                    shared, opened = packs[number]
+                    pack_problems.extend(_pack_mismatch(opened, shared, shard, number, fingerprint))
+                    opened.release()
+                if fingerprint is not None and fingerprint.record is not None:
+                    shard_index = fingerprint.record.index()
+                    assert shard_index is not None  # noqa: S101 - it was just made
+                    packed.append(shard)
+                    yield os.path.basename(urls.path_of(shard.url)), fingerprint.nbytes, shard_index
+                bar.finish(sizes[shard.url])
+
+        made = stack.enter_context(new_pack(None, indexes()))
+        if whole is None:
+            in_several = dataset_problems(made, packed, spec.name)
         else:  # a wrong pack proves nothing
-            in_several = [] if pack_problems else dataset_problems(pack, spec.shards, spec.name)
+            in_several = [] if pack_problems else dataset_problems(whole, spec.shards, spec.name)
+    remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
         text = (
             f"{remarks[0].text}; such members are in {len(remarks) - 1:,} of the other shards too"
@@ -183,8 +180,8 @@ def verify_spec(
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
-    errors = [problem for problem in in_several if problem.severity == "error"]
-    return [*problems, *errors, *pack_problems]
+    found = [*problems, *in_several, *pack_problems]
+    return [problem for problem in found if problem.severity == "error"]
 
 
 def _examined(
@@ -245,8 +242,8 @@ def _findings(
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
-    skipped = list(filter(is_metadata, scanned[0].names))
-    text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {_listed(skipped)}"
+    skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
+    text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
     return [*(Problem(name, text) for text in texts), *remarks], fingerprint
 
@@ -264,33 +261,26 @@ def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
     """Return how a file differs from the one that the spec describes, or ``""``."""
     if shard_spec.nbytes not in (None, nbytes):
         return f"the spec says {shard_spec.nbytes} bytes, the file has {nbytes}"
-    if shard_spec.sha256 is not None:
-        found = file_digest(path, "sha256")
-        if found != shard_spec.sha256.lower():
-            return f"the spec says the sha256 {shard_spec.sha256}, the file has {found}"
-    elif shard_spec.md5sum is not None:
-        found = file_digest(path, "md5")
-        if found != shard_spec.md5sum.lower():
-            return f"the spec says the md5sum {shard_spec.md5sum}, the file has {found}"
+    stated = (("sha256", "sha256", shard_spec.sha256), ("md5", "md5sum", shard_spec.md5sum))
+    for algorithm, name, digest in stated:
+        if digest is not None:
+            found = file_digest(path, algorithm)
+            is_same = found == digest.lower()
+            return "" if is_same else f"the spec says the {name} {digest}, the file has {found}"
     return ""
 
 
 def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
     dots = split_names(found.names, key_split).dots.tolist()
     names = zip(found.names, dots, strict=True)
-    orphans = [name for name, dot in names if not (dot or is_metadata(name))]
-    repeated = [name for name, count in Counter(found.names).items() if count > 1]
+    orphans = [to_text(name) for name, dot in names if not (dot or is_metadata(name))]
+    repeated = [to_text(name) for name, count in Counter(found.names).items() if count > 1]
     texts = []
     if orphans:
-        texts.append(f"{len(orphans)} members belong to no sample: {_listed(orphans)}")
+        texts.append(f"{len(orphans)} members belong to no sample: {first_of(orphans)}")
     if repeated:
-        texts.append(f"{len(repeated)} names occur more than once: {_listed(repeated)}")
+        texts.append(f"{len(repeated)} names occur more than once: {first_of(repeated)}")
     return texts
-
-
-def _listed(names: list[bytes]) -> str:
-    shown = ", ".join(to_text(name) for name in names[:_MAX_NAMES])
-    return shown + (", …" if len(names) > _MAX_NAMES else "")
 
 
 def _decode_problems(shard: Shard) -> list[str]:
@@ -309,35 +299,37 @@ def _decode_problems(shard: Shard) -> list[str]:
     return [f"{sample}: {text}{more[text]}" for text, sample in first.items()]
 
 
-def _opened_pack(
+def _opened_packs(
     stack: ExitStack,
     fetcher: fetch.Fetcher,
-    shared: PackedShards,
+    all_packs: Iterable[PackedShards],
     on_remark: Callable[[Problem], None],
-) -> tuple[LocalPack | None, list[Problem]]:
-    """Open a pack until the stack closes; return it, and problems of the pack as a whole."""
-    name, num_shards = urls.redact(shared.url), shared.stop - shared.start
-    try:
-        path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
-    except FetchError as error:
-        return None, [problem_of(name, error)]
-    pack = load_pack(path, None, num_shards)
-    if pack is None:
-        found = "another or a damaged file" if os.path.exists(path) else "no file"
-        return None, [Problem(name, f"expected a pack of indexes, found {found}")]
-    stack.callback(pack.close)
-    if len(pack) > num_shards:
-        # As for readers: an append may be between its two steps (SPEC-36).
-        text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
-        on_remark(Problem(name, text, "remark"))
+) -> tuple[dict[int, tuple[PackedShards, LocalPack]], list[Problem]]:
+    """Open packs until the stack closes; return them by shard, and problems of packs as a whole."""
+    packs: dict[int, tuple[PackedShards, LocalPack]] = {}
+    problems = []
+    for shared in all_packs:
+        name, num_shards = urls.redact(shared.url), shared.stop - shared.start
         try:
-            return stack.enter_context(joined_pack(None, [(pack, num_shards)])), []
-        except ValueError as error:
-            return None, [problem_of(name, error)]
-    if len(pack) != num_shards:
-        text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
-        return pack, [Problem(name, text)]
-    return pack, []
+            path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
+        except FetchError as error:
+            problems.append(problem_of(name, error))
+            continue
+        pack = load_pack(path, None, num_shards)
+        if pack is None:
+            found = "another or a damaged file" if os.path.exists(path) else "no file"
+            problems.append(Problem(name, f"expected a pack of indexes, found {found}"))
+            continue
+        stack.callback(pack.close)
+        packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, pack)))
+        if len(pack) > num_shards:
+            # As for readers: an append may be between its two steps (SPEC-36).
+            text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
+            on_remark(Problem(name, text, "remark"))
+        elif len(pack) < num_shards:
+            text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+            problems.append(Problem(name, text))
+    return packs, problems
 
 
 def _pack_mismatch(

@@ -1,9 +1,10 @@
-"""Parse sizes such as ``"200GB"``, and format bytes, counts and shares: ``1.6 kB``, ``99.95 %``."""
+"""Parse sizes such as ``"200GB"``, and format bytes, counts, shares and lists of names."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 _UNITS: Final = {
@@ -43,6 +44,12 @@ def nbytes_text(nbytes: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 shard``, ``1,000 shards``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def first_of(names: Sequence[str], most: int = 3, count: int | None = None) -> str:
+    """Return the first of some names, and an ellipsis if there are more, ``count`` in all."""
+    has_more = (len(names) if count is None else count) > most
+    return ", ".join(names[:most]) + ", …" * has_more
 
 
 def percent_text(count: int, total: int) -> str:

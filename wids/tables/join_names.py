@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.errors import JoinError
+from wids.storage.sizes import first_of
 from wids.tables.column_paths import KEY
 
 Fields: TypeAlias = dict[str, Any]
@@ -69,7 +70,7 @@ class Wanted(NamedTuple):
             JoinError: One is missing, or several have the keys; the error names those that exist.
         """
         missing = [name for name in self.columns or () if name not in named]
-        listed = ", ".join(map(repr, named[:_MAX_NAMED])) + ", …" * (len(named) > _MAX_NAMED)
+        listed = first_of(list(map(repr, named)), _MAX_NAMED)
         if named.count(self.key) != 1:
             raise JoinError(
                 f"{what}: expected the keys of samples in one column named {self.key!r}"

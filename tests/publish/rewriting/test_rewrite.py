@@ -534,10 +534,11 @@ def test_errors_hide_passwords(tmp_path: Path) -> None:
         for found in (3, {".txt": "x"}):
             task = RewriteTask(
                 "s3://me:secret@host/x.tar",
+                10,
+                None,
+                "",
                 SomeSamples(Order(dataset.map(lambda _, found=found: found)), 0, 1),
                 None,
-                10,
-                "",
             )
             with pytest.raises(RewriteError) as caught:
                 rewrite_shard(task, how=Publishing())

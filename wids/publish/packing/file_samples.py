@@ -16,11 +16,11 @@ from wids.publish.packing.metadata import Row
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.values import encode_json
 from wids.shards.tars.member_names import KeySplit
+from wids.storage.sizes import first_of
 
 IMAGE_ROLE: Final = "image"
 
 _SPELLINGS: Final = {".jpeg": ".jpg", ".tiff": ".tif"}
-_MAX_NAMED: Final = 3
 
 
 class Generated(NamedTuple):
@@ -177,13 +177,12 @@ class SampleTable:
         if not self.collisions:
             return
         pairs = [f"{a.path} and {b.path} ({name})" for a, b, name in self.collisions]
-        more = ", …" if len(pairs) > _MAX_NAMED else ""
         is_row = any(
             isinstance(source, Generated) for a, b, _ in self.collisions for source in (a, b)
         )
         raise PackError(
             "expected every file to become a member of its own, found some that become the same "
-            f"member or key: {', '.join(pairs[:_MAX_NAMED])}{more}; rename or move one of "
+            f"member or key: {first_of(pairs)}; rename or move one of "
             f"each{', and keep one row for a file' if is_row else ''}"
         )
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from wids.errors import NotFoundError, PackError
 from wids.shards.tars.member_names import is_metadata
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
 
 UNREADABLE: Final = "not readable"
@@ -58,7 +59,7 @@ class Skipped:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self.reason}: {named(list(self.names), self.count)}"
+        return f"{self.count:,} {self.reason}: {first_of(self.names, count=self.count)}"
 
 
 @dataclass
@@ -188,9 +189,3 @@ def _not_a_folder(name: str, root: str) -> Exception:
         )
     advice = "; it is a shard already: use wids create" if root.endswith(".tar") else ""
     return PackError(f"{name}: expected a folder of files, found a file{advice}")
-
-
-def named(paths: list[str], count: int | None = None) -> str:
-    """Return the first of some paths as text, and an ellipsis if there are more."""
-    count = len(paths) if count is None else count
-    return ", ".join(paths[:_MAX_NAMED]) + (", …" if count > _MAX_NAMED else "")

@@ -15,8 +15,9 @@ from wids.errors import PackError
 from wids.publish.packing import metadata
 from wids.publish.packing.classes import add_classes, class_of, reason_against
 from wids.publish.packing.file_samples import Sample, SampleTable, roles_of
-from wids.publish.packing.folder_listing import ListedFile, Listing, Skipped, list_folder, named
+from wids.publish.packing.folder_listing import ListedFile, Listing, Skipped, list_folder
 from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
+from wids.storage.sizes import first_of
 
 _DOCUMENTS: Final = frozenset(
     ("readme", "license", "licence", "copying", "citation", "notice", "changelog")
@@ -29,15 +30,13 @@ class Plan:
     """What to pack.
 
     Attributes:
-        folder: The folder, as the caller named it.
-        root: Its absolute path.
+        root: Absolute path of the folder.
         samples: The samples, sorted by key.
         classes: Names of the classes, in the order of their numbers; empty without classes.
         skipped: What is left out and why.
         remarks: What a person should know before training, one sentence each.
     """
 
-    folder: str
     root: str
     samples: list[Sample]
     classes: tuple[str, ...]
@@ -55,14 +54,13 @@ def plan_folder(
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
     listing = list_folder(folder)
-    name = os.fspath(folder)
     try:
-        return _plan(name, listing, classes, key_split)
+        return _plan(listing, classes, key_split)
     except PackError as error:
-        raise PackError(f"{name}: {error}") from error
+        raise PackError(f"{os.fspath(folder)}: {error}") from error
 
 
-def _plan(name: str, listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
+def _plan(listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
     files, tables = _without_tables(listing.files)
     rows = [row for path in tables for row in metadata.read_rows(listing.root, path)]
     table = SampleTable(key_split)
@@ -91,7 +89,7 @@ def _plan(name: str, listing: Listing, classes: bool | None, key_split: KeySplit
         empty = [folder for folder in names if folder not in filled]
         remarks += _remark(empty, "class has no samples", "classes have no samples")
     remarks += _remarks(table, listing, has_rows=bool(rows))
-    return Plan(name, listing.root, table.samples(), names, listing.skipped(), tuple(remarks))
+    return Plan(listing.root, table.samples(), names, listing.skipped(), tuple(remarks))
 
 
 def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str]]:
@@ -103,8 +101,8 @@ def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str
     tars = [file.path for file in files if file.path.endswith(".tar")]
     if tars:
         raise PackError(
-            f"expected files of samples, found tars, {len(tars):,} in all: {named(tars)}; they may "
-            "be shards already: describe them with wids create, or unpack them first"
+            f"expected files of samples, found tars, {len(tars):,} in all: {first_of(tars)}; they "
+            "may be shards already: describe them with wids create, or unpack them first"
         )
     data, tables = [], []
     for file in files:
@@ -155,7 +153,7 @@ def _check_any(table: SampleTable, listing: Listing) -> None:
     if skipped:
         found = f"none that can be packed ({skipped})"
     elif listing.folders:
-        found = f"only folders, with nothing in them: {named(listing.folders)}"
+        found = f"only folders, with nothing in them: {first_of(listing.folders)}"
     else:
         found = "an empty folder"
     raise PackError(f"expected files such as 0001.jpg, found {found}")
@@ -198,7 +196,7 @@ def _remark(items: Iterable[str], one: str, many: str) -> list[str]:
     """Return a list of one sentence that counts and names items; an empty list without any."""
     found = list(items)
     text = one if len(found) == 1 else many
-    return [f"{len(found):,} {text}: {named(found)}"] if found else []
+    return [f"{len(found):,} {text}: {first_of(found)}"] if found else []
 
 
 def _prefix_before_dot(stem: str) -> str:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from wids.errors import PackError
-from wids.publish.output import IfExists, Output
+from wids.publish.output import IfExists, Output, pattern_of, prefix_of
 from wids.publish.packing.folder_listing import is_inside
 from wids.publish.packing.pack_plan import Plan, plan_folder
 from wids.publish.packing.pack_report import PackReport
 from wids.publish.packing.shard_file import write_shard
 from wids.publish.packing.shard_tasks import cut, make_task, ordered
+from wids.publish.replaced import Replaced
 from wids.publish.shard_job import ShardJob
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import parse_nbytes
@@ -106,21 +107,24 @@ class PackJob:
     """All that is decided before anything is written.
 
     Attributes:
+        spec_path: Path or URL of the spec, as the caller named it.
         plan: The samples.
         writing: Writes the shards.
     """
 
+    spec_path: str
     plan: Plan
     writing: ShardJob
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> PackReport:
         """Write the dataset, or what is missing of it."""
-        plan, output = self.plan, self.writing.output
+        plan = self.plan
         spec = self.writing.run(executor=executor, progress=progress)
-        remark = output.replaced().remark_on_others({shard.url for shard in spec.shards})
+        others = Replaced(self.writing.output)
+        remark = others.remark_on_others({shard.url for shard in spec.shards})
         counts = Counter(field for sample in plan.samples for field, _ in sample.members)
         return PackReport(
-            output.prefix + ".json",
+            self.spec_path,
             spec,
             dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             plan.skipped,
@@ -148,8 +152,12 @@ def prepare_job(
             f"expected a maxcount and a maxsize of at least 1, found {maxcount} and {maxsize}"
         )
     plan = plan_folder(folder, classes=classes, key_split=key_split)
-    target = Output.for_prefix(
-        output, "packing", name=name, if_exists=if_exists, storage_options=storage_options
+    prefix = prefix_of(output)
+    target = Output.for_pattern(
+        *(pattern_of(prefix), "packing"),
+        name=name,
+        if_exists=if_exists,
+        storage_options=storage_options,
     )
     if target.is_local and is_inside(target.names.folder, plan.root):
         raise PackError(
@@ -162,4 +170,4 @@ def prepare_job(
         for number, (samples, nbytes) in enumerate(shards)
     ]
     extras = {"classes": list(plan.classes)} if plan.classes else {}
-    return PackJob(plan, ShardJob(tasks, target, write_shard, extras))
+    return PackJob(prefix + ".json", plan, ShardJob(tasks, target, write_shard, extras))

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from wids.publish.new_shard import ShardTask
 from wids.publish.packing.file_samples import Generated, Sample, Source
 from wids.publish.packing.folder_listing import ListedFile
 from wids.publish.tar_writer import finished_nbytes, fits_one_block, header_function
@@ -18,27 +19,16 @@ from wids.shards.tars.member_names import to_bytes
 
 
 @dataclass(frozen=True)
-class PackTask:
-    """One shard to write.
+class PackTask(ShardTask):
+    """One shard to write. Its source are the names, lengths and times of files.
 
     Attributes:
-        path: Absolute path of the shard.
         root: Absolute path of the folder that the files are in.
         samples: Its samples, in order.
-        nbytes: Length of the finished tar in bytes.
-        source: Digest of what it is made from: names, lengths and times of files.
     """
 
-    path: str
     root: str
     samples: tuple[Sample, ...]
-    nbytes: int
-    source: str
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples it will have."""
-        return len(self.samples)
 
 
 def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> PackTask:
@@ -51,7 +41,8 @@ def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) ->
         for field, source in members
     )
     text = "\n".join((root, *parts)).encode("utf-8", "surrogatepass")
-    return PackTask(path, root, samples, nbytes, hashlib.blake2b(text, digest_size=16).hexdigest())
+    source = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return PackTask(path, nbytes, len(samples), source, root, samples)
 
 
 def ordered(samples: list[Sample], seed: int | None) -> list[Sample]:

@@ -18,7 +18,7 @@ from wids.publish.describe import describe_shard
 from wids.publish.output import Output
 from wids.publish.rewriting.orders import Order
 from wids.publish.rewriting.rewrite_plan import Cut, index_of
-from wids.publish.shard_job import Original
+from wids.publish.shard_job import FinalShard
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_names import KeySplit
@@ -48,7 +48,7 @@ def input_numbers(reader: ShardReader, order: Order, cuts: Sequence[Cut]) -> lis
     return numbers
 
 
-def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> Original | None:
+def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> FinalShard | None:
     """Return the shard that can be kept: the one that has just these samples, in their order.
 
     Raises:
@@ -71,7 +71,7 @@ def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> Ori
     spec = replace(
         shard, num_samples=cut.stop - cut.start, key_split=rule, index=None, dataset=None
     )
-    return Original(spec, partial(_index, reader, number, rule or "first"))
+    return FinalShard(spec, partial(_index, reader, number, rule or "first"))
 
 
 def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:

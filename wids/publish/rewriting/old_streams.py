@@ -17,10 +17,11 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from typing import IO, Any, Final
 
 from wids.errors import ShardFormatError, printable
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.fields.codecs import how_to_install
 from wids.shards.tars.shard import Shard
 from wids.storage.transport import urls
 from wids.storage.unnamed_files import unnamed_file
@@ -34,7 +35,6 @@ _OPEN: Final[Mapping[str, Callable[[str], Any]]] = {
     "bz2": bz2.open,
     "xz": lzma.open,
 }
-_EXTRAS: Final = {"zstandard": "zstd", "msgpack": "msgpack", "cbor2": "cbor"}
 _PIECE_NBYTES: Final = 1 << 20
 _MAX_SAMPLE_NBYTES: Final = (1 << 31) - 1
 _EXTENSIONS: Final = ".tgz, .tar.zst, .msgpack or .cbor"
@@ -46,7 +46,7 @@ def is_old_stream(name: str) -> bool:
 
 
 def stream_samples(
-    path: str, name: str, *, folder: str | None = None, key_split: KeySplit = "first"
+    path: str, name: str, *, folder: str | None = None
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the samples of a file: their keys, and their fields as they are stored.
 
@@ -54,7 +54,6 @@ def stream_samples(
         path: A local file.
         name: Its path or URL, for its kind, and for messages without secrets.
         folder: Where to decompress; None for the system's folder of temporary files.
-        key_split: As for `ShardListDataset`, for tars.
 
     Raises:
         ShardFormatError: The file is damaged, incomplete or of another kind.
@@ -71,7 +70,7 @@ def stream_samples(
             file.flush()
             path = plain
         if form == "tar":
-            yield from _tar_samples(path, label, key_split)
+            yield from _tar_samples(path, label)
             return
         stream = stack.enter_context(open(path, "rb"))
         values = _cbor_values(stream) if form.startswith("cbor") else _msgpack_values(stream)
@@ -124,9 +123,9 @@ def _decompress_zstd(path: str, file: IO[bytes]) -> None:
         raise _ZstdDataError("it ends before its last frame does")
 
 
-def _tar_samples(path: str, label: str, key_split: KeySplit) -> Iterator[Mapping[str, Any]]:
+def _tar_samples(path: str, label: str) -> Iterator[Mapping[str, Any]]:
     try:
-        with Shard(path, raw="bytes", key_split=key_split) as shard:
+        with Shard(path) as shard:
             yield from shard
     except ShardFormatError as error:
         text = str(error).replace(printable(path), label)
@@ -200,14 +199,11 @@ def _damaged(label: str, expected: str, found: str) -> ShardFormatError:
 
 
 def _imported(package: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"{package} is needed to read this file: pip install 'wids[{_EXTRAS[package]}]'",
-            name=package,
+            f"{package} is needed to read this file: {how_to_install(package)}", name=package
         ) from None

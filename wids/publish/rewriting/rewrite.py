@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -18,11 +19,11 @@ from wids.errors import PackError
 from wids.order.arguments import at_least
 from wids.publish.output import Output
 from wids.publish.rewriting.kept_shards import input_numbers, original
-from wids.publish.rewriting.mapped import CheckedMap
+from wids.publish.rewriting.mapped import mapped
 from wids.publish.rewriting.orders import SomeSamples, order_of
 from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.shard_job import Original, ShardJob, no_sample_error
+from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -179,7 +180,7 @@ def prepare_rewrite(
     access = required_access(dataset)
     source = dataset.undecoded()
     if map is not None:
-        source = dataset.map(CheckedMap(map, needs_key=rename is None))
+        source = dataset.map(partial(mapped, map, needs_key=rename is None))
     order = order_of(source, shuffle)
     cuts = plan_shards(
         access.reader,
@@ -196,17 +197,17 @@ def prepare_rewrite(
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
     is_in_order = shuffle is None and isinstance(source.positions, range)
-    sources = _Sources(
+    digest = _digest_function(
         access.reader, settings + ("keep_shards",) * keep_shards, is_in_order=is_in_order
     )
     numbers = input_numbers(access.reader, order, cuts) if keep_shards else range(len(cuts))
 
-    def original_of(number: int) -> Original | None:
+    def original_of(number: int) -> FinalShard | None:
         return original(access.reader, order, cuts[number], output) if keep_shards else None
 
     digests, may_stay = bytearray(), bytearray()
     for number, cut in enumerate(cuts):
-        digests += sources.digest(order.positions(cut.start, cut.stop))
+        digests += digest(order.positions(cut.start, cut.stop))
         # Samples of an overridden class are not those that are stored.
         may_stay.append(not access.is_overridden and original_of(number) is not None)
     stored = order_of(dataset.undecoded(), None)
@@ -215,11 +216,11 @@ def prepare_rewrite(
         cut = cuts[number]
         return RewriteTask(
             output.names.path(numbers[number]),
+            cut.nbytes,
+            cut.stop - cut.start if map is None else None,
+            digests[number * _DIGEST_NBYTES : (number + 1) * _DIGEST_NBYTES].hex(),
             SomeSamples(order, cut.start, cut.stop),
             rename,
-            cut.nbytes,
-            digests[number * _DIGEST_NBYTES : (number + 1) * _DIGEST_NBYTES].hex(),
-            map is not None,
             SomeSamples(stored, cut.start, cut.stop) if may_stay[number] else None,
         )
 
@@ -274,43 +275,37 @@ def _check_stored(dataset: Rewritable) -> None:
         )
 
 
-class _Sources:
-    """What shards are made from: identities of the shards that are read, positions and settings.
+def _digest_function(
+    reader: ShardReader, settings: tuple[str | bool | None, ...], *, is_in_order: bool
+) -> Callable[[IntArray], bytes]:
+    """Return the function from positions to the digest of what a shard of these samples is made of.
 
-    Functions are not included: only their authors know whether these still do the same.
+    Of that are the identities of the shards that are read, positions and settings. Functions are
+    not: only their authors know whether these still do the same.
 
     Args:
         reader: Reads the samples.
         settings: What else is compared.
         is_in_order: Whether few shards are asked for twice, so that few have to be kept.
     """
+    facts = (*settings, *sorted(reader.fields or ()))
+    base = hashlib.blake2b(_encoded(facts), digest_size=_DIGEST_NBYTES)
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        settings: tuple[str | bool | None, ...],
-        *,
-        is_in_order: bool = False,
-    ) -> None:
-        self._reader, self._is_in_order = reader, is_in_order
-        facts = (*settings, *sorted(reader.fields or ()))
-        self._base = hashlib.blake2b(_encoded(facts), digest_size=_DIGEST_NBYTES)
-        self._facts: dict[int, bytes] = {}
+    @lru_cache(_MAX_FACTS if is_in_order else None)
+    def shard_facts(number: int) -> bytes:
+        shard = reader.shards[number]
+        facts = (number, shard.url, shard.num_samples, shard.nbytes)
+        return _encoded((*facts, reader.content(number)))
 
-    def digest(self, positions: IntArray) -> bytes:
-        """Return the digest of what a shard of these samples is made from."""
-        digest, reader = self._base.copy(), self._reader
+    def digest(positions: IntArray) -> bytes:
+        found = base.copy()
         numbers = np.unique(np.searchsorted(reader.edges[1:], positions, side="right"))
         for number in numbers.tolist():
-            if number not in self._facts:
-                if self._is_in_order and len(self._facts) >= _MAX_FACTS:
-                    self._facts.clear()
-                shard = reader.shards[number]
-                facts = (number, shard.url, shard.num_samples, shard.nbytes)
-                self._facts[number] = _encoded((*facts, reader.content(number)))
-            digest.update(self._facts[number])
-        digest.update(np.ascontiguousarray(positions, np.int64).tobytes())
-        return digest.digest()
+            found.update(shard_facts(number))
+        found.update(np.ascontiguousarray(positions, np.int64).tobytes())
+        return found.digest()
+
+    return digest
 
 
 def _encoded(facts: tuple[Any, ...]) -> bytes:

@@ -21,7 +21,6 @@ from wids.publish.shard_writer import ShardWriter
 from wids.publish.unfinished_run import unfinished_run
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.index import TarIdentity
-from wids.shards.tars.member_names import KeySplit
 from wids.storage import fetch
 from wids.storage.transport import urls
 
@@ -33,7 +32,6 @@ def rewrite_streams(
     maxcount: int | None = None,
     maxsize: int | str | None = None,
     fields: Collection[str] | None = None,
-    key_split: KeySplit = "first",
     name: str | None = None,
     resume: bool = True,
     storage_options: Mapping[str, Any] | None = None,
@@ -49,7 +47,6 @@ def rewrite_streams(
         maxcount: The same.
         maxsize: The same.
         fields: The only fields to keep; None for all.
-        key_split: Where names in tars are split; keys with dots in them cannot be written.
         name: As for `rewrite`.
         resume: False to write the shards of an interrupted run again.
         storage_options: As for `ShardListDataset`.
@@ -69,7 +66,7 @@ def rewrite_streams(
     fetcher = fetch.Fetcher(storage_options)
     count, limit = limits(maxcount, maxsize)
     wanted = None if fields is None else frozenset("." + field.lstrip(".") for field in fields)
-    facts = (*map(_identity, names), maxcount, limit, key_split, sorted(wanted or ()))
+    facts = (*map(_identity, names), maxcount, limit, "first", sorted(wanted or ()))
     source = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
     output.make_folder()
 
@@ -82,25 +79,17 @@ def rewrite_streams(
             maxcount=count,
             maxsize=1 << 62 if limit is None else limit,
             name=output.name,
-            encoder=_encoded,
+            encoder=False,
             if_exists="resume" if target.if_exists == "error" else "replace",
             storage_options=storage_options,
         )
         with writer:
-            samples = _all_samples(fetcher, names, output, wanted, key_split)
+            samples = _all_samples(fetcher, names, output, wanted)
             for sample in islice(samples, writer.num_samples, None):
                 writer.write(sample)
             if not writer.num_samples:
                 raise no_sample_error(output)
     return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
-
-
-def _encoded(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample with values as bytes; bytes are copied as they are, whatever their field."""
-    return {
-        field: value if field.startswith("_") else stored_or_encoded("." + field.lstrip("."), value)
-        for field, value in sample.items()
-    }
 
 
 def _identity(name: str) -> tuple[Any, ...]:
@@ -112,22 +101,17 @@ def _identity(name: str) -> tuple[Any, ...]:
 
 
 def _all_samples(
-    fetcher: fetch.Fetcher,
-    names: Sequence[str],
-    output: Output,
-    wanted: Collection[str] | None,
-    key_split: KeySplit,
-) -> Iterator[Mapping[str, Any]]:
+    fetcher: fetch.Fetcher, names: Sequence[str], output: Output, wanted: Collection[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield samples with the wanted fields, as bytes; bytes are copied as they are."""
     # The disk of the output has space for its shards.
     folder = output.names.folder if output.is_local else None
     for name in names:
         with fetch.downloaded(fetcher, name) as path:
-            for sample in stream_samples(path, name, folder=folder, key_split=key_split):
-                if wanted is None:
-                    yield sample
-                    continue
-                yield {
-                    field: value
-                    for field, value in sample.items()
-                    if field == "__key__" or "." + field.lstrip(".") in wanted
-                }
+            for sample in stream_samples(path, name, folder=folder):
+                found = {"__key__": sample["__key__"]}
+                for key, value in sample.items():
+                    field = "." + key.lstrip(".")
+                    if not key.startswith("_") and (wanted is None or field in wanted):
+                        found[key] = stored_or_encoded(field, value)
+                yield found

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
 from wids.publish.members import ToMembers, member_encoder, members_as_read
-from wids.publish.new_shard import write_published
+from wids.publish.new_shard import ShardTask, write_published
 from wids.publish.rewriting.copying_tar import CopyingTar
 from wids.publish.rewriting.mapped import listed
 from wids.publish.rewriting.orders import SomeSamples
 from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
-from wids.publish.rewriting.stored_samples import StoredView, stored_members
+from wids.publish.rewriting.stored_samples import View, stored_members
 from wids.publish.threaded_tar import Publishing, ThreadedTar
 from wids.storage.transport import urls
 
@@ -32,44 +32,28 @@ _MAX_BATCH: Final = 1024
 Sample: TypeAlias = Mapping[str, Any]
 
 
-class Readable(StoredView, Protocol):
-    """What rewriting needs of a view: its samples, and where they are stored."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read several samples."""
-
-
 @dataclass(frozen=True)
-class RewriteTask:
+class RewriteTask(ShardTask):
     """One shard to write.
 
     Attributes:
-        path: Its absolute path, or its URL.
+        num_samples: How many samples it will have; None if a map decides. Then values may have to
+            be encoded; otherwise stored bytes are copied, also those under ``.gz`` that are not
+            gzip data.
         samples: The samples. What is read may also be None, or several samples.
         rename: Returns the new key of a sample; None to keep its key.
-        nbytes: Length of the shard in bytes, or a little more.
-        source: Digest of what it is made from.
-        is_mapped: Whether values may have to be encoded. Stored bytes are copied, also those under
-            ``.gz`` that are not gzip data.
         stored: All samples of a shard of the input, as they are stored: if these are what would be
             written, that shard is kept. None to write in any case.
     """
 
-    path: str
     samples: SomeSamples
     rename: Rename | None
-    nbytes: int
-    source: str
-    is_mapped: bool = True
     stored: SomeSamples | None = None
 
     @property
-    def num_samples(self) -> int | None:
-        """How many samples it will have; None if a map decides."""
-        return None if self.is_mapped else self.samples.stop - self.samples.start
+    def is_mapped(self) -> bool:
+        """Whether samples pass through a map."""
+        return self.num_samples is None
 
 
 def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
@@ -86,7 +70,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: Readable = task.samples.view()
+    view: View = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -100,7 +84,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: Readable, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask, view: View, first: dict[str, Place], writer: CopyingTar, batch: range
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -115,7 +99,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
     """Whether all samples are written as they are stored."""
     if not task.is_mapped and task.rename is None:
         return True
-    before = replace(task, samples=stored, rename=None, is_mapped=False)
+    before = replace(task, samples=stored, rename=None, num_samples=stored.stop - stored.start)
     view, stored_view = task.samples.view(), stored.view()
     try:
         return all(
@@ -126,7 +110,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: Readable, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(task: RewriteTask, view: View, batch: range) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -144,7 +128,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: Readable, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: View, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -186,7 +170,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: Readable, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: View, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):

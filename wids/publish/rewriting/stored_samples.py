@@ -23,14 +23,20 @@ from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 
 
-class StoredView(Protocol):
-    """What copying needs of a view: where its samples are."""
+class View(Protocol):
+    """What rewriting needs of a view: its samples, and where they are stored."""
 
     reader: Any
 
     @property
     def positions(self) -> Positions:
         """The positions of its samples in all shards."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +58,7 @@ class StoredMembers:
     crcs: list[int]
 
 
-def stored_members(view: StoredView, start: int, stop: int) -> StoredMembers | None:
+def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
     """Return the members of the samples ``start`` to ``stop`` of a view.
 
     Returns:

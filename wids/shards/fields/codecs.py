@@ -88,6 +88,7 @@ CODECS: Final = (
 _EXTRAS: Final = {
     "msgpack": "msgpack",
     "cbor2": "cbor",
+    "zstandard": "zstd",
     "safetensors": "safetensors",
     "soundfile": "audio",
     "soxr": "audio",

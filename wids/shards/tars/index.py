@@ -37,7 +37,7 @@ from wids.shards.tars.member_names import (
 from wids.shards.tars.raw_samples import missing_field_error
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
-from wids.storage.sizes import count_text
+from wids.storage.sizes import count_text, first_of
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ Column: TypeAlias = npt.NDArray[Any]
 Repeated = Literal["error", "last"]
 """What members of one name are: an error, or all but the last are ignored."""
 
-_MAX_NAMED: Final = 3
 
 NO_TIME: Final = -1
 """A time that does not identify a tar, as in a published index."""
@@ -286,8 +285,8 @@ class RepeatedNamesError(ShardFormatError):
 
 
 def _repeated_error(path: str, names: list[bytes]) -> ShardFormatError:
-    found = [to_text(name) for name, count in Counter(names).items() if count > 1]
-    shown = ", ".join(map(repr, found[:_MAX_NAMED])) + (", …" if len(found) > _MAX_NAMED else "")
+    found = [repr(to_text(name)) for name, count in Counter(names).items() if count > 1]
+    shown = first_of(found)
     names_text = "a name that occurs" if len(found) == 1 else f"{len(found)} names that occur"
     return RepeatedNamesError(
         f"{path}: expected each name once, found {names_text} more than once: {shown}; samples "
