@@ -220,7 +220,10 @@ def _current() -> list[Any]:
 def fetching() -> Iterator[None]:
     """Count the time of the block as waiting for a server, and what the requests have cost."""
     try:
-        with nested(FETCH):
+        if here.common[_IS_TIMED]:
+            with nested(FETCH):
+                yield
+        else:
             yield
     finally:
         publish()
