@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import raises, write_tar
 from loopback import Fault, Page, Request, Server
 from remote_site import EXPECTED, LENGTHS, Site, texts
 
 import wids
-from wids.errors import FetchError, NotFoundError
+from wids.errors import FetchError, NotFoundError, ShardFormatError
+from wids.storage.range_reader import RangeReader
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -193,3 +196,43 @@ def test_a_batch_of_one_shard_open_at_a_time(site: Site) -> None:
     with wids.ShardListDataset(url, access="range", lru_size=1) as dataset:
         assert texts(dataset.__getitems__(range(20))) == EXPECTED
     assert len(tar_requests(site.server)) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("raw", ["bytes", "view"])
+def test_responses_are_released_when_their_samples_are_cut(
+    site: Site, monkeypatch: pytest.MonkeyPatch, raw: Any
+) -> None:
+    """A batch that has arrived keeps the bytes of its samples; only views need the responses."""
+    responses: list[weakref.ref[Any]] = []
+    view = RangeReader.view
+
+    def seen(reader: RangeReader, start: int, stop: int) -> memoryview:
+        data = np.frombuffer(view(reader, start, stop), np.uint8).copy()
+        responses.append(weakref.ref(data))
+        return memoryview(data)
+
+    site.pack()
+    options: Any = {"access": "range", "raw": raw, "transformations": None}
+    with wids.ShardListDataset(site.spec(index="train.index"), **options) as dataset:
+        monkeypatch.setattr(RangeReader, "view", seen)
+        _, open_shard = dataset.reader.of_batch(np.array([0, 9, 19]))
+        assert [data() is not None for data in responses] == 3 * [raw == "view"]
+        assert bytes(open_shard(1).read(1)[".txt"]) == b"text 9"
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_damaged_member_concerns_its_own_sample(site: Site, together: bool) -> None:
+    """Its neighbours in the same range are read, in a batch and one by one."""
+    site.pack()
+    page = site.server.pages["/train-0.tar"]
+    page.body = page.body.replace(b"text 2", b"TEXT 2")
+
+    class One(wids.ShardListDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index)
+
+    with (wids.ShardListDataset if together else One)(
+        site.spec(index="train.index"), access="range", on_error=lambda error: {".txt": type(error)}
+    ) as dataset:
+        found = texts(dataset.__getitems__([1, 2, 3]))
+    assert found == ["text 1", ShardFormatError, "text 3"]

@@ -12,10 +12,9 @@ from typing import TypeAlias, TypeVar
 
 from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
-from wids.shards.range_shard import RemoteShard
+from wids.shards.range_shard import Cut, RemoteShard, Value
 from wids.shards.shard_pool import ShardPool
 from wids.shards.tars.readable_shard import PooledShard
-from wids.storage.joined_ranges import Span
 from wids.storage.reading_threads import in_threads
 
 T = TypeVar("T")
@@ -37,25 +36,26 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         raises the error of their request.
     """
     landed: Landed = {}
-    tasks: list[Callable[[], bytes | memoryview | WidsError]] = []
-    requests: list[tuple[int, Span]] = []
+    cuts: list[tuple[int, Cut]] = []
+    tasks: list[Callable[[], dict[int, Value] | WidsError]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
             landed[number] = shard
         elif isinstance(shard, RemoteShard):
-            spans = shard.spans(wanted[number])
-            if shard.takes(sum(stop - start for start, stop in spans)):
+            some = shard.cuts(wanted[number])
+            if shard.takes(sum(cut.stop - cut.start for cut in some)):
                 landed[number] = shard
-                requests += [(number, span) for span in spans]
-                tasks += [_caught(partial(shard.read_range, span)) for span in spans]
-    arrived: dict[int, dict[Span, bytes | memoryview | WidsError]] = {
-        number: {} for number in landed
-    }
-    for (number, span), data in zip(requests, in_threads(tasks, "wids-ranges"), strict=True):
-        arrived[number][span] = data
+                cuts += [(number, cut) for cut in some]
+                tasks += [_caught(partial(shard.read_cut, cut)) for cut in some]
+    arrived: dict[int, dict[int, Value]] = {number: {} for number in landed}
+    for (number, cut), found in zip(cuts, in_threads(tasks, "wids-ranges"), strict=True):
+        if isinstance(found, WidsError):
+            arrived[number].update(dict.fromkeys(cut.members, found))
+        else:
+            arrived[number].update(found)
     for number, shard in landed.items():
         if isinstance(shard, RemoteShard):
-            landed[number] = shard.read_by(partial(_taken, arrived[number], shard))
+            landed[number] = shard.with_values(arrived[number])
     return landed
 
 
@@ -90,26 +90,3 @@ def _caught(call: Callable[[], T]) -> Callable[[], T | WidsError]:
             return error
 
     return caught
-
-
-def _taken(
-    arrived: Mapping[Span, bytes | memoryview | WidsError],
-    shard: RemoteShard,
-    spans: Sequence[Span],
-) -> list[memoryview]:
-    """Return ranges of one shard that arrived, or parts of them; another range is requested."""
-    return [_part(arrived, shard, span) for span in spans]
-
-
-def _part(
-    arrived: Mapping[Span, bytes | memoryview | WidsError], shard: RemoteShard, span: Span
-) -> memoryview:
-    # Where samples of a batch are read one by one, a range is inside another one.
-    around = (found for found in arrived if found[0] <= span[0] and span[1] <= found[1])
-    found = span if span in arrived else next(around, None)
-    if found is None:
-        return shard.read_ranges([span])[0]
-    data = arrived[found]
-    if isinstance(data, WidsError):
-        raise data
-    return memoryview(data)[span[0] - found[0] : span[1] - found[0]]

@@ -7,11 +7,12 @@ another length or tag is an error, so an index of one version is never used to r
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import cached_property
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import check_complete
 from wids.storage.transport import urls
-from wids.storage.transport.retry import with_retries
+from wids.storage.transport.retry import Patience, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Stream
 
@@ -54,8 +55,11 @@ class RangeReader:
                 read.
             FetchError: It cannot be read.
         """
-        patience = self._transports.patience(self._url)
-        return with_retries(lambda: self._attempt(start, stop), patience)
+        return with_retries(lambda: self._attempt(start, stop), self._patience.again())
+
+    @cached_property
+    def _patience(self) -> Patience:
+        return self._transports.patience(self._url)
 
     @property
     def version(self) -> str | None:

@@ -25,9 +25,9 @@ _T = TypeVar("_T")
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
 _CANCEL_POLL_S: Final = 0.25
-_WAITING: Final = 3
-"""Threads for each request in flight: where nobody waits, the gate learns late to let more pass."""
-
+_SPARE: Final = 4
+"""Requests in flight for each further thread. Where nobody waits at the gate, it does not learn
+that more may pass; each thread that waits there costs some of the processor."""
 
 _this_thread: Final = threading.local()
 
@@ -101,7 +101,7 @@ class ReadingThreads(Executor):
 def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     """Run tasks that read remote files at the same time; return their results in order.
 
-    There are a few threads for each request that the gate lets pass, and more as it lets more pass.
+    There is a thread for each request that the gate lets pass, and a few more that wait there.
     They end with the tasks: in a process that is forked later they would be missing. The first
     error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`.
 
@@ -134,7 +134,8 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         with is_taken:
             check_waits()
             found = next(numbered, None)
-            wanted = _WAITING * most_in_flight() // around()
+            passing = most_in_flight()
+            wanted = (passing + max(1, passing // _SPARE)) // around()
             if found is not None and num_started < min(most, wanted):
                 start()
             return found

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
-from contextlib import suppress
-from http.server import HTTPServer, SimpleHTTPRequestHandler
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
+from importlib.util import find_spec
 from pathlib import Path
+from socketserver import BaseRequestHandler, StreamRequestHandler, ThreadingTCPServer
+from typing import ClassVar
 
 import pytest
 from conftest import need, raises
@@ -103,47 +109,120 @@ def test_a_broken_handshake_is_retried() -> None:
     assert len(accepted) > 1
 
 
+def certified(folder: Path, named: str) -> ssl.SSLContext:
+    """Make a certificate of its own authority for an address; return what a server needs."""
+    need(shutil.which("openssl"), "openssl")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", f"subjectAltName=IP:{named}", "-keyout", "key.pem", "-out", "own.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "own.pem", folder / "key.pem")
+    return context
+
+
+@contextmanager
+def serving_by_tls(
+    context: ssl.SSLContext, handler: Callable[..., BaseRequestHandler]
+) -> Iterator[str]:
+    """Serve by TLS, each connection in a thread; return host and port."""
+    with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Sends the files of a folder."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Proxy(StreamRequestHandler):
+    """Opens tunnels for a user, and for nobody else."""
+
+    timeout = 5
+    heads: ClassVar[list[bytes]] = []
+
+    def handle(self) -> None:
+        head = b""
+        while (line := self.rfile.readline()) not in (b"\r\n", b""):
+            head += line
+        self.heads.append(head)
+        if b"Proxy-Authorization: Basic " not in head:
+            self.wfile.write(b"HTTP/1.1 407 Who?\r\nContent-Length: 0\r\n\r\n")
+            return
+        port = int(head.split()[1].rpartition(b":")[2])
+        client = self.connection
+        with socket.create_connection(("127.0.0.1", port)) as server, suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 Tunnel\r\n\r\n")
+            while True:
+                # Bytes that TLS has received already wake no `select`.
+                ready = [client] if client.pending() else select.select([client, server], [], [])[0]
+                for source in ready:
+                    if not (data := source.recv(1 << 16)):
+                        return
+                    (server if source is client else client).sendall(data)
+
+
+@pytest.fixture
+def fresh_contexts() -> Iterator[None]:
+    """Have certificates read again before and after a test."""
+    connections._tls_context.cache_clear()
+    yield
+    connections._tls_context.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_contexts")
 @pytest.mark.parametrize("named", ["127.0.0.1", "127.0.0.2"])
 def test_certificates_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """An unknown authority and another host are errors at once; SSL_CERT_FILE names one's own."""
-    need(shutil.which("openssl"), "openssl")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
-         "-addext", f"subjectAltName=IP:{named}", "-keyout", "key.pem", "-out", "own.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "key.pem")
-
-    class Files(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(tmp_path))  # type: ignore[arg-type]
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Files) as secure:
-        secure.socket = context.wrap_socket(secure.socket, server_side=True)
-        thread = threading.Thread(target=secure.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"https://127.0.0.1:{secure.server_address[1]}/own.pem"
-        try:
-            connections._tls_context.cache_clear()
-            with raises(FetchError, "self-signed certificate"):
+    context, files = certified(tmp_path, named), partial(Files, directory=str(tmp_path))
+    with serving_by_tls(context, files) as server:
+        url = f"https://{server}/own.pem"
+        with raises(FetchError, "self-signed certificate"):
+            fetch.read(url, 10_000)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+        connections._tls_context.cache_clear()
+        if named == "127.0.0.1":
+            assert fetch.read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
+        else:
+            with raises(FetchError, "not valid for '127.0.0.1'"):
                 fetch.read(url, 10_000)
-            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-            connections._tls_context.cache_clear()
-            if named == "127.0.0.1":
-                assert fetch.read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
-            else:
-                with raises(FetchError, "not valid for '127.0.0.1'"):
-                    fetch.read(url, 10_000)
-        finally:
-            connections._tls_context.cache_clear()
-            secure.shutdown()
-            thread.join()
+
+
+@pytest.mark.usefixtures("fresh_contexts")
+def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files arrive by https inside https; a tunnel is used again, and has a user of its own."""
+    need(find_spec("urllib3"), "urllib3")
+    context, files = certified(tmp_path, "127.0.0.1"), partial(Files, directory=str(tmp_path))
+    (tmp_path / "a").write_bytes(DATA)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr(Proxy, "heads", [])
+    connections._tls_context.cache_clear()
+    with serving_by_tls(context, files) as server, serving_by_tls(context, Proxy) as proxy:
+        monkeypatch.setenv("https_proxy", f"https://who:pw@{proxy}")
+        fetcher = Fetcher()
+        for _ in range(2):
+            assert fetcher.read(f"https://{server}/a", len(DATA)) == DATA
+        assert [head.split()[:2] for head in Proxy.heads] == [[b"CONNECT", server.encode()]]
+        monkeypatch.setenv("https_proxy", f"https://{proxy}")
+        with raises(FetchError, "the proxy answered with status 407"):
+            Fetcher({"retry_s": 0}).read(f"https://{server}/a", len(DATA))
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import re
 import select
-import socket
 import sys
 import time
 import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from wids.errors import printable
+from wids.errors import FetchError, printable
 from wids.storage.transport import urls
 from wids.storage.transport.http_messages import (
     Address,
@@ -121,12 +120,12 @@ class Connection:
     """A connection to a server or its proxy, for one request after another.
 
     Args:
-        sock: The socket.
+        sock: The socket, or TLS inside one.
         host: The server, for the log.
         timeout_s: Longest wait for the next bytes.
     """
 
-    def __init__(self, sock: socket.socket, host: str, timeout_s: float) -> None:
+    def __init__(self, sock: Any, host: str, timeout_s: float) -> None:
         self._sock = sock
         self._host = host
         self._timeout_s = timeout_s
@@ -150,7 +149,7 @@ class Connection:
         """Send a request and read the head of its response.
 
         Args:
-            method: GET or HEAD.
+            method: GET, HEAD or CONNECT.
             target: As in the first line of the request.
             headers: All headers.
             on_end: Called after the last byte of the body if the connection can be used again.
@@ -170,7 +169,7 @@ class Connection:
             self.close()
             raise
         is_kept, length = head.is_kept, head.headers.get("content-length")
-        if method == "HEAD" or head.status in (204, 304):
+        if method in ("HEAD", "CONNECT") or head.status in (204, 304):
             body: Iterator[Data] = iter(())
         elif "chunked" in head.headers.get("transfer-encoding", "").lower():
             body = self._chunked()
@@ -179,6 +178,32 @@ class Connection:
         else:
             body, is_kept = self._body(sys.maxsize), False
         return Response(head.status, head.headers, body, self, on_end if is_kept else None)
+
+    def tunnel(
+        self, address: Address, headers: Mapping[str, str], context: ssl.SSLContext
+    ) -> Connection:
+        """Return a connection by TLS to a server, inside this one to a proxy.
+
+        Raises:
+            FetchError: A package is missing.
+            OSError: The proxy refused, or the connection failed.
+        """
+        try:
+            # `ssl` wraps only sockets of the system, and not those that it has wrapped.
+            from urllib3.util.ssltransport import SSLTransport
+        except ImportError:
+            raise FetchError(
+                f"{printable(address.host)}: expected urllib3, for https: through a proxy that is "
+                "reached by https: too, found that it is not installed; pip install urllib3"
+            ) from None
+        name = f"{address.bracketed_host}:{address.port}"
+        response = self.exchange("CONNECT", name, {"Host": name, **headers}, lambda _: None)
+        if response.status != 200:
+            raise ConnectionError(f"the proxy answered with status {response.status}")
+        self._sock.settimeout(self._timeout_s)  # for the handshake
+        inside = SSLTransport(self._sock, context, address.host)
+        self._close.detach()
+        return Connection(inside, address.host, self._timeout_s)
 
     def is_idle(self) -> bool:
         """Return whether the server has neither closed the connection nor sent anything."""
@@ -287,7 +312,7 @@ class Connection:
         started_s = time.monotonic()
         while True:
             try:
-                nbytes = self._sock.recv_into(buffer)
+                nbytes: int = self._sock.recv_into(buffer)
                 break
             except TimeoutError:
                 check_waits()
@@ -326,19 +351,21 @@ def connected(
     """
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-    first = proxy or address
+    first, is_tunnel = proxy or address, proxy is not None and address.scheme == "https"
+    headers = {} if proxy is None else proxy_headers(proxy)
     if "https" in (address.scheme, first.scheme):
-        if proxy is not None and proxy.scheme == address.scheme:
-            raise ConnectionError("a proxy for https: that is reached by https: is not supported")
         new: HTTPConnection = HTTPSConnection(
             first.host, first.port, timeout=connect_s, context=_tls_context(certificates)
         )
     else:
         new = HTTPConnection(first.host, first.port, timeout=connect_s)
-    if proxy is not None and address.scheme == "https":
-        new.set_tunnel(address.host, address.port, proxy_headers(proxy))
+    if is_tunnel and first.scheme == "http":
+        new.set_tunnel(address.host, address.port, headers)
     try:
         new.connect()
+        connection = Connection(new.sock, address.host, timeout_s)
+        if is_tunnel and first.scheme == "https":
+            return connection.tunnel(address, headers, _tls_context(certificates))
     except TimeoutError:
         new.close()
         raise ConnectTimeoutError(f"no connection within {connect_s:g} s") from None
@@ -348,7 +375,7 @@ def connected(
     except BaseException:
         new.close()
         raise
-    return Connection(new.sock, address.host, timeout_s)
+    return connection
 
 
 def proxy_headers(proxy: Address) -> dict[str, str]:

@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from wids.errors import printable
@@ -322,16 +322,18 @@ def gate() -> Gate:
 
 def through_gate(turn: Turn, stream: Stream) -> Stream:
     """Return a stream that ends the turn of its request."""
+    close_stream = stream.close
 
     def close() -> None:
         try:
-            stream.close()
+            close_stream()
         finally:
             turn.leave()
 
     turn.status = stream.status
     turn.answered()
-    return replace(stream, chunks=turn.received(iter(stream.chunks)), close=close)
+    stream.chunks, stream.close = turn.received(iter(stream.chunks)), close
+    return stream
 
 
 def response_nbytes(start: int, stop: int | None, *, is_collected: bool) -> int:

@@ -75,6 +75,10 @@ class Patience:
     started_s: float = field(default_factory=time.monotonic)
     is_logged: bool = False
 
+    def again(self) -> Patience:
+        """Return the same for a read that begins now."""
+        return Patience(self.server, self.retry_s, self.deadline_s, self.url)
+
 
 @dataclass
 class _Waits:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from wids.errors import FetchError
 from wids.storage.transport import store_credentials, urls
@@ -40,8 +39,7 @@ _runtime_pid: int | None = None
 """The process in which obstore was used first: this one, or one that it was forked from."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an object is.
 
     Attributes:
