@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from conftest import Member
+from events import LONG_S
 from PIL import Image
 
 import wids
@@ -109,7 +110,7 @@ class Client:
 def search(client: Client, query: str, prefix: str = "") -> Any:
     """Have samples looked for, wait until the search has ended, and return its result."""
     answer = json.loads(client.request("POST", f"{prefix}hits?{query}")[2])
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LONG_S
     while answer.get("state") == "running":
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
@@ -160,6 +161,6 @@ def browse_command(
             assert process.stdout is not None
             yield Client(process.stdout.readline().strip()), process.pid
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(LONG_S) == 0
         finally:
             process.kill()

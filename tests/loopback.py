@@ -137,8 +137,13 @@ class Request:
 class Server:
     """The server, which runs in threads of this process."""
 
-    def __init__(self, rate_nbytes: float | None = None, port: int = 0) -> None:
-        self.pages: dict[str, Page] = {}
+    def __init__(
+        self,
+        rate_nbytes: float | None = None,
+        port: int = 0,
+        pages: dict[str, Page] | None = None,
+    ) -> None:
+        self.pages: dict[str, Page] = pages or {}
         self.log: list[Request] = []
         self.heads: list[Request] = []
         self.rate_nbytes = rate_nbytes
@@ -294,19 +299,41 @@ class Server:
         if fault.how == "stall":
             self._is_closed.wait(60)
         elif fault.how == "reset":
-            self._is_closed.wait(0.2)  # a reset discards what the client has not read yet
+            # A reset discards what the client has not read yet.
+            until_s = time.monotonic() + 10
+            while _has_unread(handler.connection) and time.monotonic() < until_s:
+                self._is_closed.wait(0.01)
             linger = struct.pack("ii", 1, 0)
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             handler.connection.close()
             handler.rfile.close()
 
 
+def _has_unread(connection: socket.socket) -> bool:
+    """Whether the other end of a connection on this machine has bytes that nobody has read."""
+    if not sys.platform.startswith("linux"):
+        time.sleep(0.2)
+        return False
+    try:
+        ends = {f":{connection.getsockname()[1]:04X}", f":{connection.getpeername()[1]:04X}"}
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    except OSError:  # the other end is gone
+        return False
+    for _, local, remote, _, queues, *_ in map(str.split, lines):
+        if {local[-5:], remote[-5:]} == ends and queues != "00000000:00000000":
+            return True  # not acknowledged by this end, or not read by the other
+    return False
+
+
 def main(folder: str, rate_nbytes: str = "", port: str = "0") -> None:
     """Serve a folder in a process of its own, for measurements and to be killed."""
-    server = Server(float(rate_nbytes) if rate_nbytes else None, int(port))
-    for path in Path(folder).rglob("*"):
-        if path.is_file():
-            server.page(f"/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    # All of it from the first request on: a client may wait for the port.
+    pages = {
+        f"/{path.relative_to(folder).as_posix()}": Page(path.read_bytes())
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
+    server = Server(float(rate_nbytes) if rate_nbytes else None, int(port), pages)
     print(server.url, flush=True)  # noqa: T201 - read by the parent process
     for _ in sys.stdin:
         print(json.dumps([(r.path, r.num_sent) for r in server.log]), flush=True)  # noqa: T201

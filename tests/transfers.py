@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,13 @@ def saved(url: str, expected: Expected | None = None, **arguments: object) -> by
     file = io.BytesIO()
     Fetcher(**arguments).save(url, file, expected or Expected())
     return file.getvalue()
+
+
+def waited_s(error: BaseException) -> float:
+    """Return how long a read waited, by its error: the waits, and attempts after the first."""
+    found = re.search(r"waited ([\d.]+) s", str(error))
+    assert found is not None, error
+    return float(found[1])
 
 
 @contextmanager

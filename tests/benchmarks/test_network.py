@@ -56,36 +56,37 @@ def seconds_of(url: str, at_a_time: int) -> tuple[float, list[int]]:
 def test_each_connection_has_its_rate(root: Path) -> None:
     """Four connections take as long as one; the log has all requests and all bytes."""
     with web_server(root, Network(connection_nbytes=8e6)) as server:
-        one_s, _ = seconds_of(server.url, 1)
-        four_s, _ = seconds_of(server.url, 4)
+        rounds = [[seconds_of(server.url, number)[0] for number in (1, 4)] for _ in range(3)]
         counted = server.counted()
         nothing = server.counted()
 
+    # The fastest of several turns, since a busy machine slows some of them.
+    one_s, four_s = map(min, zip(*rounds, strict=True))
     assert one_s == pytest.approx(0.5, rel=0.3)
     assert four_s < 2 * one_s
-    assert (counted.num_requests, counted.num_refused) == (5, 0)
-    assert counted.nbytes_of == {"/a.bin": 5 * len(BODY)}
+    assert (counted.num_requests, counted.num_refused) == (15, 0)
+    assert counted.nbytes_of == {"/a.bin": 15 * len(BODY)}
     assert (nothing.num_requests, nothing.nbytes) == (0, 0)
 
 
 def test_too_many_requests_at_a_time_are_refused(root: Path) -> None:
     """What comes while two requests are answered is refused, and counted, also after a delay."""
-    with web_server(root, Network(delay_s=0.2, connection_nbytes=8e6, max_requests=2)) as server:
+    with web_server(root, Network(delay_s=0.2, connection_nbytes=2e6, max_requests=2)) as server:
         seconds, statuses = seconds_of(server.url, 8)
         counted = server.counted()
 
     assert sorted(statuses) == [200] * 2 + [503] * 6
     assert counted.num_refused == 6
     assert counted.nbytes == 2 * len(BODY)
-    assert seconds >= 0.6
+    assert seconds >= 2
 
 
 def test_a_card_is_shared_and_connections_are_cut(root: Path) -> None:
     """All connections together have the rate of the card; a cut one has its bytes and no more."""
     with web_server(root, Network(card_nbytes=20e6)) as server:
-        seconds, statuses = seconds_of(server.url, 4)
-    assert statuses == [200] * 4
-    assert seconds == pytest.approx(4 * len(BODY) / 20e6, rel=0.3)
+        rounds = [seconds_of(server.url, 4) for _ in range(3)]
+    assert all(statuses == [200] * 4 for _, statuses in rounds)
+    assert min(seconds for seconds, _ in rounds) == pytest.approx(4 * len(BODY) / 20e6, rel=0.3)
     with web_server(root, Network(cut_nbytes=1_000_000)) as server:
         with urllib.request.urlopen(f"{server.url}/a.bin") as response:  # noqa: S310 - loopback
             with pytest.raises(http.client.IncompleteRead) as caught:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from select import select
 from typing import Any
 
 import pytest
 from conftest import write_shards
+from events import LONG_S, wait_for
 
 from wids.cli import main as cli
 
@@ -69,6 +72,36 @@ def run_process(
     return result.returncode, result.stdout, result.stderr
 
 
+def interrupted(
+    *arguments: object, cwd: Path | None = None, is_at_work: Callable[[], bool]
+) -> tuple[int, str] | None:
+    """Run the command as a user does, and press Ctrl-C while it is at work.
+
+    Returns:
+        Status and errors; None if it ended before.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wids", *map(str, arguments)],
+        cwd=cwd,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: is_at_work() or process.poll() is not None, "the work of the command")
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=LONG_S)
+    return None if process.returncode == 0 else (process.returncode, err)
+
+
+def nbytes(path: Path) -> int:
+    """Return the length of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def run_in_terminal(arguments: list[str], answer: str) -> tuple[int, str]:
     """Run a command in a terminal where it is answered; return status and what the terminal shows.
 
@@ -91,7 +124,7 @@ def run_in_terminal(arguments: list[str], answer: str) -> tuple[int, str]:
         stderr.flush()
     shown = ""
     while "[y/N]" not in shown:  # the echo of the answer may come alone
-        assert select([master], [], [], 10)[0], shown
+        assert select([master], [], [], LONG_S)[0], shown
         shown += os.read(master, 10_000).decode()
     os.close(master)
     os.close(slave)

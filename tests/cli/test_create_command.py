@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from command import run, write_bare_shards
+from command import interrupted, nbytes, run, write_bare_shards
 from conftest import need, sample_members, write_tar
+from events import in_time, wait_for
 from loopback import Fault, Server
 
 from wids import ShardListDataset, load_spec
@@ -138,12 +138,10 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
     output = tmp_path / "film.json"
     command = [sys.executable, "-m", "wids", "create", *urls, "-o", str(output)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while len(server.log) < 6:  # five for the first shard
-            time.sleep(0.01)
-        while (tmp_path / "film.partial").stat().st_size < 100:
-            time.sleep(0.01)
+        wait_for(lambda: len(server.log) >= 6)  # five for the first shard
+        wait_for(lambda: nbytes(tmp_path / "film.partial") >= 100)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(10) == 130  # the time-out is 15 s
     assert not output.exists()
     server.pages["/film-1.tar"].always = None
     server.log.clear()
@@ -157,20 +155,16 @@ def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
     for number in range(40):
         members = sample_members(number * 2000, number * 2000 + 2000)
         write_tar(tmp_path / f"a-{number:03d}.tar", members)
-    output = tmp_path / "a.json"
-    command = [sys.executable, "-m", "wids", "create", str(tmp_path), "-o", str(output)]
-    process = subprocess.Popen(
-        [*command, "-j", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    journal = tmp_path / "a.partial"
-    until_s = time.monotonic() + 60
-    while not journal.exists() or journal.stat().st_size < 1000:
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    output, journal = tmp_path / "a.json", tmp_path / "a.partial"
 
-    assert process.returncode == 130, err
+    def press() -> tuple[int, str] | None:
+        for path in tmp_path.glob("a.*"):  # if an earlier attempt came too late
+            path.unlink()
+        command = ["create", tmp_path, "-o", output, "-j", "2"]
+        return interrupted(*command, is_at_work=lambda: nbytes(journal) >= 1000)
+
+    status, err = in_time(press)
+    assert status == 130, err
     assert err.splitlines()[-1] == "wids: interrupted"
     left = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".tar")}
     assert left == {"a.partial"}

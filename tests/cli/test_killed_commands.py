@@ -6,19 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command import run
+from command import nbytes, run
 from conftest import need, sample_members, write_tar
+from events import in_time, wait_for
 
 from wids import load_spec
-
-GRACE_S = 15.0
-"""How long workers may take to notice that their parent is gone; mostly it is milliseconds."""
 
 
 @pytest.fixture
@@ -30,21 +27,31 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(*arguments: object) -> subprocess.Popen[bytes]:
+def killed_at_work(is_at_work: Callable[[], bool], *arguments: object) -> list[int] | None:
+    """Kill a command, but not its workers, when it is at work and has started two processes.
+
+    Returns:
+        The two; None if the command ended before.
+    """
     command = [sys.executable, "-m", "wids", *map(str, arguments), "-j", "2"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    found: list[int] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
 
+        def is_ready() -> bool:
+            found[:] = children(process.pid)
+            return (len(found) == 2 and is_at_work()) or process.poll() is not None
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    until_s = time.monotonic() + GRACE_S
-    while not condition():
-        assert time.monotonic() < until_s, what
-        time.sleep(0.01)
+        wait_for(is_ready, "the work of the command")
+        process.kill()
+    return found if process.returncode == -signal.SIGKILL else None
 
 
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            found += map(int, task.read_text().split())
+    return found
 
 
 def is_running(pid: int) -> bool:
@@ -64,32 +71,23 @@ def orphans() -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_with_workers(process: subprocess.Popen[bytes], orphans: list[int]) -> None:
-    """Kill a command, but not its workers, and wait until these have ended."""
-    wait_for(lambda: len(children(process.pid)) == 2, "the command has no workers")
-    orphans += children(process.pid)
-    process.kill()
-    process.wait()
-    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+def wait_for_end(orphans: list[int]) -> None:
+    wait_for(lambda: not any(map(is_running, orphans)), "the end of all workers")
 
 
 def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> None:
     """The next run resumes at once, as no worker holds the journal's lock (SPEC-18)."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
     output, journal = shards / "a.json", shards / "a.partial"
-    with started("create", shards, "-o", output) as process:
-        wait_for(lambda: journal.exists() and journal.stat().st_size > 1000, "no progress")
-        wait_for(lambda: len(children(process.pid)) == 2, "the command has no workers")
-        orphans += children(process.pid)
-        process.kill()
-        process.wait()
+    command = ("create", shards, "-o", output)
+    orphans += in_time(lambda: killed_at_work(lambda: nbytes(journal) > 1000, *command))
 
     status, _, err = run("create", shards, "-o", output)
 
     assert (status, "another process" in err) == (1, False), err  # the shards are one and the same
     assert "keys occur in several shards" in err
     assert load_spec(output).shards[15].num_samples == 3000
-    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+    wait_for_end(orphans)
 
 
 def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> None:
@@ -100,12 +98,14 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
         (tmp_path / "in" / f"{number}.bin").write_bytes(bytes([number % 256]) * 20_000)
     command = ["pack", tmp_path / "in", "--maxcount", "4", "-o"]
     output = tmp_path / "out"
-    with started(*command, output) as process:
-        wait_for((tmp_path / "out-000001.tar").exists, "no progress")
-        orphans += children(process.pid)
-        process.kill()
-        process.wait()
-    wait_for(lambda: not any(map(is_running, orphans)), "the workers outlive their parent")
+
+    def kill() -> list[int] | None:
+        for path in tmp_path.glob("out*"):  # if an earlier attempt came too late
+            path.unlink()
+        return killed_at_work((tmp_path / "out-000001.tar").exists, *command, output)
+
+    orphans += in_time(kill)
+    wait_for_end(orphans)
     assert (tmp_path / "out.packing").exists()
     assert not (tmp_path / "out.json").exists()
 
@@ -122,5 +122,6 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
 def test_workers_end_with_a_killed_verify(shards: Path, orphans: list[int]) -> None:
     """Workers that wait for a task, and workers that have one."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
-    with started("verify", f"{shards}/a-{{000..015}}.tar") as process:
-        kill_with_workers(process, orphans)
+    command = ("verify", f"{shards}/a-{{000..015}}.tar")
+    orphans += in_time(lambda: killed_at_work(lambda: True, *command))
+    wait_for_end(orphans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,3 @@ def serve_shards(folder: Path, server: Server, prefix: str = "") -> list[dict[st
 def identity(samples: list[Any]) -> list[Any]:
     """Return a batch as it is."""
     return samples
-
-
-def wait_for(condition: Any, timeout_s: float = 10) -> None:
-    """Wait until something is true; fail if it takes too long."""
-    until_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)

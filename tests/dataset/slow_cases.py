@@ -1,22 +1,27 @@
 """Seven ways to make a training loop wait for data, each with what recognises it.
 
 `CASES` are used with `wids.timings` and by tests of other tools that look for bottlenecks.
+
+What is slow on purpose takes more than a second of a few batches. On a busy machine every other
+stage may take 50 ms more in each batch, and 0.3 s in one of them: that changes no bottleneck.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import sample_members, write_tar
 from loopback import Server
-from served_shards import identity, serve_shards
+from served_shards import LENGTH, identity, serve_shards
 
 import wids
+from wids.shards.tars import shard
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,10 @@ class Case:
         return wids.ShardListDataset(self.shards, **self.options)
 
 
-def decode_slowly(data: bytes) -> int:
-    """Decode for two milliseconds."""
-    time.sleep(0.002)
-    return len(data)
-
-
-def collate_slowly(samples: list[Any]) -> int:
-    """Collate for ten milliseconds."""
-    time.sleep(0.01)
-    return len(samples)
+def late(seconds: float, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Wait, and return what a call returns."""
+    time.sleep(seconds)
+    return call(*arguments, **options)
 
 
 def local_shards(folder: Path, num_shards: int, length: int) -> list[str]:
@@ -62,65 +61,73 @@ def local_shards(folder: Path, num_shards: int, length: int) -> list[str]:
     return [str(write_tar(folder / f"{a}.tar", sample_members(a, b))) for a, b in ends]
 
 
-def slow_disk(folder: Path, _: Server) -> Case:
-    """Members of four megabytes that the system no longer has in memory."""
-    members = [(f"{n}.bin", bytes(4 << 20)) for n in range(16)]
-    path = write_tar(folder / "large.tar", members)
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def slow_disk(folder: Path, _: Server, patch: pytest.MonkeyPatch) -> Case:
+    """A disk that takes long for the samples of a batch, which no real one surely does."""
+    read = shard.Shard.read_many
+
+    def read_slowly(*arguments: Any, **options: Any) -> Any:
+        return late(0.3, read, *arguments, **options)
+
+    patch.setattr(shard.Shard, "read_many", read_slowly)
     options = {"transformations": []}
-    return Case("slow disk", "disk", [str(path)], options, {"collate_fn": identity})
+    loader = {"batch_size": 2, "collate_fn": identity}
+    return Case("slow disk", "disk", local_shards(folder, 1, 8), options, loader)
 
 
-def slow_server(folder: Path, server: Server) -> Case:
-    """A server that sends a megabyte in a second."""
-    server.rate_nbytes = 1e6
+def slow_server(folder: Path, server: Server, _: pytest.MonkeyPatch) -> Case:
+    """A server that sends 70 kB in a second."""
+    server.rate_nbytes = 70_000
     options = {"access": "download", "cache_dir": str(folder / "cache")}
-    return Case("slow server", "network", serve_shards(folder, server)[:3], options)
+    shards = serve_shards(folder, server)[:2]
+    return Case("slow server", "network", shards, options, {"batch_size": LENGTH})
 
 
-def slow_decoder(folder: Path, _: Server) -> Case:
+def slow_decoder(folder: Path, _: Server, __: pytest.MonkeyPatch) -> Case:
     """A decoder that takes long, and a worker for each processor."""
-    options = {"transformations": [wids.Decoder(decoders={"txt": decode_slowly})]}
-    loader = {"num_workers": 1, "batch_size": 8}
-    return Case("slow decoder", "decode", local_shards(folder, 2, 64), options, loader)
+    options = {"transformations": [wids.Decoder(decoders={"txt": partial(late, 0.15, len)})]}
+    loader = {"num_workers": 1, "batch_size": 2}
+    return Case("slow decoder", "decode", local_shards(folder, 2, 4), options, loader)
 
 
-def too_few_workers(folder: Path, server: Server) -> Case:
+def too_few_workers(folder: Path, server: Server, patch: pytest.MonkeyPatch) -> Case:
     """The same without workers."""
-    case = slow_decoder(folder, server)
-    return Case("too few workers", "workers", case.shards, case.options, {"batch_size": 8})
+    case = slow_decoder(folder, server, patch)
+    return Case("too few workers", "workers", case.shards, case.options, {"batch_size": 2})
 
 
-def slow_collate(folder: Path, _: Server) -> Case:
+def slow_collate(folder: Path, _: Server, __: pytest.MonkeyPatch) -> Case:
     """A collate function that takes long."""
-    loader = {"num_workers": 1, "batch_size": 4, "collate_fn": collate_slowly}
-    return Case("collate-bound", "collate", local_shards(folder, 2, 64), {}, loader)
+    loader = {"num_workers": 1, "batch_size": 2, "collate_fn": partial(late, 0.3, len)}
+    return Case("collate-bound", "collate", local_shards(folder, 2, 4), {}, loader)
 
 
-def small_cache(folder: Path, server: Server) -> Case:
-    """A cache that has room for two of eight shards, which are read in random order."""
+def small_cache(folder: Path, server: Server, _: pytest.MonkeyPatch) -> Case:
+    """A cache that has room for two of four shards, which are read in random order."""
+    server.rate_nbytes = 350_000
     options = {
         "access": "download",
         "cache_dir": str(folder / "cache"),
         "cache_size": 130_000,
         "lru_size": 1,
     }
-    loader = {"batch_size": 4, "shuffle": True}
-    return Case("cache too small", "cache", serve_shards(folder, server), options, loader)
+    shards, chunksize = serve_shards(folder, server)[:4], 4 * LENGTH
+    loader = {"batch_size": 2 * LENGTH}
+    return Case("cache too small", "cache", shards, options, loader, chunksize)
 
 
-def large_chunk(folder: Path, _: Server) -> Case:
-    """Chunks of all samples, of which two shards stay open."""
-    options = {"transformations": [], "lru_size": 2}
-    loader = {"batch_size": 4, "collate_fn": identity}
-    shards = local_shards(folder, 16, 25)
-    return Case("chunk too large", "chunk", shards, options, loader, chunksize=400)
+def large_chunk(folder: Path, _: Server, patch: pytest.MonkeyPatch) -> Case:
+    """Chunks of all samples, of which one shard stays open, where it takes long to open a file."""
+    patch.setattr(shard, "map_file", partial(late, 0.08, shard.map_file))
+    options = {"transformations": [], "lru_size": 1}
+    loader = {"batch_size": 3, "collate_fn": identity}
+    shards = local_shards(folder, 3, 6)
+    return Case("chunk too large", "chunk", shards, options, loader, chunksize=18)
 
 
-CASES: tuple[Callable[[Path, Server], Case], ...] = (
+Make = Callable[[Path, Server, pytest.MonkeyPatch], Case]
+"""Makes a case, from a folder for its files and a server for its shards."""
+
+CASES: tuple[Make, ...] = (
     slow_disk,
     slow_server,
     slow_decoder,

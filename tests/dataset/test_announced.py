@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import write_tar
+from events import wait_for
 from loopback import Server
 from served_shards import identity
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
@@ -165,20 +167,29 @@ def test_batches_read_ranges_while_shards_are_fetched_ahead(
     """The first batch waits for no shard; an epoch transfers a tenth more at most (CACHE-16)."""
     monkeypatch.setattr(range_budget, "_SMALL_NBYTES", 0)  # these shards count as large ones
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
-    server.rate_nbytes = 200_000  # all shards take two seconds
+    is_sent, answer = threading.Event(), server._answer
+
+    def answer_late(handler: Any, request: Any) -> None:
+        """Answer a request for a whole shard when the first batch is there, or much later."""
+        if request.path.endswith(".tar") and request.range is None:
+            is_sent.wait(10)
+        answer(handler, request)
+
+    monkeypatch.setattr(server, "_answer", answer_late)
     with wids.ShardListDataset(spec) as dataset:
         loader = DataLoader(
             dataset,
             batch_size=4,
             sampler=wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=160), dataset),
             num_workers=workers,
+            prefetch_factor=1 if workers else None,  # more could take the bytes of the first one
             collate_fn=identity,
         )
         batches = iter(loader)
         seen = [sample["__index__"] for sample in next(batches)]
         assert any(request.range for request in tars(server))
         assert not any(map(dataset.reader.is_local, range(NUM_SHARDS)))
-        server.rate_nbytes = None
+        is_sent.set()
         seen += [sample["__index__"] for batch in batches for sample in batch]
     assert sorted(seen) == list(range(LENGTH * NUM_SHARDS))
     whole = Counter(r.path for r in tars(server) if r.range is None)
@@ -190,8 +201,10 @@ def test_any_sampler_is_announced_by_a_prefetcher(spec: str, server: Server) -> 
     """Around a sampler that announces nothing, the shards that are fetched ahead are not read."""
     with wids.ShardListDataset(spec) as dataset:
         sampler = wids.Prefetcher(RandomSampler(dataset), dataset)
-        loader = DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=identity)
-        assert sum(map(len, loader)) == LENGTH * NUM_SHARDS
+        batches = iter(DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=identity))
+        num_samples = len(next(batches))
+        wait_for(lambda: sum(r.range is None for r in tars(server)) == NUM_SHARDS)
+        assert num_samples + sum(map(len, batches)) == LENGTH * NUM_SHARDS
     whole = Counter(r.path for r in tars(server) if r.range is None)
     assert whole == {f"/{n}.tar": 1 for n in range(NUM_SHARDS)}
     assert sum(r.num_sent for r in tars(server) if r.range) <= 2 * 8 * (NBYTES + 512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from loopback import Server
 from served_shards import identity, serve_shards
-from slow_cases import CASES, Case
+from slow_cases import CASES, Make, slow_decoder, small_cache
 from torch.utils.data import DataLoader, IterableDataset
 
 import wids
@@ -23,16 +23,20 @@ STAGES = ["network", "opening shards", "disk", "check", "decode", "transform", "
 
 
 @pytest.mark.filterwarnings("ignore:.*chunk")
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        make if make in (slow_decoder, small_cache) else pytest.param(make, marks=pytest.mark.long)
+        for make in CASES
+    ],
+    ids=lambda make: make.__name__,
+)
 def test_each_case_is_recognised(
-    make: Callable[[Path, Server], Case],
-    tmp_path: Path,
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Make, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dataset that is slow on purpose has the bottleneck that docs/slow.md describes."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(os.cpu_count()))  # a processor for each rank
-    case = make(tmp_path, server)
+    case = make(tmp_path, server, monkeypatch)
     batch_size = case.loader.get("batch_size", 1)
     with case.dataset() as dataset:
         found = benchmark(

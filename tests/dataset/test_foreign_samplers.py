@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import need, raises
+from events import wait_for
 from loopback import Server
-from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards, wait_for
+from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,

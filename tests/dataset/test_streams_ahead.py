@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import raises
+from events import wait_for
 from loopback import Server
-from served_shards import NUM_SAMPLES, NUM_SHARDS, identity, serve_shards, wait_for
+from served_shards import NUM_SAMPLES, NUM_SHARDS, identity, serve_shards
 from torch.utils.data import DataLoader, SequentialSampler
 
 import wids

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from events import LONG_S
 
 from wids.look.latest import latest
 
@@ -25,7 +26,7 @@ def test_threads_make_it_once() -> None:
     get = latest(lambda _: object(), 2)
 
     def want(_: int) -> object:
-        everybody.wait(10)
+        everybody.wait(LONG_S)
         return get("a")
 
     with ThreadPoolExecutor(4) as threads:

@@ -54,16 +54,31 @@ def torchrun(num_replicas: int, *arguments: object) -> list[str]:
     ]
 
 
-def traced(command: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
+def traced(
+    command: list[str], folder: Path, kill_at: int | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Return the command that logs in a folder which samples an example uses, and its environment.
 
     See `traced.py`.
+
+    Args:
+        command: The command.
+        folder: The folder.
+        kill_at: The step after which it will be killed; see `held`.
     """
     folder.mkdir(exist_ok=True)
     (example,) = [word for word in command if word.startswith(f"{EXAMPLES}{os.sep}")]
     program = str(Path(__file__).with_name("traced.py"))
     replaced = [program if word == example else word for word in command]
-    return replaced, {"EXAMPLE": example, "TRACE": str(folder)}
+    return replaced, {"EXAMPLE": example, "TRACE": str(folder), **held(kill_at)}
+
+
+def held(kill_at: int | None) -> dict[str, str]:
+    """Return the environment of a job that will be killed after a step.
+
+    It does not end before: a few steps later it waits.
+    """
+    return {} if kill_at is None else {"LAST_STEP": str(kill_at + 3)}
 
 
 def environment(**others: str) -> dict[str, str]:

@@ -108,14 +108,16 @@ def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
             *(num_replicas, SCRIPT, spec, "--checkpoint", checkpoint, "--save-every", 1),
             *("--epochs", 3, "--num-workers", num_workers),
         )
-        command, environment = jobs.traced(command, trace)
         before = max((step.number for step in done), default=0)
-        if number == len(plan) - 1:
+        is_last = number == len(plan) - 1
+        kill_at = None if is_last else before + total // len(plan)
+        command, environment = jobs.traced(command, trace, kill_at)
+        if kill_at is None:
             jobs.run(command, **environment)
             done += jobs.steps(trace)
             break
         with jobs.started(command, **environment) as job:
-            jobs.wait_for_step(job, trace, before + total // len(plan))
+            jobs.wait_for_step(job, trace, kill_at)
             jobs.kill(job)
         saved = _saved(checkpoint)
         steps = jobs.steps(trace)

@@ -34,7 +34,7 @@ def test_a_killed_job_continues_on_any_number_of_ranks(tmp_path: Path) -> None:
             jobs.run(command)
             done += jobs.steps(trace)
             continue
-        with jobs.started(command) as job:
+        with jobs.started(command, **jobs.held(kill_at)) as job:
             jobs.wait_for_step(job, trace, kill_at)
             jobs.kill(job)
         saved = torch.load(checkpoint, weights_only=True)

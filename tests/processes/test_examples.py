@@ -88,7 +88,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
             *(num_replicas, DDP, spec, "--checkpoint", checkpoint, "--save-every", 8),
             *("--epochs", num_epochs),
         )
-        command, environment = jobs.traced(command, trace)
+        command, environment = jobs.traced(command, trace, kill_at)
         with jobs.started(command, **environment) as job:
             if kill_at is None:
                 output, _ = job.communicate(timeout=200)
@@ -213,7 +213,7 @@ def killed_and_restarted(
     runs = []
     for number, kill_at in enumerate(kills):
         trace = tmp_path / f"trace{number}"
-        tracing, environment = jobs.traced(command, trace)
+        tracing, environment = jobs.traced(command, trace, kill_at)
         with jobs.started(tracing, **environment) as job:
             jobs.wait_for_step(job, trace, kill_at)
             jobs.kill(job)

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 from conftest import in_child
+from events import LONG_S, after, wait_for
 from loopback import Fault, Server
 
 from wids.storage.fetch import Fetcher
@@ -31,16 +32,16 @@ read = Fetcher().range_reader(url, 102400)
 tasks = [partial(read, n, n + 10) for n in range(256)]
 if how == "end":
     threading.Thread(target=in_threads, args=(tasks, "test"), daemon=True).start()
-    import time
-    time.sleep(0.5)
-    print("ends", flush=True)
+    input()
 else:
-    threading.Timer(0.5, print, ["reads"], {"flush": True}).start()
     try:
         in_threads(tasks, "test")
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
+
+MANY = 8
+"""So many requests are in flight: all threads have been started, and others wait."""
 
 
 def ranges(fetcher: Fetcher, url: str, count: int) -> bool:
@@ -83,30 +84,33 @@ def stalled(server: Server) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["end", "interrupt"])
 def test_a_program_ends_while_requests_are_in_flight(how: str, server: Server) -> None:
-    """Ctrl-C is answered within two seconds, and the end of the program waits for no server."""
+    """Ctrl-C is answered soon, and the end of the program waits for no server."""
     command = [sys.executable, "-c", _PROGRAM, stalled(server), how]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() in ("ends\n", "reads\n")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+    wait_for(lambda: len(server.log) >= MANY)
     started_s = time.monotonic()
     if how == "interrupt":
         process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
-    assert time.monotonic() - started_s < 4
+    out, errors = process.communicate("\n", timeout=LONG_S)
+    assert time.monotonic() - started_s < 10  # the time-out is 15 s
     assert (process.returncode, errors) == (0, "")
     assert how == "end" or out == "interrupted\n"
 
 
 @pytest.mark.long
-def test_cancelled_reads_end_within_a_second(server: Server) -> None:
+def test_cancelled_reads_end(server: Server) -> None:
     """Threads that wait for bytes or for their turn notice it; none is left."""
     read = Fetcher().range_reader(stalled(server), len(DATA))
-    event = threading.Event()
-    timer = threading.Timer(0.5, event.set)
-    timer.start()
-    started_s = time.monotonic()
+    event, cancelled_s = threading.Event(), []
+
+    def cancel() -> None:
+        cancelled_s.append(time.monotonic())
+        event.set()
+
+    thread = after(lambda: len(server.log) >= MANY, cancel)
     with cancelled_by(event), pytest.raises(CancelledError):
         in_threads([partial(read, n, n + 10) for n in range(64)], "wids-test")
-    assert time.monotonic() - started_s < 2.5
-    timer.join()
+    assert time.monotonic() - cancelled_s[0] < 10  # the time-out is 15 s
+    thread.join()
     assert not [t for t in threading.enumerate() if t.name == "wids-test"]

@@ -21,6 +21,8 @@ from wids import MixedSampler, Prefetcher, ShardListDataset
 LENGTHS = {"a": [70, 120, 3], "b": [90, 61], "c": [23]}
 WEIGHTS = {"a": 0.6, "b": 0.3, "c": 0.1}
 NUM_EPOCHS = 6
+KILL_AT = 130
+"""A step of the second epoch."""
 
 
 def write_mix(folder: Path) -> Path:
@@ -61,9 +63,10 @@ def check_killed_and_resumed(folder: Path, first: int, second: int, num_workers:
             shutil.copy(folder / "state.json", trace)
         program = Path(train_mix.__file__)
         arguments = ["--epochs", NUM_EPOCHS, "--num-workers", num_workers]
-        with jobs.started(jobs.torchrun(num_replicas, program, spec, trace, *arguments)) as job:
+        command = jobs.torchrun(num_replicas, program, spec, trace, *arguments)
+        with jobs.started(command, **jobs.held(KILL_AT if is_killed else None)) as job:
             if is_killed:
-                jobs.wait_for_step(job, trace, 130)  # in the second epoch
+                jobs.wait_for_step(job, trace, KILL_AT)
                 jobs.kill(job)
                 shutil.copy(trace / "state.json", folder)
             else:

@@ -306,6 +306,8 @@ def test_the_picture_of_each_sample_is_shown(chromium: Chromium, tmp_path: Path)
         Image.new("RGB", (16, 12), colour).save(path, forms[path.suffix.lower()])
     shard = write_tar(tmp_path / "mixed.tar", [(n, (tmp_path / n).read_bytes()) for n in names])
     with browsing([(shard, 6)]) as client, Tab(chromium, client.parts.geturl()) as tab:
+        loaded = "[...document.querySelectorAll('#grid img')].every(image => image.complete)"
+        tab.page.wait_for_function(loaded)
         images = "images => images.map(i => [i.naturalWidth, getComputedStyle(i).imageRendering])"
         assert tab.page.eval_on_selector_all("#grid img", images) == [[16, "pixelated"]] * 6
         first = tab.page.get_attribute("#grid a:nth-child(5) img", "src")

@@ -101,7 +101,7 @@ def test_nginx(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("films")
 def test_nginx_without_ranges(tmp_path: Path) -> None:
     """Nginx with ranges turned off: a look ends after some megabytes, and says why."""
-    with nginx(tmp_path, "max_ranges 0; limit_rate 20m;") as site:
+    with nginx(tmp_path, "max_ranges 0; limit_rate 3m;") as site:
         samples = wids.peek(f"{site}/film-{{0..1}}.tar")
         assert [sample["__key__"] for sample in samples.only([".txt"])] == ["0-0"]
         assert "sends whole files only: 3.1 MB of 18.0 MB were read" in samples._repr_html_()
@@ -183,7 +183,7 @@ def test_the_first_page_on_every_server(
         num_requests, num_sent = len(server.log), server.num_sent
     else:
         # Without a rate, the kernel's buffers take ten megabytes or more that nobody reads.
-        server.rate_nbytes = 10 * MB
+        server.rate_nbytes = 3 * MB
         for name in names:
             server.page(f"/{name}", body, has_ranges=False)
         check_first_page(f"{server.url}/{pattern}", {}, 64)

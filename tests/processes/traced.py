@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def log(epoch: int, step: int, indices: Any) -> None:
     Before it is taken: ranks meet in it, so a checkpoint has no step that a log lacks.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
+    if step > int(os.environ.get("LAST_STEP", sys.maxsize)):
+        threading.Event().wait()  # to be killed
     line = {"epoch": epoch, "step": step, "indices": indices.tolist()}
     with Path(os.environ["TRACE"], f"{rank}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")

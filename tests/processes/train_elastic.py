@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -33,6 +35,8 @@ for epoch in range(sampler.epoch, 2):
     sampler.set_epoch(epoch)
     for num_batches, batch in enumerate(loader, 1):
         step += 1
+        if step > int(os.environ.get("LAST_STEP", sys.maxsize)):
+            threading.Event().wait()  # to be killed
         # Logged first: ranks meet below, so a checkpoint has no step that a log lacks.
         line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
         with (options.trace / f"{rank}.jsonl").open("a") as file:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for num_batches, batch in enumerate(loader, 1):
             step += 1
+            if step > int(os.environ.get("LAST_STEP", sys.maxsize)):
+                threading.Event().wait()  # to be killed
             line = {"epoch": epoch, "step": step, "indices": batch["__index__"].tolist()}
             with log.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -50,7 +50,7 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
     path = tmp_path / "begun"
     command = [sys.executable, "-c", STUCK, str(path)]
     # Until all processes have closed the pipe of standard error.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
@@ -79,7 +79,7 @@ def test_a_worker_that_has_no_time_to_clean_up(tmp_path: Path) -> None:
     """The file that it was writing is deleted, however busy its main thread is."""
     command = [sys.executable, "-c", BUSY]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path
+        command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
     )
     assert done.stderr.endswith("KeyboardInterrupt\n")
     assert [path.name for path in tmp_path.iterdir()] == ["begun"]
@@ -109,7 +109,7 @@ with process_pool(2, 2) as executor:
 def test_a_worker_that_is_killed_after_tasks_were_cancelled() -> None:
     """The pool ends its other workers, and nothing is printed but the reason."""
     command = [sys.executable, "-c", CANCELLED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stderr.endswith("KeyboardInterrupt\n")
     assert "InvalidState" not in done.stderr
     assert "leaked" not in done.stderr
@@ -156,5 +156,5 @@ if __name__ == "__main__":
 def test_processes_of_others_go_on() -> None:
     """A pool that ends early ends its own workers, and no other child of the program."""
     command = [sys.executable, "-c", OTHERS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["0", "True", "True"], done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import doomed
 import pytest
 from conftest import raises
+from events import LONG_S
 
 import wids
 from wids import LostTaskError
@@ -67,7 +68,7 @@ def test_few_tasks_are_submitted_at_a_time() -> None:
 
     go_on = threading.Event()
     with Watched(1) as executor:
-        results = results_of(executor, lambda n: go_on.wait(20) and n, range(1000), str)
+        results = results_of(executor, lambda n: go_on.wait(LONG_S) and n, range(1000), str)
         threading.Timer(0.05, go_on.set).start()
         assert sorted(task for task, _ in results) == list(range(1000))
     assert len(submitted) == 1000
@@ -128,7 +129,7 @@ def test_results_come_before_an_error(pool: ThreadPoolExecutor) -> None:
         if number == 0:
             raise ValueError("task 0")
         if number > 1:
-            others_wait.wait(10)
+            others_wait.wait(LONG_S)
         return number
 
     found: list[tuple[int, int]] = []
@@ -144,16 +145,20 @@ def test_results_come_before_an_error(pool: ThreadPoolExecutor) -> None:
 def test_running_tasks_are_watched(pool: ThreadPoolExecutor) -> None:
     """While tasks run, the caller sees which ones, and none that waits."""
     seen: list[list[int]] = []
-    was_seen = threading.Event()
+    were_seen = threading.Event()
 
     def watch(running: list[int]) -> None:
-        seen.append(running)
-        was_seen.set()
+        if not were_seen.is_set():
+            seen.append(running)
+        if len(running) == 2:
+            were_seen.set()
 
-    found = dict(results_of(pool, lambda _: was_seen.wait(10), range(5), str, watch=watch))
+    found = dict(results_of(pool, lambda _: were_seen.wait(LONG_S), range(5), str, watch=watch))
 
+    assert all(found.values())
     assert set(found) == set(range(5))
-    assert seen[0] == [0, 1]
+    assert seen[-1] == [0, 1]
+    assert all(running in ([], [0], [1]) for running in seen[:-1])  # threads start late
 
 
 @pytest.mark.parametrize("work", doomed.WORKS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import miss, write_tar
+from events import wait_for
 
 import wids
 
@@ -63,7 +63,6 @@ def test_samples_of_all_shards_are_announced_before_one_is_read(tmp_path: Path) 
 
         next(dataset.reader.groups(np.array([1, 5, 10])))  # of the first shard, and not read yet
 
-        deadline_s = time.monotonic() + 10
-        while not is_resident(paths[2], place, NBYTES):
-            assert time.monotonic() < deadline_s, "nothing reads the sample of the last shard"
-            time.sleep(0.001)
+        wait_for(
+            lambda: is_resident(paths[2], place, NBYTES), "the read of a sample of the last shard"
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
+from events import wait_for
 from loopback import Server
 
 from wids.shards.fetch_all import fetch_all
@@ -22,12 +22,11 @@ def test_an_interrupt_ends_the_waits_for_servers(server: Server) -> None:
         found.append(threading.current_thread())
         if number == 0:
             fetcher.read(url, 10)
-        while not server.log:
-            time.sleep(0.01)
+        wait_for(lambda: server.log)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fetch_all(fetch, {0: None, 1: None}, num_threads=2)
     for thread in found:
-        thread.join(5)
+        thread.join(30)  # half of `retry_s`
     assert [(thread.is_alive(), thread.daemon) for thread in found] == [(False, True)] * 2

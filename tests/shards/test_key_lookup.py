@@ -246,7 +246,7 @@ def test_threads_forks_and_pickles_find_the_same(spec_path: Path) -> None:
             assert finds(other)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(
         st.lists(st.sampled_from("abcdefghij"), unique=True, min_size=1), min_size=1, max_size=4

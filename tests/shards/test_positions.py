@@ -123,11 +123,11 @@ def test_evenly_spaced_indices_are_a_range(start: int, step: int, length: int) -
 def test_ten_million_samples_are_selected_at_once() -> None:
     """TABLE-18: a mask, its lengths and its pickle take no time for each sample."""
     mask = np.random.default_rng(0).random(10_000_000) < 0.1
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     positions = select(range(len(mask)), mask)
     counts = counts_per_shard(positions, np.arange(0, len(mask) + 1, 1000))
     packed = pickle.dumps(positions)
-    took_s = time.perf_counter() - start_s
+    took_s = time.process_time() - start_s
     assert np.array_equal(positions, np.flatnonzero(mask))
     assert counts == mask.reshape(-1, 1000).sum(axis=1).tolist()
     assert len(packed) < 1.01 * mask.sum(), "a byte for each selected sample"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import raises, write_tar
+from events import LONG_S
 from loopback import Fault, Page, Request, Server
 from remote_site import EXPECTED, LENGTHS, Site, texts
 
@@ -34,7 +35,7 @@ class Together(Page):
 
     def next_fault(self, request: Request) -> Fault | None:
         try:
-            self.barrier.wait(5)
+            self.barrier.wait(LONG_S)
         except threading.BrokenBarrierError:
             return Fault(404)
         return super().next_fault(request)

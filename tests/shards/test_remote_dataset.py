@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises, sample_members, write_tar
+from events import LONG_S
 from loopback import Fault, Server
 from remote_site import EXPECTED, LENGTHS, Site, texts
 
@@ -293,7 +294,7 @@ class Waiting(wids.ShardListDataset):
         sample = super().__getitem__(index)
         if index == 0:
             self.began.set()
-            assert self.may_end.wait(30)
+            assert self.may_end.wait(LONG_S)
         return sample
 
 
@@ -304,7 +305,7 @@ def test_a_batch_of_one_thread_reads_nothing_for_another(site: Site) -> None:
         dataset.began, dataset.may_end = threading.Event(), threading.Event()
         with ThreadPoolExecutor(1) as thread:
             first = thread.submit(dataset.__getitems__, [0, 14])
-            assert dataset.began.wait(30)
+            assert dataset.began.wait(LONG_S)
             assert texts([dataset[9]]) == EXPECTED[9:10]
             assert texts(dataset.__getitems__([1, 2])) == EXPECTED[1:3]
             site.server.log.clear()

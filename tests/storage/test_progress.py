@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_a_bar_of_parts(
     assert "500k/4.00M" in shown
     assert "1.00M/4.00M" in shown
     assert "1 of 2 shards" in shown
-    assert "2.00M/4.00M [00:10<00:" in shown
+    assert re.search(r"2\.00M/4\.00M \[00:1\d<00:", shown)
     with PartsBar("reading", 2, None, "shard", wanted=True) as bar:
         bar.move(500_000)
         bar.finish(1_000_000)

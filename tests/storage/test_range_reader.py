@@ -10,11 +10,14 @@ import threading
 import time
 import tracemalloc
 from contextlib import suppress
+from itertools import count
+from typing import Any
 
 import fsspec
 import pytest
 from conftest import raises
-from loopback import Fault, Server
+from events import LONG_S
+from loopback import Fault, Page, Server
 from transfers import DATA
 
 from wids.errors import MismatchError
@@ -125,7 +128,16 @@ def test_threads_agree_on_the_first_version(server: Server) -> None:
     url = server.page("/a", DATA)
     read = Fetcher().range_reader(url, len(DATA))
     results: list[bytes] = []
-    server.rate_nbytes = 200_000
+    versions, numbers, together = [Page(DATA), Page(OTHER)], count(), threading.Barrier(6)
+
+    class Alternating(Page):
+        def answer(self, *arguments: Any) -> Any:
+            number = next(numbers)
+            if number < 6:
+                together.wait(LONG_S)
+            return versions[number % 2].answer(*arguments)
+
+    server.pages["/a"] = Alternating(DATA)
 
     def run() -> None:
         try:
@@ -134,10 +146,8 @@ def test_threads_agree_on_the_first_version(server: Server) -> None:
             results.append(b"replaced")
 
     threads = [threading.Thread(target=run) for _ in range(6)]
-    for number, thread in enumerate(threads):
-        server.pages["/a"].body = (DATA, OTHER)[number % 2]
+    for thread in threads:
         thread.start()
-        time.sleep(0.03)
     for thread in threads:
         thread.join()
     assert len(set(results) - {b"replaced"}) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import time
 import tracemalloc
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import in_child, raises
+from events import wait_for
 from join_shards import fields, shards, shuffled, write_side
 from looks import search, serving
 from loopback import Server
@@ -234,10 +234,8 @@ def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> No
     with result:
         first = next(indices)
         result[first]
-        until_s = time.monotonic() + 20
-        while not all(map(result.reader.is_local, range(3))) and time.monotonic() < until_s:
-            time.sleep(0.01)
-        assert all(map(result.reader.is_local, range(3))), "fetched before they are read"
+        # They are fetched before they are read.
+        wait_for(lambda: all(map(result.reader.is_local, range(3))))
         for index in chain([first], indices):
             sample = result[index]
             assert sample[".cap"].getvalue() == f".cap of {sample['__key__']}".encode()

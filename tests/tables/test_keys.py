@@ -19,7 +19,7 @@ from wids.errors import FetchError
 KEYS = [f"s{number:05d}" for number in range(20)]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.one_of(
         st.slices(20),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import raises, write_tar
+from events import LONG_S
 from loopback import Fault, Server, flipped
 
 import wids
@@ -81,7 +82,7 @@ def test_shards_are_read_at_the_same_time(
     def answer_together(handler: Any, request: Any) -> None:
         if request.path in site.bodies and request.path not in begun:
             begun.add(request.path)
-            together.wait(10)
+            together.wait(LONG_S)
         answer(handler, request)
 
     monkeypatch.setattr(site.server, "_answer", answer_together)

@@ -96,9 +96,11 @@ def test_remote_films(tmp_path: Path, server: Server) -> None:
 
 @pytest.mark.alone
 def test_a_page_of_films(tmp_path: Path, server: Server) -> None:
-    """48 cards of remote films come within a second."""
+    """48 cards of remote films take less than a second of the processor, and no film is read."""
     with browsing(served(tmp_path / "site", server)) as client:
         client.json("about")
-        started_s = time.monotonic()
+        server.log.clear()
+        started_s = time.process_time()  # also of the server of films
         assert len(client.json("samples?count=48")["cards"]) == 48
-        assert time.monotonic() - started_s < 1
+        assert time.process_time() - started_s < 1
+    assert server.num_sent < 100_000

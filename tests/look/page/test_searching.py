@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from conftest import optional, raises, write_tar
+from events import LONG_S
 from looks import Client, browsing, peeking, search, serving
 from loopback import Server
 
@@ -192,7 +193,7 @@ def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.Monke
     def visit_until_stopped(self: Any, start: int, shard: Any, rows: Any) -> bool:
         seen.append(start + int(rows[0]))
         if len(seen) == 4:
-            assert is_asked_to_stop.wait(20)
+            assert is_asked_to_stop.wait(LONG_S)
         return visit(self, start, shard, rows)
 
     def stop_early(self: Any) -> None:
@@ -248,14 +249,14 @@ def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.Monke
         # The block that is being read is read to its end.
         assert scans.progress(first).state == scans.progress(second).state == "running"
         gate.set()
-        scans.wait(second, 20)
+        scans.wait(second, LONG_S)
         assert most_running == 1
         assert scans.progress(first).state == "stopped"
         assert scans.progress(first).searched == 5
         assert scans.progress(second).state == "done"
         for number in range(20):
             scan = scans.start(number, lambda: Scan(dataset, Endless()))
-            scans.wait(scan, 20)
+            scans.wait(scan, LONG_S)
         assert scans.get("a") is None
         assert scans.get(19) is not None
         scans.stop()
@@ -283,7 +284,7 @@ def test_searches_of_several_shards_follow_each_other(
                 client.json(f"{shard}samples?count=9")
                 answer = json.loads(client.request("POST", f"{shard}hits?{query}")[2])
                 assert answer["state"] == "running"
-                assert entered.wait(20)
+                assert entered.wait(LONG_S)
         finally:
             gate.set()
         assert search(client, query, "shard/1/")["found"] == 6

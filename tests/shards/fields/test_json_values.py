@@ -60,7 +60,7 @@ def test_a_document_has_the_value_of_json(data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("parser")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -47,10 +47,10 @@ def test_backslashes_are_preserved() -> None:
 )
 def test_bombs_are_counted_before_they_expand(pattern: str) -> None:
     """More than ten million names, or a gigabyte of them, are refused at once (SPEC-11)."""
-    started_s = time.monotonic()
+    started_s = time.process_time()
     with raises(SpecError, "expected a pattern of at most 10000000 names"):
         braces.expand(pattern)
-    assert time.monotonic() - started_s < 0.5
+    assert time.process_time() - started_s < 0.5
 
 
 def test_braces_have_a_depth() -> None:

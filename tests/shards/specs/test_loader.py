@@ -393,12 +393,12 @@ def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
     """Sixty megabytes of small values, of gigabytes, are not parsed (SEC-39, SHARDS-9)."""
     path = tmp_path / "bomb.json"
     path.write_text('{"shardlist": [' + text * (60_000_000 // len(text)) + "0]}")
-    started_s = time.monotonic()
+    started_s = time.process_time()
     with raises(SpecError, "bomb.json: expected at most", "10000000 values"):
         load_spec(path)
     with path.open("rb") as file, raises(SpecError, "10000000 values"):
         load_spec(file)
-    assert time.monotonic() - started_s < 3
+    assert time.process_time() - started_s < 3
 
 
 def test_values_of_all_documents_are_counted(tmp_path: Path) -> None:

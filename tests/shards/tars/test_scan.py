@@ -222,12 +222,12 @@ def test_unusual_headers_throughout_are_read_in_time() -> None:
     block = bytes(header(b"a.txt", 0, stated=b"\x80" + (3).to_bytes(11, "big")))
     data = (block + FILE[512:]) * 5000 + END
     plain = FILE * 5000 + END
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(members_of(data)) == 5000
-    unusual_s, started = time.perf_counter() - started, time.perf_counter()
+    unusual_s, started = time.process_time() - started, time.process_time()
     assert len(members_of(plain)) == 5000
 
-    assert unusual_s < 100 * (time.perf_counter() - started)
+    assert unusual_s < 100 * (time.process_time() - started)
 
 
 def test_tar_inside_a_tar_is_one_member() -> None:

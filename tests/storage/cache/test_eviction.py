@@ -113,10 +113,10 @@ def test_the_limit_is_exceeded_when_all_copies_are_leased(
 @pytest.mark.usefixtures("quick_retries")
 def test_a_claim_evicts_nothing(tmp_path: Path, server: Server) -> None:
     """A server that claims a length beyond the limit or the disk evicts nothing (CACHE-8)."""
-    cache = make_cache(
-        tmp_path, limit=250_000, fetcher=fetch.Fetcher({"timeout": 0.1, "retry_s": 1})
-    )
-    files = fill(cache, server, 2)
+    files = fill(make_cache(tmp_path, limit=250_000), server, 2)
+    # The server is silent after its claim.
+    fetcher = fetch.Fetcher({"timeout": 0.1, "retry_s": 1})
+    cache = make_cache(tmp_path, limit=250_000, fetcher=fetcher)
     for claim in ("1" + "0" * 15, "9" * 25):
         headers = {"Content-Length": claim}
         url = server.page("/huge.tar", DATA, always=Fault(200, headers=headers, body=b"x"))

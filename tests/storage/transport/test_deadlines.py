@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from conftest import raises
+from events import LONG_S
 from loopback import Fault, Server
 from transfers import answering
 
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
+from wids.storage.transport import retry
 from wids.storage.transport.gate import gate
 from wids.storage.transport.request_limit import FIRST
 
 
-def test_a_read_of_many_attempts_ends(server: Server) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_a_read_of_many_attempts_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds count over all attempts, and the error says what they were spent on."""
     url = server.page("/a", b"abc", always=Fault(503)) + "?SECRET"
-    started_s = time.monotonic()
+    waits: list[float] = []  # as if they had been waited for
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waits))
+    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(waits.append(wait_s)))
     with raises(
-        TimeoutError, "/a?…: expected all bytes within 0.5 s (deadline_s)", "the next attempt"
+        TimeoutError, "/a?…: expected all bytes within 60 s (deadline_s)", "for the next attempt"
     ) as caught:
-        Fetcher({"deadline_s": 0.5}).read(url, 3)
-    assert 0.4 < time.monotonic() - started_s < 3
+        Fetcher({"deadline_s": 60}).read(url, 3)
+    assert len(waits) > 5
+    assert 40 < sum(waits) <= 60
     assert isinstance(caught.value, FetchError)
     assert "SECRET" not in str(caught.value)
 
 
 def test_a_silent_server_ends_a_read_at_its_deadline() -> None:
     """Neither the time-out of the server nor the retries matter then."""
-    with answering(lambda _: time.sleep(2)) as url:
+    is_over = threading.Event()
+    with answering(lambda _: is_over.wait(LONG_S) and None) as url:
         started_s = time.monotonic()
         with raises(TimeoutError, "deadline_s", "for a connection or a response"):
-            Fetcher({"deadline_s": 0.3}).read(url + "/a", 3)
-        assert time.monotonic() - started_s < 1.5
+            Fetcher({"deadline_s": 1}).read(url + "/a", 3)
+        assert time.monotonic() - started_s < 10  # the time-out is 15 s
+        is_over.set()
 
 
 def test_a_slow_server_ends_a_read_at_its_deadline() -> None:
@@ -44,22 +56,25 @@ def test_a_slow_server_ends_a_read_at_its_deadline() -> None:
 
     def trickle(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(100):
+        for _ in range(1000):
             connection.sendall(b"2")
             time.sleep(0.02)
 
     with answering(trickle) as url:
         with raises(TimeoutError, "deadline_s", "for bytes"):
-            Fetcher({"deadline_s": 0.3}).read(url + "/a", 1000)
+            Fetcher({"deadline_s": 1}).read(url + "/a", 1000)
 
 
-def test_a_wait_for_a_turn_ends_at_the_deadline(server: Server) -> None:
+def test_a_wait_for_a_turn_ends_at_the_deadline(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests of others count too."""
+    monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
     url = server.page("/a", b"abc")
     with ThreadPoolExecutor(FIRST) as threads:
         turns = list(threads.map(lambda _: gate().enter(server.url, 0), range(FIRST)))
     with raises(TimeoutError, "deadline_s", "for its turn"):
-        Fetcher({"deadline_s": 0.3}).read(url, 3)
+        Fetcher({"deadline_s": 1}).read(url, 3)
     for turn in turns:
         turn.leave()
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 import pytest
 from conftest import need, raises
 from loopback import Fault, Server
-from transfers import DATA, saved
+from transfers import DATA, saved, waited_s
 
 from wids.errors import FetchError
 from wids.storage import fetch
@@ -46,8 +46,9 @@ def test_redirects(server: Server) -> None:
     server.page("/%C3%BC", b"there")
     assert saved(server.page("/umlaut", b"", location="/ü".encode().decode("latin-1"))) == b"there"
     # A server with "redirect" in its name is not one.
-    with raises(FetchError, "the connection failed", "waited 8.0 s for http://redirect.invalid"):
+    with raises(FetchError, "the connection failed", " s for http://redirect.invalid") as caught:
         saved("http://redirect.invalid/x")
+    assert 4 <= waited_s(caught.value) < 15
 
 
 def test_signed_urls_arrive_as_they_are(server: Server) -> None:
@@ -101,9 +102,10 @@ def test_a_broken_handshake_is_retried() -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        # Less than eight seconds, if another attempt as slow as the last would end after them.
-        with pytest.raises(FetchError, match=r"waited [78]\.\d s .*check the address"):
+        with raises(FetchError, "check the address") as caught:
             saved(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
+        # Less than eight seconds, if another attempt as slow as the last would end after them.
+        assert 4 <= waited_s(caught.value) < 15
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(accepted) > 1

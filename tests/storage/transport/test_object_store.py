@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, optional, raises, sample_members, write_tar
+from events import LONG_S
 from objects import KEYS, object_server
 from s3 import Bucket
 from servers import free_port
@@ -223,26 +225,21 @@ def test_keys_that_only_the_network_has_are_an_error_in_a_child(
 def test_ctrl_c_ends_a_wait_for_a_silent_store() -> None:
     """A store that accepts a connection and stays silent keeps nobody waiting after Ctrl-C."""
     optional("obstore")
-    code = f"""
-import socket, sys
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        site = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        code = f"""
 from wids.storage.fetch import Fetcher
-with socket.socket() as listener:
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    site = f"http://127.0.0.1:{{listener.getsockname()[1]}}"
-    print("ready", flush=True)
-    Fetcher({{**{KEYS!r}, "endpoint_url": site}}).read("{URL}", 10)
+Fetcher({{**{KEYS!r}, "endpoint_url": "{site}"}}).read("{URL}", 10)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(1.0)  # until it waits: there is nothing to see from outside
-    process.send_signal(signal.SIGINT)
-    sent_s = time.monotonic()
-    _, errors = process.communicate(timeout=30)
-    assert time.monotonic() - sent_s < 5
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        listener.settimeout(LONG_S)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(3) == b"GET"
+            process.send_signal(signal.SIGINT)
+            sent_s = time.monotonic()
+            _, errors = process.communicate(timeout=LONG_S)
+    assert time.monotonic() - sent_s < 10  # the time-out is 15 s
     assert "KeyboardInterrupt" in errors
     assert "Fatal" not in errors
     assert process.returncode not in (0, -signal.SIGABRT)

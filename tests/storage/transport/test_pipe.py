@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import select
 from pathlib import Path
 
 import pytest
 from conftest import raises
+from events import LONG_S
 from transfers import DATA, saved
 
 from wids.errors import FetchError
@@ -41,13 +42,16 @@ def test_pipes_that_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize("main", ["yes", f"head -c {CHUNK_NBYTES} /dev/zero"])
 def test_an_abandoned_pipe_is_killed(tmp_path: Path, main: str) -> None:
     """Closing the stream kills everything that its command has started, also if the shell ended."""
-    mark, number = tmp_path / "mark", tmp_path / "number"
-    stream = Pipe()(f"pipe:echo $$ > {number}; (sleep 1; touch {mark}) & {main}", 0, None, None)
+    alive, number = tmp_path / "alive", tmp_path / "number"
+    os.mkfifo(alive)  # its end can be read when no process holds it any more
+    stream = Pipe()(f"pipe:echo $$ > {number}; sleep 300 3> {alive} & {main}", 0, None, None)
 
     with stream:
         next(stream.chunks)
+        held = os.open(alive, os.O_RDONLY)  # when the process in the background has it
         if main != "yes":  # its shell ends; nobody has asked for its status yet
             os.waitid(os.P_PID, int(number.read_text()), os.WEXITED | os.WNOWAIT)
-    time.sleep(1.3)
-
-    assert not mark.exists()
+        assert not select.select([held], [], [], 0)[0]
+    with open(held, "rb"):
+        assert select.select([held], [], [], LONG_S)[0] == [held]
+        assert os.read(held, 1) == b""

@@ -8,7 +8,7 @@ from typing import IO
 import pytest
 from conftest import raises
 from loopback import Fault, Server
-from transfers import DATA, saved
+from transfers import DATA, saved, waited_s
 
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
@@ -62,15 +62,16 @@ def test_a_stall_is_noticed(server: Server) -> None:
     url = server.page("/a", DATA, faults=[Fault(after_nbytes=1_000_000, how="stall")])
 
     assert saved(url, storage_options={"timeout": 0.5}) == DATA
-    assert len(server.log) == 2
+    assert len(server.log) >= 2  # a machine that is busy is silent too
 
 
 def test_a_server_that_never_recovers_is_given_up(server: Server) -> None:
     """Failures without progress end after ``retry_s``."""
     url = server.page("/a", DATA, always=Fault(503))
 
-    with raises(FetchError, "found 503", "waited 5.", f"for {server.url}, in "):
+    with raises(FetchError, "found 503", f" s for {server.url}, in ") as caught:
         saved(url, storage_options={"retry_s": 5})
+    assert 5 <= waited_s(caught.value) < 15
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])

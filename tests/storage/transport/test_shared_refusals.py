@@ -10,6 +10,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import pytest
+from events import LONG_S, wait_for
 from loopback import Server
 
 from wids.storage.fetch import Fetcher
@@ -61,15 +62,15 @@ def test_a_process_that_fills_a_server_makes_room_for_another(
     for thread in threads:
         thread.start()
     try:
-        until_s = time.monotonic() + 10
-        while num_in_flight(small_server.url) > MOST or small_server.num_busy < MOST:
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
+        wait_for(
+            lambda: num_in_flight(small_server.url) <= MOST and small_server.num_busy >= MOST,
+            "the server is full",
+        )
         context = multiprocessing.get_context(method)
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=read_in_child, args=(small, sender))
         child.start()
-        assert receiver.poll(15)
+        assert receiver.poll(LONG_S)
         seconds, is_right = receiver.recv()
         child.join()
     finally:
@@ -78,7 +79,7 @@ def test_a_process_that_fills_a_server_makes_room_for_another(
             thread.join()
     asked = [request for request in small_server.log if request.path == "/small"]
     assert is_right
-    assert seconds < 5
+    assert seconds < 20
     assert sum(request.is_refused for request in asked) <= 15
 
 
@@ -88,15 +89,14 @@ def test_those_that_wait_are_not_refused_one_after_the_other(small_server: Serve
     reader = Fetcher().range_reader(f"{small_server.url}/small", 1000)
     reader_thread = threading.Thread(target=reader, args=(0, 10))
     reader_thread.start()
-    while not small_server.log:
-        time.sleep(0.001)
+    wait_for(lambda: small_server.log)
     threads = [threading.Thread(target=reader, args=(n, n + 10)) for n in range(100)]
     for thread in threads:
         thread.start()
     time.sleep(0.5)
     small_server.max_requests = MOST
     for thread in [reader_thread, *threads]:
-        thread.join(10)
+        thread.join(LONG_S)
         assert not thread.is_alive()
     assert sum(request.is_refused for request in small_server.log) <= 30
 
