@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from wids.storage.sizes import count_text
 if TYPE_CHECKING:
     from wids.shards.capacity import Capacity
     from wids.shards.key_lookup import KeyLookup
+
+T = TypeVar("T")
 
 Group: TypeAlias = tuple[int, list[int], list[int]]
 """Samples of one shard: its number, the indices of the samples in a batch, and their indices in the
@@ -347,6 +349,32 @@ class ShardReader:
             MismatchError: The shard is not what the spec says.
         """
         self.opener.fetch(number, background or BackgroundFetch())
+
+    def read_from(
+        self,
+        number: int,
+        local: bool,
+        read: Callable[[ReadableShard], T],
+        open_shard: OpenByNumber | None = None,
+    ) -> T:
+        """Return what is read of a shard, from a new copy if the one at hand is damaged.
+
+        Args:
+            number: The number of the shard.
+            local: As for `ShardPool.get`.
+            read: Reads it.
+            open_shard: Opens it; None for `open`.
+
+        Raises:
+            ShardFormatError: It is damaged, and cannot be fetched again.
+        """
+        shard = (open_shard or self.open)(number, local)
+        try:
+            return read(shard)
+        except ShardFormatError as error:
+            if not self.replaces(number, shard, error):
+                raise
+        return self.read_from(number, local, read, open_shard)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-from wids.errors import JoinError, ShardFormatError
+from wids.errors import JoinError
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.sample_access import SampleAccess, required_access
 from wids.shards.tars.index import ShardIndex
@@ -18,8 +18,6 @@ from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.array_types import IntArray
 from wids.tables.column_reader import members_in, values_in
 from wids.tables.column_values import DecodeMany
-
-T = TypeVar("T")
 
 
 class JoinableDataset(Protocol):
@@ -92,11 +90,11 @@ class KeyedSamples:
             indices = [start + local_index for local_index in local_indices]
             return list(map(index.key, local_indices)), self.dataset.__getitems__(indices)
         verify, labels = self._settings(number)
-        samples: list[Any] = self._read_from(
-            open_shard,
+        samples: list[Any] = reader.read_from(
             number,
             reader.fetches_for_many,
             lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
+            open_shard,
         )
         keys = [sample["__key__"] for sample in samples]
         if access.transformations:
@@ -116,8 +114,8 @@ class KeyedSamples:
             return key, sample
         number, local_index = self.reader.locate(position)
         verify, labels = self._settings(number)
-        sample = self._read_from(
-            self.reader.open, number, local, lambda shard: shard.read(local_index, verify, labels)
+        sample = self.reader.read_from(
+            number, local, lambda shard: shard.read(local_index, verify, labels)
         )
         key = sample["__key__"]
         return key, access.transformed_together([sample])[0] if access.transformations else sample
@@ -128,18 +126,6 @@ class KeyedSamples:
         if not access.transformations:
             return reader.verifies_raw, None
         return reader.verifies_decoded, reader.labels(number, access.dataset_name)
-
-    def _read_from(
-        self, open_shard: OpenByNumber, number: int, local: bool, read: Callable[[ReadableShard], T]
-    ) -> T:
-        """Return what is read of a shard, from a new copy if the one at hand is damaged."""
-        shard = open_shard(number, local=local)
-        try:
-            return read(shard)
-        except ShardFormatError as error:
-            if not self.reader.replaces(number, shard, error):
-                raise
-        return self._read_from(open_shard, number, local, read)
 
     def column(
         self, positions: IntArray, field: str, decode: DecodeMany, *, local: bool
@@ -154,7 +140,7 @@ class KeyedSamples:
                 having, members = members_in(shard.index, field, rows)  # noqa: B023 - called at once
                 return shard.index, having, values_in(shard, members, decode, verify=verify)
 
-            index, having, found = self._read_from(self.reader.open, number, local, read)
+            index, having, found = self.reader.read_from(number, local, read)
             for place, local_index in zip(places, local_indices, strict=True):
                 keys[place] = index.key(local_index)
             for at, value in zip(having.tolist(), found, strict=True):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from wids.errors import ShardFormatError
 from wids.shards.positions import Positions, select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_names import to_bytes
 from wids.shards.tars.raw_samples import changed_payload_error
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
@@ -71,30 +72,15 @@ def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
     reader = view.reader
     if type(reader) is not ShardReader:  # such as that of a join
         return None
-    positions = select_batch(view.positions, np.arange(start, stop))
-    for is_last_attempt in (False, True):
-        opened: list[tuple[int, Shard]] = []
-        try:
-            return _read(reader, positions, opened)
-        except ShardFormatError as error:
-            # A damaged copy of a remote shard is fetched again.
-            if is_last_attempt or not (opened and reader.replaces(*opened[-1], error)):
-                raise
-    return None
+    return _read(reader, select_batch(view.positions, np.arange(start, stop)))
 
 
-def _read(
-    reader: ShardReader, positions: IntArray, opened: list[tuple[int, Shard]]
-) -> StoredMembers | None:
+def _read(reader: ShardReader, positions: IntArray) -> StoredMembers | None:
     parts = []
     keys: list[bytes] = [b""] * len(positions)
     for number, places, local_indices in reader.groups(positions):
-        opened.clear()  # what cannot be opened is not the fault of the previous one
-        shard = reader.open(number, reader.fetches_for_many)
-        if not isinstance(shard, Shard):
-            return None
-        opened.append((number, shard))
-        part = _of_shard(shard, local_indices, reader.fields, compares=reader.verifies_decoded)
+        read = partial(_of_shard, reader, local_indices)
+        part = reader.read_from(number, reader.fetches_for_many, read)
         if part is None:
             return None
         for place, key in zip(places, part.keys, strict=True):
@@ -125,15 +111,17 @@ class _Part:
 
 
 def _of_shard(
-    shard: Shard, local_indices: Sequence[int], wanted: frozenset[str] | None, *, compares: bool
+    reader: ShardReader, local_indices: Sequence[int], shard: ReadableShard
 ) -> _Part | None:
+    if not isinstance(shard, Shard):
+        return None
     index, local = shard.index, np.array(local_indices)
-    members, counts = _members_of(index, local, wanted)
+    members, counts = _members_of(index, local, reader.fields)
     if not counts.all() or index.key_split != "first":
         return None
     contents = shard.views(members, local_indices)
     crcs = list(map(fastest_crc32(), contents))
-    if compares and len(index.payload_crcs):
+    if reader.verifies_decoded and len(index.payload_crcs):
         for at in np.flatnonzero(index.payload_crcs[members] != np.array(crcs))[:1]:
             raise changed_payload_error(shard.path, index.member_name(int(members[at])))
     begins = index.key_starts[local].astype(np.int64) + index.text_start
