@@ -9,7 +9,8 @@ import pytest
 from conftest import raises
 from transfers import DATA, saved
 
-from wids.errors import FetchError, MismatchError, NotFoundError
+from wids.errors import FetchError, MismatchError, NotFoundError, UploadError
+from wids.storage import upload
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport.fsspec import Fsspec
@@ -86,3 +87,18 @@ def test_a_file_that_cannot_be_positioned_is_closed(monkeypatch: pytest.MonkeyPa
     with raises(FetchError, "memory://bucket/seek.tar", "the connection was lost"):
         Fsspec()("memory://bucket/seek.tar", 7, None, None)
     assert opened == []
+
+
+def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is the natural built-in, names the server, and says what to pass."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", refuse)
+    parts = ("memory://bucket/a: expected access to memory://bucket", "as storage_options")
+    with raises(PermissionError, *parts):
+        Fetcher().read("memory://bucket/a", 10)
+    with raises(UploadError, *parts):
+        upload.exists("memory://bucket/a")
