@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -158,3 +159,20 @@ def test_processes_of_others_go_on() -> None:
     command = [sys.executable, "-c", OTHERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["0", "True", "True"], done.stderr
+
+
+SPAWNED = """
+from wids.publish.processes import process_pool, start_early
+
+start_early(2, ["wids.shards.tars.scan"])
+with process_pool(2, 2) as executor:
+    assert executor.submit(abs, -1).result() == 1
+"""
+
+
+def test_temporary_files_under_a_long_path(tmp_path: Path) -> None:
+    """A socket there would have a path that is longer than systems allow; workers need none."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    subprocess.run([sys.executable, "-c", SPAWNED], env=environment, timeout=100, check=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.options import add_processes, add_storage, positive, storage_options
@@ -14,10 +12,7 @@ from wids.errors import printable
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from wids.publish.packing.pack_report import PackReport
-    from wids.publish.packing.packed_folder import PackJob
 
 
 EXAMPLE: Final = (
@@ -72,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """Pack the folder and print what to do next; return 1 if a file could not be read."""
     from wids.publish.packing.folder_listing import UNREADABLE
     from wids.publish.packing.packed_folder import prepare_job
+    from wids.publish.processes import process_pool
 
     job = prepare_job(
         options.folder,
@@ -85,29 +81,11 @@ def run(options: argparse.Namespace) -> int:
         "replace" if options.replace else "error",
         storage_options=storage_options(options),
     )
-    with _workers(options.jobs, job) as executor:
+    with process_pool(options.jobs, len(job.writing.tasks)) as executor:
         report = job.run(executor=executor)
     print(report_text(report))
     print("\nNext:\n" + next_steps(report))
     return int(any(skipped.reason == UNREADABLE for skipped in report.skipped))
-
-
-@contextmanager
-def _workers(jobs: int | None, job: PackJob) -> Iterator[Executor | None]:
-    """Yield an executor: processes, or threads for an output that is uploaded."""
-    num_tasks = len(job.writing.tasks)
-    if job.writing.output.is_local:
-        from wids.publish.processes import process_pool
-
-        with process_pool(jobs, num_tasks) as processes:
-            yield processes
-        return
-    from wids.storage.reading_threads import ReadingThreads
-
-    # Not processes: connections of drivers that were opened before do not survive a fork.
-    num_threads = min(jobs or os.cpu_count() or 1, num_tasks)
-    with ReadingThreads(num_threads, "wids-pack") as threads:
-        yield threads
 
 
 def report_text(report: PackReport) -> str:

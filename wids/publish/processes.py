@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from wids.publish.process_pool import Pool
 
 _PRELOADED: Final = ["numpy", __name__]
+_MAX_FOLDER_NBYTES: Final = 70
+"""Longest path of a folder in which the socket of a fork server has a path of at most 103 bytes,
+the least that systems allow."""
 _CLEANUP_S: Final = 0.1
 """How long a worker that is told to end has to end its task."""
 
@@ -82,7 +86,8 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
 
 
 def _has_fork_server() -> bool:
-    return "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_NBYTES
+    return is_short and "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 
 
 def _end_workers(executor: Pool) -> None:
