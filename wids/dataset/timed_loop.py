@@ -53,7 +53,7 @@ class TimedLoop:
         stages.start()
         try:
             _watch(self)
-            self._start, self._own_start_s = stages.counted(), _own_between_s()
+            self._start, self._own_start_s = stages.counted(), stages.own_between_s[0]
         except BaseException:
             self._restore()
             raise
@@ -81,7 +81,7 @@ class TimedLoop:
         counted = {name: n - self._start[name] for name, n in stages.counted().items()}
         return stage_times(
             counted,
-            _own_between_s() - self._own_start_s,
+            stages.own_between_s[0] - self._own_start_s,
             loop_s=self.loop_s,
             wait_s=self.wait_s,
             num_batches=self.num_batches,
@@ -198,10 +198,6 @@ def timings(loader: Any) -> TimedLoop:
     if not callable(getattr(type(loader), "__iter__", None)):
         raise TypeError(f"loader: expected one to iterate over, found {type(loader).__name__}")
     return TimedLoop(loader)
-
-
-def _own_between_s() -> float:
-    return stages.here.row[stages.BETWEEN]
 
 
 class _TimedIterator:
