@@ -74,7 +74,7 @@ class TimedLoop:
     def _now(self) -> StageTimes:
         return stage_times(
             stages.counted(),
-            stages.here.row[stages.BETWEEN],
+            stages.own_between_s[0],
             loop_s=self.loop_s,
             wait_s=self.wait_s,
             num_batches=self.num_batches,

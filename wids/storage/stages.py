@@ -107,6 +107,9 @@ _clock: Final = _Clock()
 of_type: Final[dict[type, int]] = {}
 """The stage of a transformation by its type; of others it is `TRANSFORM`."""
 
+own_between_s: Final = [0.0]
+"""What this process itself has spent between batches; its row also has that of ended workers."""
+
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
@@ -200,6 +203,8 @@ def _switch(state: list[Any], stage: int) -> None:
     now_s = perf_counter()
     if state[0] >= 0:
         here.row[state[0]] += now_s - state[1]
+        if state[0] == BETWEEN:
+            own_between_s[0] += now_s - state[1]
     state[0], state[1] = stage, now_s
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from conftest import raises, write_shards, write_tar
 import wids
 from wids import ShardListDataset
 from wids.publish.rewriting import rewrite_plan
-from wids.publish.rewriting.rewrite import _Sources, prepare_rewrite
+from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.shards.reader import ShardReader
 
 
@@ -61,28 +62,30 @@ def test_facts_of_shards_that_are_needed_again_are_kept(
     Digests do not depend on it (REWRITE-44).
     """
     asked: Counter[int] = Counter()
-    lengths: list[int] = []
-    content, digest = ShardReader.content, _Sources.digest
+    kept_facts: list[Any] = []
+    content = ShardReader.content
 
     def counted(reader: ShardReader, number: int) -> tuple[Any, ...]:
         asked[number] += 1
         return content(reader, number)
 
-    def measured(sources: _Sources, positions: Any) -> bytes:
-        found = digest(sources, positions)
-        lengths.append(len(sources._facts))
-        return found
+    def cached(most: int | None) -> Any:
+        def keep(function: Any) -> Any:
+            kept_facts.append(lru_cache(most)(function))
+            return kept_facts[-1]
+
+        return keep
 
     with ShardListDataset(write_shards(tmp_path, [3] * 20)) as dataset:
         expected = [source for _, _, source in cuts(dataset, tmp_path, shuffle, maxcount=5)]
         monkeypatch.setattr("wids.publish.rewriting.rewrite._MAX_FACTS", 4)
         monkeypatch.setattr(ShardReader, "content", counted)
-        monkeypatch.setattr(_Sources, "digest", measured)
+        monkeypatch.setattr("wids.publish.rewriting.rewrite.lru_cache", cached)
         found = [source for _, _, source in cuts(dataset, tmp_path, shuffle, maxcount=5)]
     assert found == expected
     assert sorted(asked) == list(range(20))
     assert max(asked.values()) <= times
-    assert max(lengths) == kept
+    assert [function.cache_info().currsize for function in kept_facts] == [kept]
 
 
 def test_repeated_keys_are_found_across_windows(
