@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten parts instead of one."""
     monkeypatch.setattr(Download, "part_nbytes", PART)
+    monkeypatch.setattr(Download, "few_parts_nbytes", 0)
 
 
 def ranges(server: Server) -> list[str | None]:
@@ -70,6 +71,18 @@ def test_a_large_file_arrives_in_parts(server: Server) -> None:
     tags = {request.headers.get("if-range") for request in server.log if request.range != FIRST}
     assert tags == {server.pages["/a"].tag}
     assert server.num_sent == len(DATA)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_file_of_few_parts_arrives_in_shorter_ones(
+    server: Server, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """In parts of half the length, if its length is known before it is requested (CACHE-39)."""
+    for more, num_parts in ((0, NUM_PARTS), (1, 2 * NUM_PARTS if is_known else NUM_PARTS)):
+        monkeypatch.setattr(Download, "few_parts_nbytes", len(DATA) + more)
+        server.log.clear()
+        assert saved(server.page("/a", DATA), EXPECTED if is_known else None) == DATA
+        assert len(server.log) == num_parts
 
 
 def test_parts_arrive_at_the_same_time(server: Server) -> None:

@@ -57,8 +57,8 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def most_threads() -> int:
-    """Return how many threads the gate lets pass, and a quarter more, which wait there."""
-    return min(MOST, most_in_flight() * 5 // 4 + 1)
+    """Return how many threads the gate lets pass, and half as many more, which wait there."""
+    return min(MOST, most_in_flight() * 3 // 2 + 1)
 
 
 def test_no_more_threads_than_requests() -> None:

@@ -16,6 +16,7 @@ from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import MismatchError
 from wids.storage.transport import urls
+from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancellation
 from wids.storage.transport.stream import Data, Stream, TransientError
 
@@ -96,11 +97,15 @@ class Download:
         received_nbytes: Bytes written to the file.
         total_nbytes: Length of the whole file, or None if the server does not say.
         is_single: Whether the file arrives as one part.
-        part_nbytes: Length of a part. Where a connection gives 20 MB/s, a shard of 130 MB takes as
-            long as one part of it, and a request costs a tenth of the processor's time for a part.
+        part_nbytes: Length of a part of a long file. A request costs a tenth of the processor's
+            time for it, and stores limit the requests a second.
+        few_parts_nbytes: A file that is known to be shorter arrives in parts of half the length.
+            All its parts could be in flight from the start: then a network that rewards more
+            requests would not be noticed, and all bytes would be hashed at the end.
     """
 
     part_nbytes: ClassVar[int] = 8 << 20
+    few_parts_nbytes: ClassVar[int] = 2 * FIRST * part_nbytes
 
     def __init__(
         self,
@@ -156,6 +161,13 @@ class Download:
         return part
 
     @property
+    def request_nbytes(self) -> int:
+        """Length of a part of this file."""
+        nbytes = self.expected.nbytes
+        has_few = nbytes is not None and nbytes < self.few_parts_nbytes
+        return self.part_nbytes // 2 if has_few else self.part_nbytes
+
+    @property
     def has_next(self) -> bool:
         """Whether there is a part that nobody takes."""
         return (self._next_start or math.inf) < (self.total_nbytes or 0)
@@ -171,7 +183,7 @@ class Download:
             start = self._next_start or 0
             if not self.has_next:
                 return None
-            self._next_start = min(start + self.part_nbytes, self.total_nbytes or 0)
+            self._next_start = min(start + self.request_nbytes, self.total_nbytes or 0)
             part = DownloadPart(start, self._next_start, start)
             self._parts.append(part)
             return part

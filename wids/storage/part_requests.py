@@ -74,7 +74,7 @@ class PartRequests:
 
     def _opened(self) -> Stream:
         """Request the first part of the file, or all of it if others cannot be requested."""
-        url, part_nbytes = self._download.url, self._download.part_nbytes
+        url, part_nbytes = self._download.url, self._download.request_nbytes
         if self._in_parts:
             with suppress(PastEndError):  # an empty file has no first byte
                 stream = self._transports.open(url, 0, part_nbytes)

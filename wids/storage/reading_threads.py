@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
 _CANCEL_POLL_S: Final = 0.25
-_SPARE: Final = 4
+_SPARE: Final = 2
 """Requests in flight for each further thread. Where nobody waits at the gate, it does not learn
 that more may pass; each thread that waits there costs some of the processor."""
 
