@@ -150,7 +150,8 @@ def test_a_server_that_stops_sending_parts(server: Server) -> None:
     server.pages["/a"] = page
 
     assert saved(server.url + "/a", EXPECTED) == DATA
-    assert server.log[-1].range is None
+    # Perhaps not as the last one: a request for a part may be on its way meanwhile.
+    assert ranges(server).count(None) == 1
 
 
 @pytest.mark.parametrize("options", [{"has_tag": False}, {"has_ranges": False}])

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from wids.storage.reading_threads import ReadingThreads, in_threads
-from wids.storage.transport.gate import most_in_flight
+from wids.storage.transport.gate import num_threads
 from wids.storage.transport.request_limit import MOST
 
 
@@ -56,13 +56,8 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(thread.is_alive() for thread in started)
 
 
-def most_threads() -> int:
-    """Return how many threads the gate lets pass, and half as many more, which wait there."""
-    return min(MOST, most_in_flight() * 3 // 2 + 1)
-
-
 def test_no_more_threads_than_requests() -> None:
-    """Tasks share a thread for each request in flight and a few more; results are in order."""
+    """Tasks share the threads that the gate can use, and their results are in order."""
     threads = set()
 
     def task(number: int) -> int:
@@ -71,7 +66,7 @@ def test_no_more_threads_than_requests() -> None:
 
     found = in_threads([partial(task, number) for number in range(3000)], "test")
     assert found == list(range(3000))
-    assert len(threads) <= most_threads()
+    assert len(threads) <= min(MOST, num_threads())
 
 
 def test_tasks_are_made_when_a_thread_is_free() -> None:
@@ -107,7 +102,7 @@ def test_threads_within_threads_share_the_limit() -> None:
 
     found = in_threads([partial(outer, number) for number in range(30)], "nested")
     assert found == [[number * 100 + k for k in range(100)] for number in range(30)]
-    assert most <= 4 * most_threads()
+    assert most <= 5 * min(MOST, num_threads())
 
 
 def test_any_error_of_a_task_is_raised() -> None:

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from wids.storage.stages import fetching
-from wids.storage.transport.gate import most_in_flight
+from wids.storage.transport.gate import num_threads
 from wids.storage.transport.request_limit import MOST
 from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by, check_waits
 
@@ -25,9 +25,6 @@ _T = TypeVar("_T")
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
 _CANCEL_POLL_S: Final = 0.25
-_SPARE: Final = 2
-"""Requests in flight for each further thread. Where nobody waits at the gate, it does not learn
-that more may pass; each thread that waits there costs some of the processor."""
 
 _this_thread: Final = threading.local()
 
@@ -101,7 +98,7 @@ class ReadingThreads(Executor):
 def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     """Run tasks that read remote files at the same time; return their results in order.
 
-    There is a thread for each request that the gate lets pass, and a few more that wait there.
+    There are as many threads as the gate can use, and more as it lets more requests pass.
     They end with the tasks: in a process that is forked later they would be missing. The first
     error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`.
 
@@ -134,8 +131,7 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         with is_taken:
             check_waits()
             found = next(numbered, None)
-            passing = most_in_flight()
-            wanted = (passing + max(1, passing // _SPARE)) // around()
+            wanted = num_threads() // around()
             if found is not None and num_started < min(most, wanted):
                 start()
             return found

@@ -25,8 +25,9 @@ _T = TypeVar("_T")
 SECONDS: Final = ("fetch", "open", "read", "check", "decode", "transform", "collate", "between")
 """The stages: waiting for a server or for another process that asks it; opening a shard, with its
 index; reading members from the disk or from memory; comparing large members with their checksums
-(the others count as read); decoding; other transformations; collating; and in a thread that reads
-batch after batch, what it does between them: sending a batch, and waiting for the next."""
+(the others count as read, and those that a batch reads by range as fetched); decoding; other
+transformations; collating; and in a thread that reads batch after batch, what it does between them:
+sending a batch, and waiting for the next."""
 
 FETCH, OPEN, READ, CHECK, DECODE, TRANSFORM, COLLATE, BETWEEN = range(len(SECONDS))
 

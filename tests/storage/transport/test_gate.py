@@ -19,7 +19,7 @@ from loopback import Fault, Server
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_in_flight
+from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_in_flight, num_threads
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
@@ -246,3 +246,13 @@ def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyP
 
 def interrupt() -> NoReturn:
     raise KeyboardInterrupt
+
+
+def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many as may be in flight, for the server that is worth most of them."""
+    monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
+    assert num_threads() == FIRST * 3 // 2
+    gate().server(SERVER).limit.note_request(0.001)
+    assert num_threads() == FIRST
+    gate().server("https://another").limit.note_request(1.0)
+    assert num_threads() == FIRST * 3 // 2

@@ -149,3 +149,13 @@ def test_an_outage_is_forgotten() -> None:
             limit.note_part(limit.generation, MB, 0.1, limit.value, has_ended=False)
         seconds += 0.1
     assert seconds < 10
+
+
+def test_prompt_requests() -> None:
+    """Where requests take a few milliseconds, the processor is the limit; at first nobody knows."""
+    limit = RequestLimit()
+    assert not limit.is_prompt
+    limit.note_request(0.005)
+    assert limit.is_prompt
+    limit.note_request(1.0)
+    assert not limit.is_prompt

@@ -21,7 +21,7 @@ from typing import Final
 from wids.errors import printable
 from wids.storage import stages
 from wids.storage.transport import shared_refusals, urls
-from wids.storage.transport.request_limit import FIRST
+from wids.storage.transport.request_limit import FIRST, RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.server_state import ServerState
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
@@ -299,10 +299,17 @@ def num_in_flight(server: str) -> int:
     return FIRST if known is None else known.limit.value
 
 
-def most_in_flight() -> int:
-    """Return how many requests to one server are worth sending at a time, for any server."""
-    limits = [known.limit.value for known in list(gate().servers.values())]
-    return max(FIRST, *limits) if limits else FIRST
+def num_threads() -> int:
+    """Return how many threads are worth sending requests to one server, for any server.
+
+    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
+    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
+    each request that waits here only costs it more.
+    """
+    limits = [known.limit for known in list(gate().servers.values())] or [RequestLimit()]
+    return max(
+        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
+    )
 
 
 def has_room(server: str) -> bool:

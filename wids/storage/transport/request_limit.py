@@ -24,6 +24,9 @@ _SHORT_ROUND_S: Final = 0.02
 _ROUND_LATENCIES: Final = 4.0
 """A round is at least this many waits for a response: new connections begin slowly."""
 
+_PROMPT_S: Final = 0.02
+"""The first limit allows 800 requests of this length a second; a processor sends 3,000 at most."""
+
 _GAIN: Final = 0.25
 """Part of a proportional gain that pays: a quarter more requests, for 6 % more bytes."""
 _LEAST_STEP: Final = 8
@@ -77,6 +80,11 @@ class RequestLimit:
         self._is_second_round = False
         self._refused_at = 0
         self._has_measured = False  # since the latest refusal
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether requests are so short that the processor limits them, and not their number."""
+        return 0 < self._request_s < _PROMPT_S
 
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
