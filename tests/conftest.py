@@ -19,6 +19,7 @@ import signal
 import sys
 import tarfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -199,13 +200,15 @@ def no_leaks() -> Iterator[None]:
         gc.collect()
         # Threads of a read that was dropped end with their requests, which nobody waits for. Others
         # have done their work, but a busy machine may not have let them end.
+        started_s = time.monotonic()
         for thread in running:
-            thread.join(_END_S if thread.daemon else _LAST_STEP_S)
+            end_s = started_s + (_END_S if thread.daemon else _LAST_STEP_S)
+            thread.join(max(0.0, end_s - time.monotonic()))
         running = _running(threads)
     assert not running, f"the test leaves running: {running}"
 
 
-_END_S = 20.0
+_END_S = 10.0
 """How long a request in flight may take to end when what wanted it is gone."""
 _LAST_STEP_S = 2.0
 """How long a thread may take that has nothing to do any more."""

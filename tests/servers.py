@@ -26,7 +26,7 @@ def running(command: list[str], port: int, **about: Any) -> Iterator[None]:
     with tempfile.TemporaryFile() as log:  # not a pipe, which fills up if nobody reads it
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **about)
         try:
-            until_s = time.monotonic() + 60
+            until_s = time.monotonic() + 150
             while True:
                 try:
                     socket.create_connection(("127.0.0.1", port), 1).close()
@@ -39,4 +39,4 @@ def running(command: list[str], port: int, **about: Any) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
