@@ -13,6 +13,7 @@ from loopback import Server
 
 from wids.storage.cache import cache_names, eviction, eviction_record
 from wids.storage.cache.cache_names import RemoteFile
+from wids.storage.cache.leases import lease
 
 NUM_COPIES, NBYTES = 400, 100
 LIMIT = NUM_COPIES * NBYTES
@@ -100,6 +101,21 @@ def test_what_was_not_noted_is_noticed(folder: Folder, num_listings: Callable[[]
         folder.fetch(number)
     assert num_listings() == 1
     assert folder.numbers() == {*range(12, NUM_COPIES + 11)}
+
+
+def test_copies_in_use_are_passed_over_once(
+    folder: Folder, num_listings: Callable[[], int]
+) -> None:
+    """CACHE-45: few others may be left then, which is no reason to list the folder again."""
+    leased = [lease(str(folder.shards / name_of(number))) for number in range(200)]
+    for number in range(NUM_COPIES):  # a lease is a use
+        folder.use(number)
+    for number in range(NUM_COPIES, NUM_COPIES + 3):
+        assert folder.fetch(number) == 0
+    assert num_listings() == 1
+    assert folder.numbers() == {*range(200), *range(203, NUM_COPIES + 3)}
+    for file in leased:
+        file.close()
 
 
 def test_indexes_of_evicted_copies_count(folder: Folder) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -225,6 +226,34 @@ def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("https_proxy", f"https://{proxy}")
         with raises(FetchError, "the proxy answered with status 407"):
             Fetcher({"retry_s": 0}).read(f"https://{server}/a", len(DATA))
+
+
+@pytest.mark.usefixtures("fresh_contexts")
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 Tunnel\r\n\r\n"])
+def test_a_silent_tunnel_ends_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """Before the proxy answers, and before the server does; the error says so (CACHE-42)."""
+    need(find_spec("urllib3"), "urllib3")
+
+    class Silent(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.wfile.write(answer)
+            with suppress(OSError):
+                while self.request.recv(1 << 16):
+                    pass
+
+    context = certified(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    monkeypatch.setenv("no_proxy", "")
+    connections._tls_context.cache_clear()
+    with serving_by_tls(context, Silent) as proxy:
+        monkeypatch.setenv("https_proxy", f"https://{proxy}")
+        started_s = time.monotonic()
+        with raises(TimeoutError, "within 1.0 s (deadline_s)"):
+            Fetcher({"deadline_s": 1, "retry_s": 0}).read("https://127.0.0.1:1/a", 3)
+        assert time.monotonic() - started_s < 10  # the time-out is 15 s
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,14 @@ def test_a_file_with_such_a_name_is_itself(tmp_path: Path) -> None:
 def test_what_is_no_pattern(url: str) -> None:
     """Queries, addresses, commands, brackets of HTTP, brackets that are not closed (SPEC-20)."""
     assert not is_pattern(url)
+
+
+def test_a_name_of_many_brackets_is_read_once() -> None:
+    """A document may have such a name, and each bracket may not cost the length of all."""
+    started_s = time.monotonic()
+    assert not is_pattern("s3://b/" + "[" * 100_000)
+    assert is_pattern("s3://b/" + "[" * 100_000 + "]")
+    assert time.monotonic() - started_s < 5
 
 
 def test_what_is_a_folder(tmp_path: Path) -> None:

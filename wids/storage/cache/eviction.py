@@ -113,8 +113,8 @@ def _evict_listed(folder: str, limit_nbytes: int, new: Unfinished, names: Mappin
     files = held.in_order(limit_nbytes - (record.nbytes - held.nbytes()))
     victims = [(None, file.nbytes, file.name, at) for at, file in enumerate(files, 1)]
     record = _evict(folder, record, iter(victims), limit_nbytes)
-    left = [(file.used_ns, file.nbytes, file.name) for file in files[record.at :]]
-    eviction_record.save_listing(folder, record, left)
+    listed = [(file.used_ns, file.nbytes, file.name) for file in files]
+    eviction_record.save_listing(folder, record, listed)
     return record.nbytes - limit_nbytes
 
 

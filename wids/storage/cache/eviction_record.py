@@ -111,13 +111,15 @@ def save_listing(folder: str, record: Record, victims: Sequence[tuple[int, int, 
 
     Args:
         folder: The cache folder.
-        record: The record.
+        record: The record, with how many of these files were evicted or passed over already.
         victims: When each file was last used, its length and its name.
     """
+    # All of them count: where most have leases, few are left, and listing them takes as long.
     if len(victims) + len(record.unfinished) < _LEAST_LISTED:
         forget(folder)
         return
-    lines = [f"{used_ns} {nbytes} {name}\n" for used_ns, nbytes, name in victims[:_MOST_QUEUED]]
+    left = victims[record.at : record.at + _MOST_QUEUED]
+    lines = [f"{used_ns} {nbytes} {name}\n" for used_ns, nbytes, name in left]
     token = _token(record.made_ns)
     _write(
         cache_names.eviction_path(folder, "queue"),

@@ -27,7 +27,7 @@ from wids.storage.transport.http_messages import (
     parsed_head,
     request_head,
 )
-from wids.storage.transport.retry import check_waits
+from wids.storage.transport.retry import check_waits, left_s
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
 if TYPE_CHECKING:
@@ -180,9 +180,19 @@ class Connection:
         return Response(head.status, head.headers, body, self, on_end if is_kept else None)
 
     def tunnel(
-        self, address: Address, headers: Mapping[str, str], context: ssl.SSLContext
+        self,
+        address: Address,
+        headers: Mapping[str, str],
+        context: ssl.SSLContext,
+        timeout_s: float,
     ) -> Connection:
         """Return a connection by TLS to a server, inside this one to a proxy.
+
+        Args:
+            address: The server.
+            headers: What the proxy wants.
+            context: With the certificates to trust.
+            timeout_s: As for `Connection`; that of this one counts until the server has answered.
 
         Raises:
             FetchError: A package is missing.
@@ -200,10 +210,10 @@ class Connection:
         response = self.exchange("CONNECT", name, {"Host": name, **headers}, lambda _: None)
         if response.status != 200:
             raise ConnectionError(f"the proxy answered with status {response.status}")
-        self._sock.settimeout(self._timeout_s)  # for the handshake
+        self._sock.settimeout(max(0.01, min(self._timeout_s, left_s())))  # for the handshake
         inside = SSLTransport(self._sock, context, address.host)
         self._close.detach()
-        return Connection(inside, address.host, self._timeout_s)
+        return Connection(inside, address.host, timeout_s)
 
     def is_idle(self) -> bool:
         """Return whether the server has neither closed the connection nor sent anything."""
@@ -363,11 +373,12 @@ def connected(
         new.set_tunnel(address.host, address.port, headers)
     try:
         new.connect()
-        connection = Connection(new.sock, address.host, timeout_s)
         if is_tunnel and first.scheme == "https":
-            return connection.tunnel(address, headers, _tls_context(certificates))
+            to_proxy = Connection(new.sock, address.host, connect_s)
+            return to_proxy.tunnel(address, headers, _tls_context(certificates), timeout_s)
     except TimeoutError:
         new.close()
+        check_waits()  # it may be the deadline that has ended the wait
         raise ConnectTimeoutError(f"no connection within {connect_s:g} s") from None
     except (HTTPException, UnicodeError) as error:  # of a proxy, or of a name
         new.close()
@@ -375,7 +386,7 @@ def connected(
     except BaseException:
         new.close()
         raise
-    return connection
+    return Connection(new.sock, address.host, timeout_s)
 
 
 def proxy_headers(proxy: Address) -> dict[str, str]:

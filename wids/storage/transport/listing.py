@@ -20,7 +20,7 @@ from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry
 
 _NUM_SHOWN: Final = 3
-_WILD_IN_URL: Final = r"\*|\[[^/\\]*\]"
+_WILD_IN_URL: Final = r"\*|\[[^/\\[]*\]"  # from the last `[`, since others would take a search each
 _WILD_IN_PATH: Final = rf"{_WILD_IN_URL}|\?"
 _HF_REPOSITORY: Final = re.compile(r"hf://(?:datasets|spaces|buckets)/[^/]+/[^/]+", re.IGNORECASE)
 
