@@ -205,6 +205,29 @@ def test_a_loader_is_as_before(dataset: wids.ShardListDataset) -> None:
     assert timings.times().num_batches == 1
 
 
+class Frozen:
+    """A loader whose collate function is checked when it is set."""
+
+    @property
+    def collate_fn(self) -> Any:
+        return list
+
+    @collate_fn.setter
+    def collate_fn(self, function: Any) -> None:
+        raise ValueError(f"no {function}")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(2))
+
+
+def test_a_block_that_cannot_begin_leaves_its_loader() -> None:
+    """A loader that refuses to be timed is iterated over as before."""
+    before = Frozen.__iter__
+    with pytest.raises(ValueError, match="no functools"), wids.timings(Frozen()):
+        pass
+    assert Frozen.__iter__ is before
+
+
 def test_what_is_no_loader() -> None:
     """What cannot be timed is refused, with what was expected."""
     with pytest.raises(TypeError, match="loader: expected one to iterate over, found int"):

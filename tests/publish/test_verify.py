@@ -169,6 +169,22 @@ def test_the_pack_is_compared(spec: Path) -> None:
     assert len(problems(spec)) == 1
 
 
+def test_damaged_tables_of_keys_are_a_problem(spec: Path) -> None:
+    """A pack whose tables of keys are damaged is a problem, and hides no repeated key."""
+    pack = spec.parent / "train.index"
+    write_tar(spec.parent / "5.tar", sample_members(0, 10))
+    paths = [spec.parent / f"{number}.tar" for number in range(6)]
+    build_spec(paths, pack=pack, on_problem=lambda _: None).save(spec)
+    flip(pack, -1)
+    damaged = f"{pack}: expected tables of keys, found them damaged; rebuild the pack"
+    found = problems(spec)
+    assert found[1:] == [damaged]
+    assert "10 keys occur in several shards" in found[0]
+    document = json.loads(spec.read_text())
+    spec.write_text(json.dumps(document | {"shardlist": document["shardlist"][:5]}))
+    assert problems(spec) == [damaged]  # as while an append is under way
+
+
 def test_remote_shards_are_verified(server: Server, spec: Path) -> None:
     """The same words with URLs, and no secret is shown."""
     flip(spec.parent / "1.tar", 600)

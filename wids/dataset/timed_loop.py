@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from time import perf_counter
@@ -32,7 +32,7 @@ class TimedLoop:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._collate: Any = None
+        self._ends = ExitStack()
         self.num_batches = 0
         self.wait_s = 0.0
         self.loop_s = 0.0
@@ -43,24 +43,25 @@ class TimedLoop:
         self.is_waiting = False
 
     def __enter__(self) -> TimedLoop:
-        _watch(self)
-        base = self._base
-        collate = getattr(base, "collate_fn", None)
-        # Of any library, in workers that are started from now on; one that cannot be set stays.
-        if callable(collate) and collate is not own_collate:
-            with suppress(AttributeError):
-                base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
-                self._collate = collate
-        stages.start()
-        self._start = self._now()
+        with ExitStack() as ends:
+            _watch(self)
+            ends.callback(_unwatch, self)
+            base = self._base
+            collate = getattr(base, "collate_fn", None)
+            # Of any library, in workers that are started from now on; one that cannot be set stays.
+            if callable(collate) and collate is not own_collate:
+                with suppress(AttributeError):
+                    base.collate_fn = partial(stages.timed, stages.COLLATE, collate)
+                    ends.callback(setattr, base, "collate_fn", collate)
+            stages.start()
+            ends.callback(stages.stop)
+            self._start = self._now()
+            self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end = self.times()
-        stages.stop()
-        if self._collate is not None:
-            self._base.collate_fn = self._collate
-        _unwatch(self)
+        with self._ends:
+            self._end = self.times()
 
     @property
     def _base(self) -> Any:

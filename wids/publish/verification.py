@@ -136,9 +136,9 @@ def verify_spec(
         all_packs = () if locate else spec.all_packs()
         packs, pack_problems = _opened_packs(stack, fetcher, all_packs, on_remark)
         # The pack of all shards has all their keys, unlike packs of parts; and no others, unless
-        # more are being appended.
+        # more are being appended. Without sound tables of keys it has none.
         whole = None if spec.index is None or 0 not in packs else packs[0][1]
-        if whole is not None and len(whole) > len(spec.shards):
+        if whole is not None and (len(whole) > len(spec.shards) or not whole.has_sound_keys()):
             whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
         examine = partial(
@@ -328,6 +328,9 @@ def _opened_packs(
             on_remark(Problem(name, text, "remark"))
         elif len(pack) < num_shards:
             text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
+            problems.append(Problem(name, text))
+        if not pack.has_sound_keys():
+            text = "expected tables of keys, found them damaged; rebuild the pack"
             problems.append(Problem(name, text))
     return packs, problems
 

@@ -273,7 +273,7 @@ class LocalPack(Pack):
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return the samples that may have a key, as in `Pack`."""
-        if not (self.is_intact() and self._has_sound_keys):
+        if not self.has_sound_keys():
             return None
         first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
         return self._places(self._positions[first:last])
@@ -291,7 +291,7 @@ class LocalPack(Pack):
         Yields nothing if the tables of keys are damaged.
         """
         start = 0
-        total = len(self._hashes) if self.is_intact() and self._has_sound_keys else 0
+        total = len(self._hashes) if self.has_sound_keys() else 0
         while start < total:
             stop = min(start + _PART_LENGTH, total)
             stop = equal_range(self._hashes, int(self._hashes[stop - 1]))[1]
@@ -320,7 +320,7 @@ class LocalPack(Pack):
         Raises:
             ValueError: The tables of keys are damaged.
         """
-        if not (self.is_intact() and self._has_sound_keys):
+        if not self.has_sound_keys():
             raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
         limit = int(self.num_samples[:num_shards].sum())
         return Run(self._hashes, self._positions, limit, first)
@@ -346,9 +346,12 @@ class LocalPack(Pack):
         """Whether the file still has its length: touching mapped bytes beyond its end is fatal."""
         return not isinstance(self._data, mmap.mmap) or self._data.size() == len(self._data)
 
+    def has_sound_keys(self) -> bool:
+        """Whether the tables of keys can be used; the first look-up reads them in full."""
+        return self.is_intact() and self._is_sound
+
     @cached_property
-    def _has_sound_keys(self) -> bool:
-        """Whether the tables of keys are undamaged; the first look-up reads them in full."""
+    def _is_sound(self) -> bool:
         crc = 0
         for table in (self._hashes, self._positions):
             for start in range(0, len(table), _PART_LENGTH):
