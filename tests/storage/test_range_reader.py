@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import pickle
 import random
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from conftest import raises
+from conftest import in_child, raises
 from events import LONG_S
 from loopback import Fault, Page, Server
 from transfers import DATA
@@ -23,6 +24,8 @@ from transfers import DATA
 from wids.errors import MismatchError
 from wids.storage.fetch import Fetcher
 from wids.storage.range_reader import RangeError
+from wids.storage.transport.retry import Patience
+from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import CHUNK_NBYTES
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -249,3 +252,31 @@ def test_tiny_chunks_take_the_memory_of_their_bytes() -> None:
         finally:
             tracemalloc.stop()
     assert peak_nbytes < 8 << 20
+
+
+def test_a_fork_while_another_thread_begins_to_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child waits for no thread that it does not have, whichever file that was about to read."""
+    url, patience = server.page("/a", DATA), Transports.patience
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def slow(transports: Transports, url: str) -> Patience:
+        if threading.current_thread() is thread:
+            has_begun.set()
+            is_over.wait(LONG_S)
+        return patience(transports, url)
+
+    monkeypatch.setattr(Transports, "patience", slow)
+    thread = threading.Thread(target=lambda: Fetcher().range_reader(url, len(DATA))(0, 9))
+    thread.start()
+    assert has_begun.wait(LONG_S)
+
+    def reads() -> bool:
+        signal.alarm(20)  # which ends a child that waits
+        return Fetcher().range_reader(url, len(DATA))(0, 9) == DATA[:9]
+
+    has_read = in_child(reads)
+    is_over.set()
+    thread.join()
+    assert has_read

@@ -7,7 +7,6 @@ another length or tag is an error, so an index of one version is never used to r
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from functools import cached_property
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import check_complete
@@ -41,6 +40,7 @@ class RangeReader:
         self._url = url
         self._nbytes = nbytes
         self._has_untagged = False
+        self._patience: Patience | None = None
 
     def __call__(self, start: int, stop: int) -> bytes:
         """Read the bytes from ``start`` to ``stop``; see `view`."""
@@ -55,11 +55,11 @@ class RangeReader:
                 read.
             FetchError: It cannot be read.
         """
+        # Not a `cached_property`: before Python 3.12 all objects share its lock, and a process that
+        # is forked while a thread has that would wait for it forever.
+        if self._patience is None:
+            self._patience = self._transports.patience(self._url)
         return with_retries(lambda: self._attempt(start, stop), self._patience.again())
-
-    @cached_property
-    def _patience(self) -> Patience:
-        return self._transports.patience(self._url)
 
     @property
     def version(self) -> str | None:

@@ -33,8 +33,10 @@ from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import store_clients
 from wids.storage.transport.gate import num_in_flight
-from wids.storage.transport.object_store import ObjectStores
+from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
+from wids.storage.transport.retry import CancelledError, cancelled_by
+from wids.storage.transport.store_clients import Place
 from wids.storage.transport.stream import PastEndError, TransientError
 
 DATA = os.urandom(1 << 20) * 9
@@ -334,6 +336,16 @@ def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
     log = (tmp_path / "access.log").read_text()
     assert log.count('"GET /bucket/a.tar HTTP/1.1" 400') == 1
     assert log.count('"GET /bucket/a.tar HTTP/1.1" 206') == 2
+
+
+def test_a_question_for_a_region_can_be_cancelled() -> None:
+    """Then the read was cancelled, and not its region wrong."""
+    is_over = threading.Event()
+    is_over.set()
+    with socket.create_server(("127.0.0.1", 0)) as silent, cancelled_by(is_over):
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with raises(CancelledError, "cancelled"):
+            _asked_region(Place("s3", "bucket", "", "a.tar"), endpoint)
 
 
 def test_names_with_odd_characters(bucket: Bucket) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import fsspec, store_clients, store_errors, store_options, urls
 from wids.storage.transport.http import Http
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.signed_urls import SignedUrls
 from wids.storage.transport.store_clients import KINDS, Place, Store, interruptible
 from wids.storage.transport.stream import Entry, Stream
@@ -258,6 +259,7 @@ def _asked_region(place: Place, endpoint: str | None) -> str | None:
     try:  # a refusal and a redirect state it too
         return Http().head(address).headers.get("x-amz-bucket-region") or None
     except FetchError:
+        check_waits()  # a wait that had to end is no answer
         return None
 
 
