@@ -9,6 +9,7 @@ import pytest
 from conftest import write_shards
 
 import wids
+from wids.cli.main import main
 from wids.publish.table_check import table_problems
 from wids.shards.specs.shard_table import State, open_table
 from wids.shards.specs.shard_table_writer import write_table
@@ -46,6 +47,15 @@ def test_every_difference_is_a_problem(train: Path) -> None:
     train.write_text(train.read_text() + "\n")
     (problem,) = table_problems(Fetcher(), str(train))
     assert "another version of it" in problem.text
+
+
+def test_the_command_compares_the_table(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`wids verify` prints that a table is damaged, and exits with status 1 (SHARDS-7)."""
+    path = train.with_suffix(".shards")
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+    assert main(["verify", str(train), "-j", "1"]) == 1
+    assert capsys.readouterr().out.startswith(f"{path}: ")
 
 
 def test_other_shards_are_a_problem(train: Path) -> None:

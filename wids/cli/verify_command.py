@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask_consent
 from wids.cli.messages import print_problem
@@ -16,6 +16,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.shards.download_cost import DownloadCost
     from wids.shards.specs.model import DatasetSpec
+    from wids.storage.fetch import Fetcher
 
 
 EXAMPLE: Final = (
@@ -35,13 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
     from wids.publish.processes import process_pool
+    from wids.publish.table_check import table_problems
     from wids.publish.verification import verify_spec
+    from wids.shards.specs.naming import is_document
+    from wids.storage.fetch import Fetcher
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)
-    ask_consent(_cost(spec, servers), options, "reading remote shards")
+    fetcher = Fetcher(servers)
+    fetcher.bind_options(spec.origin)
+    ask_consent(_cost(spec, fetcher), options, "reading remote shards")
+    # Here, since a spec that was loaded does not know its document.
+    problems = table_problems(fetcher, options.spec) if is_document(options.spec) else []
     with process_pool(options.jobs, len(spec.shards)) as executor:
-        problems = verify_spec(
+        problems += verify_spec(
             spec,
             decode=options.decode,
             executor=executor,
@@ -61,13 +69,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cost(spec: DatasetSpec, servers: dict[str, Any]) -> DownloadCost:
+def _cost(spec: DatasetSpec, fetcher: Fetcher) -> DownloadCost:
     """Return what reading the remote shards downloads; those that are missing are problems."""
     from wids.shards.download_cost import DownloadCost
-    from wids.storage.fetch import Fetcher
     from wids.storage.remote_lengths import known_lengths
 
-    fetcher = Fetcher(servers)
-    fetcher.bind_options(spec.origin)
     stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
     return DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
