@@ -135,12 +135,21 @@ def test_indexes_of_evicted_copies_count(folder: Folder) -> None:
     [
         lambda path: path.write_bytes(path.read_bytes()[:-9]),
         lambda path: path.write_bytes(path.read_bytes().replace(b'"made_ns": 1', b'"made_ns": 9')),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"at": ', b'"at": 0.')),
         lambda path: path.with_name("evict.queue").write_bytes(b""),
         lambda path: path.with_name("evict.queue").unlink(),
         lambda path: path.unlink(),
         lambda path: eviction.clear(eviction.contents(str(path.parents[1]))[:1]),
     ],
-    ids=["cut", "of the future", "another queue", "no queue", "none", "copies were cleared"],
+    ids=[
+        "cut",
+        "of the future",
+        "no whole number",
+        "another queue",
+        "no queue",
+        "none",
+        "copies were cleared",
+    ],
 )
 def test_a_doubtful_record_is_made_again(
     doubt: Callable[[Path], None], folder: Folder, num_listings: Callable[[], int]

@@ -152,6 +152,9 @@ class Files(SimpleHTTPRequestHandler):
         pass
 
 
+TUNNEL = b"HTTP/1.1 200 Tunnel\r\n\r\n"
+
+
 class Proxy(StreamRequestHandler):
     """Opens tunnels for a user, and for nobody else."""
 
@@ -169,7 +172,7 @@ class Proxy(StreamRequestHandler):
         port = int(head.split()[1].rpartition(b":")[2])
         client = self.connection
         with socket.create_connection(("127.0.0.1", port)) as server, suppress(OSError):
-            self.wfile.write(b"HTTP/1.1 200 Tunnel\r\n\r\n")
+            self.wfile.write(TUNNEL)
             while True:
                 # Bytes that TLS has received already wake no `select`.
                 ready = [client] if client.pending() else select.select([client, server], [], [])[0]
@@ -229,18 +232,24 @@ def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("fresh_contexts")
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 Tunnel\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answers",
+    [[], [TUNNEL], [TUNNEL, b"\x16\x03\x03\x40\x00", *[b"\0"] * 300]],
+    ids=["of the proxy", "of the server", "slow"],
+)
 def test_a_silent_tunnel_ends_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[bytes]
 ) -> None:
-    """Before the proxy answers, and before the server does; the error says so (CACHE-42)."""
+    """Silence, and a handshake that never ends; the error says so (CACHE-42)."""
     need(find_spec("urllib3"), "urllib3")
 
     class Silent(StreamRequestHandler):
         def handle(self) -> None:
             self.request.recv(1 << 16)
-            self.wfile.write(answer)
             with suppress(OSError):
+                for answer in answers:
+                    self.wfile.write(answer)
+                    time.sleep(0.05)
                 while self.request.recv(1 << 16):
                     pass
 

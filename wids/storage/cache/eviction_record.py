@@ -96,6 +96,10 @@ def load(folder: str) -> Record | None:
         record = Record(**values, unfinished=unfinished)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    numbers = (record.made_ns, record.nbytes, record.at, *(file.nbytes for file in unfinished))
+    names = (name for file in unfinished for name in (file.temporary, file.name))
+    if {*map(type, numbers)} != {int} or {*map(type, names)} - {str}:
+        return None
     is_recent = 0 <= time.time_ns() - record.made_ns < _MOST_AGE_S * 1_000_000_000
     return record if is_recent and is_its_queue else None
 

@@ -15,6 +15,7 @@ import time
 import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,7 @@ from wids.storage.transport.http_messages import (
     parsed_head,
     request_head,
 )
-from wids.storage.transport.retry import check_waits, left_s
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
 if TYPE_CHECKING:
@@ -210,8 +211,9 @@ class Connection:
         response = self.exchange("CONNECT", name, {"Host": name, **headers}, lambda _: None)
         if response.status != 200:
             raise ConnectionError(f"the proxy answered with status {response.status}")
-        self._sock.settimeout(max(0.01, min(self._timeout_s, left_s())))  # for the handshake
-        inside = SSLTransport(self._sock, context, address.host)
+        timed: Any = _Timed(self._sock, self._timeout_s)
+        inside = SSLTransport(timed, context, address.host)
+        inside.socket = self._sock
         self._close.detach()
         return Connection(inside, address.host, timeout_s)
 
@@ -338,6 +340,29 @@ class Connection:
             # A new window: a fast beginning must not excuse a stall later on.
             self._waited_s, self._received_nbytes = 0.0, 0
         return nbytes
+
+
+class _Timed:
+    """A socket during a handshake, which ends after some seconds, however many bytes arrive.
+
+    Args:
+        sock: The socket, which waits for a short time.
+        timeout_s: The seconds.
+    """
+
+    def __init__(self, sock: Any, timeout_s: float) -> None:
+        self._sock = sock
+        self._until_s = time.monotonic() + timeout_s
+        self.sendall = sock.sendall
+
+    def recv(self, nbytes: int) -> bytes:
+        while True:
+            check_waits()
+            if time.monotonic() >= self._until_s:
+                raise TimeoutError
+            with suppress(TimeoutError):
+                data: bytes = self._sock.recv(nbytes)
+                return data
 
 
 def connected(
