@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_tar
+from conftest import raises, write_tar
 
 import wids
 from wids.publish import record_places, results
@@ -95,6 +95,17 @@ def test_many_shards_are_published_as_few(
     assert first.read_text().replace("few.index", "many.index") == second.read_text()
     packs = first.with_suffix(".index"), second.with_suffix(".index")
     assert packs[0].read_bytes() == packs[1].read_bytes()
+
+
+def test_a_folder_that_is_missing_is_that_of_the_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the pack, and no temporary file, also where many shards need one."""
+    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 1)
+    tars = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(2)]
+    pack = tmp_path / "missing" / "new.index"
+    with raises(FileNotFoundError, str(pack)):
+        wids.build_spec(tars, pack=pack)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def test_where_the_spec_goes(tmp_path: Path) -> None:
         ({"pattern": "https://h/a-%d.tar"}, "a URL that can be written, such as s3://bucket/name"),
         ({"pattern": "pipe:cat > a-%d.tar"}, "found pipe:"),
         ({"pattern": "file:/tmp/a-%d.tar"}, "found file:; pass the path"),
+        ({"pattern": "s3://a-%d.tar"}, "a URL with a bucket or a folder before the file name"),
         ({"pattern": "a-%d.tar", "spec": "s3://bucket/a.json"}, "beside local shards"),
         ({"pattern": "a-%d.tar", "spec": "a.index"}, "ends in .json"),
     ],

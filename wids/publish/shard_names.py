@@ -31,8 +31,18 @@ class ShardNames:
 
     @classmethod
     def from_pattern(cls, pattern: str | os.PathLike[str]) -> ShardNames:
-        """Parse a pattern; raise ValueError unless its file name has exactly one number."""
-        folder, file_name = os.path.split(upload.absolute(pattern))
+        """Parse a pattern.
+
+        Raises:
+            ValueError: Its file name has not exactly one number, or it is a URL without a folder.
+        """
+        name = upload.absolute(pattern)
+        folder, file_name = os.path.split(name)
+        if urls.is_local(folder) != urls.is_local(name):  # "s3:" would be a local folder
+            raise ValueError(
+                "pattern: expected a URL with a bucket or a folder before the file name, such as "
+                f"s3://bucket/train-%06d.tar, found {urls.redact(name)!r}"
+            )
         if len(re.findall(_NUMBER, file_name)) != 1 or file_name.count("%") != 1:
             raise ValueError(
                 "pattern: expected a file name with one number such as %06d in it, found "

@@ -208,6 +208,7 @@ def test_an_output_in_the_folder_is_refused(folder: Path, tmp_path: Path) -> Non
         ({"output": "out-%06d"}, "beginning of file names"),
         ({"output": "https://h/out"}, "a URL that can be written"),
         ({"output": "s3://b/out?x=1"}, "without a query"),
+        ({"output": "s3://out"}, "a URL with a bucket or a folder before the file name"),
         ({"maxcount": 0}, "at least 1, found 0"),
         ({"maxcount": float("nan")}, "at least 1, found nan"),
         ({"maxsize": 0}, "at least 1"),

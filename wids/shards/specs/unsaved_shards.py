@@ -26,8 +26,8 @@ def unsaved_shards(
 
     Args:
         shards: The shards.
-        output: The path that has space for the file beside it; for a URL or None the file is in the
-            system's folder of temporary files.
+        output: The path that has space for the file beside it; for a URL, a path in a folder that
+            does not exist, or None the file is in the system's folder of temporary files.
     """
     left = iter(shards)
     first = tuple(islice(left, _MAX_LISTED))
@@ -36,6 +36,8 @@ def unsaved_shards(
         return first
     name = os.fspath(output or "")
     folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
+    if folder is not None and not os.path.isdir(folder):
+        folder = None  # whoever writes the output says so, and names it
     with tempfile.TemporaryFile(dir=folder) as file, TableWriter(file, folder) as writer:
         for each in chain(first, (shard,), left):
             writer.add(each.entry())
