@@ -1,7 +1,7 @@
 """The headers that a caller has sent with each request: fixed, or returned by a callable.
 
 A callable is for tokens that expire. It is called when a header is first needed, again shortly
-before the time that it stated, and again if a server answers 401.
+before the time that it stated, and again if `http` reports a 401.
 """
 
 from __future__ import annotations
