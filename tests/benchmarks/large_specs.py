@@ -6,8 +6,8 @@
 Each process opens the same spec and reads from every hundredth part of it where a sample is. Then
 the memory of all of them is added up, as the system shares it out (PSS), without that of a process
 that has only imported wids. ``--wids`` is a checkout of another version to compare with. ``--http``
-serves the spec on loopback instead. The first process of a new cache folder is measured alone. ``--mix`` opens a list of so many
-specs, each of ``--shards``, instead of one.
+serves the spec on loopback instead. The first process of a new cache folder is measured alone.
+``--mix`` opens a list of so many specs, each of ``--shards``, instead of one.
 """
 
 from __future__ import annotations
