@@ -136,19 +136,24 @@ def test_without_botocore_a_profile_says_what_it_needs(
         read(bucket, profile="training")
 
 
-def test_single_sign_on(bucket: Bucket, home: Path) -> None:
+@pytest.mark.parametrize("has_session", [False, True])
+def test_single_sign_on(bucket: Bucket, home: Path, *, has_session: bool) -> None:
     """A profile of SSO gets keys for the token that ``aws sso login`` has left."""
     optional("botocore")
     start = "https://example.awsapps.com/start"
+    sign_on = f"sso_start_url = {start}\nsso_region = us-east-1\n"
+    of_profile = "sso_session = company\n" if has_session else sign_on
     (home / "config").write_text(
-        f"[profile training]\nregion = us-east-1\nsso_start_url = {start}\nsso_region = us-east-1\n"
+        f"[profile training]\nregion = us-east-1\n{of_profile}"
         "sso_account_id = 123456789012\nsso_role_name = reader\n"
+        f"[sso-session company]\n{sign_on}"
     )
     tokens = home / ".aws" / "sso" / "cache"
     tokens.mkdir(parents=True)
     until = datetime.now(timezone.utc) + timedelta(hours=1)
     text = json.dumps({"accessToken": "t", "expiresAt": until.strftime("%Y-%m-%dT%H:%M:%SZ")})
-    (tokens / f"{sha1(start.encode(), usedforsecurity=False).hexdigest()}.json").write_text(text)
+    name = "company" if has_session else start
+    (tokens / f"{sha1(name.encode(), usedforsecurity=False).hexdigest()}.json").write_text(text)
     portal = Server()
     try:
         answer = {

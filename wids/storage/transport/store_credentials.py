@@ -1,8 +1,9 @@
 """Find the credentials of an object store where obstore does not look for them.
 
-obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself.
-It does not read AWS configuration files. Keys that stand there are read here; all else that AWS
-tools support, such as single sign-on and assumed roles, botocore does, if it is installed.
+obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself,
+but asks the page that a container names only with a token in a file. It does not read AWS
+configuration files. Keys that stand there are read here; all else that AWS tools support, such as
+single sign-on and assumed roles, botocore does, if it is installed.
 """
 
 from __future__ import annotations
