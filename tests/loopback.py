@@ -177,6 +177,9 @@ class Server:
                     page.body = page.respond(posted)
                 self.do_GET()
 
+            def do_PUT(self) -> None:
+                self.do_POST()
+
             def log_message(self, *_: Any) -> None:
                 pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +14,19 @@ from conftest import need
 from servers import free_port, running
 
 KEYS = {"key": "some-key", "secret": "not-a-secret", "client_kwargs": {"region_name": "eu-west-1"}}
+
+
+def new_certificate(folder: Path) -> Path:
+    """Write ``only.pem``, a certificate for 127.0.0.1, and return a file that has its key too."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-addext",
+         "basicConstraints=critical,CA:FALSE", "-keyout", "key.pem", "-out", "only.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    certificate = folder / "certificate.pem"
+    certificate.write_text((folder / "only.pem").read_text() + (folder / "key.pem").read_text())
+    return certificate
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from conftest import need
 from servers import free_port, running
@@ -33,6 +34,7 @@ class Bucket:
         options: ``storage_options`` for requests through the proxy.
         fault: Called with method and path with query; see `Answer`.
         requests: Method and path with query of each request.
+        keys: The access key that each request was signed with; empty if it was not.
         num_sent: Bytes of bodies sent.
         stalled: Set when a request stalls.
         system: An fsspec file system that goes to the server, past the proxy.
@@ -45,6 +47,7 @@ class Bucket:
         self.url = f"s3://{name}"
         self.fault: Callable[[str, str], Answer] = lambda method, path: None  # noqa: ARG005
         self.requests: list[tuple[str, str]] = []
+        self.keys: list[str] = []
         self.num_sent = 0
         self.stalled = threading.Event()
         self.end = threading.Event()
@@ -117,6 +120,8 @@ class _Proxy(BaseHTTPRequestHandler):
         bucket: Bucket = self.server.bucket  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         bucket.requests.append((self.command, self.path))
+        signature = unquote(self.path) + self.headers.get("Authorization", "")
+        bucket.keys.append(signature.partition("Credential=")[2].partition("/")[0])
         answer = bucket.fault(self.command, self.path)
         if answer == "stall":
             bucket.stalled.set()

@@ -1,12 +1,13 @@
 """Open specs of many shards: time, memory of a node of processes, pickles, bytes and requests.
 
     python tests/benchmarks/large_specs.py [--shards 100000 1000000] [--processes 8] [--http]
-        [--wids FOLDER]
+        [--mix 50] [--wids FOLDER]
 
 Each process opens the same spec and reads from every hundredth part of it where a sample is. Then
 the memory of all of them is added up, as the system shares it out (PSS), without that of a process
 that has only imported wids. ``--wids`` is a checkout of another version to compare with. ``--http``
 serves the spec on loopback instead. The first process of a new cache folder is measured alone.
+``--mix`` opens a list of so many specs, each of ``--shards``, instead of one.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def write_spec(path: Path, num_shards: int) -> None:
+def write_spec(path: Path, num_shards: int, name: str = "train") -> None:
     """Write a document as ``wids create`` does, and let its time be believed."""
-    start = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "train"}
+    start = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name}
     with path.open("w") as file:
         file.write(json.dumps(start, indent=1)[:-2] + ',\n "shardlist": [\n')
         for number in range(num_shards):
@@ -58,7 +59,7 @@ def worker(url: str | None, folder: str) -> None:
     keep = wids.ShardListDataset
     if url is not None:
         start_s, cpu_s, queue_s = time.perf_counter(), time.process_time(), queued_s()
-        dataset = wids.ShardListDataset(url, cache_dir=folder)
+        dataset = wids.ShardListDataset(url.split("\n") if "\n" in url else url, cache_dir=folder)
         found["open_s"] = time.perf_counter() - start_s
         found["open_cpu_s"] = time.process_time() - cpu_s
         found["open_queue_s"] = queued_s() - queue_s
@@ -156,6 +157,26 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
     return result
 
 
+def mixed(place: Path, num_shards: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a list of specs, which one process opens, and then another."""
+    paths = [place / str(number) / "train.json" for number in range(options.mix)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        write_spec(path, num_shards, f"train-{number}")
+    urls, folder = "\n".join(map(str, paths)), place / "cache"
+    (first,), _ = node(urls, folder, options.wids, 1)
+    (again,), _ = node(urls, folder, options.wids, 1)
+    print(
+        f"{options.mix} specs of {num_shards:,} shards in a list: first open "
+        f"{first['open_s']:.2f} s ({first['open_cpu_s']:.2f} s of processor); then "
+        f"{again['open_s']:.2f} s ({again['open_cpu_s']:.2f} s of processor, "
+        f"{again['open_queue_s']:.2f} s waiting for one), "
+        f"peak {again['peak_nbytes'] / 1e6:,.0f} MB",
+        flush=True,
+    )
+    return {"num_specs": options.mix, "num_shards": num_shards, "first": first, **again}
+
+
 def row(result: dict[str, Any]) -> str:
     """Return a line of the table."""
     first = result["first"]
@@ -181,6 +202,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--mix", type=int, default=0, help="specs in a list")
     parser.add_argument("--http", action="store_true", help="serve the spec on loopback")
     parser.add_argument("--wids", default=str(TESTS.parent), help="the checkout to measure")
     parser.add_argument("--folder", help="where to work (default: that of temporary files)")
@@ -189,6 +211,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     results = []
     for num_shards in options.shards:
         with tempfile.TemporaryDirectory(dir=options.folder) as place:
+            if options.mix:
+                results.append(mixed(Path(place), num_shards, options))
+                continue
             results.append(measured(Path(place), num_shards, options))
         print(row(results[-1]), flush=True)
     return results

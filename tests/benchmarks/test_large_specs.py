@@ -13,3 +13,11 @@ def test_the_benchmark_measures(options: list[str]) -> None:
     assert result["json_nbytes"] > 1 << 20
     assert result["open_s"] > 0
     assert ("requests" in result) == bool(options)
+
+
+def test_a_list_of_specs_is_measured() -> None:
+    """The row of a mix has the first open and a later one."""
+    (result,) = large_specs.main(["--shards", "200", "--mix", "3"])
+    assert (result["num_specs"], result["num_shards"]) == (3, 200)
+    assert result["open_s"] > 0
+    assert result["first"]["open_s"] > 0

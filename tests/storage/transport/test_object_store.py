@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import in_child, optional, raises, sample_members, write_tar
 from events import LONG_S
-from objects import KEYS, object_server
+from objects import KEYS, new_certificate, object_server
 from s3 import Bucket
 from servers import free_port
 from torch.utils.data import DataLoader
@@ -430,15 +430,7 @@ def test_a_private_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A certificate of one's own is trusted if an option or a variable names it, and else not."""
     (tmp_path / "www" / "bucket").mkdir(parents=True)
     (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
-    certificate = tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-addext",
-         "basicConstraints=critical,CA:FALSE", "-keyout", "key.pem", "-out", "only.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
-    only = (tmp_path / "only.pem").read_text()
-    certificate.write_text(only + (tmp_path / "key.pem").read_text())
+    certificate = new_certificate(tmp_path)
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     with object_server(tmp_path, certificate=certificate) as address:
         with raises(FetchError, URL, "expected a certificate that is trusted") as caught:

@@ -126,12 +126,24 @@ def test_an_unknown_option_lists_those_that_exist() -> None:
         settings_for("s3", {"client_kwargs": {"verify": "/no/such/file"}})
 
 
-def test_every_option_of_s3fs_is_known() -> None:
-    """None of the installed s3fs is refused as unknown."""
-    s3fs = optional("s3fs")
-    names = set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - {"self", "kwargs"}
-    groups = {name.partition(".")[0] for name in TABLES["s3"]}
-    assert names - groups == set()
+@pytest.mark.parametrize(
+    ("kind", "package", "name"),
+    [
+        ("s3", "s3fs", "S3FileSystem"),
+        ("gcs", "gcsfs", "GCSFileSystem"),
+        ("azure", "adlfs", "AzureBlobFileSystem"),
+    ],
+)
+def test_every_option_of_the_drivers_is_known(kind: str, package: str, name: str) -> None:
+    """None of the installed s3fs, gcsfs and adlfs is refused as unknown."""
+    driver = optional(package) if kind == "s3" else pytest.importorskip(package)
+    names: set[str] = set()
+    for of in getattr(driver, name).__mro__:
+        if of.__module__.partition(".")[0] == package:
+            names |= set(inspect.signature(of.__init__).parameters)
+    groups = {name.partition(".")[0] for name in (*TABLES[kind], *OWN_OPTIONS)}
+    assert len(names) > 10
+    assert names - groups - {"self", "args", "kwargs"} == set()
 
 
 def test_the_documentation_has_every_option() -> None:

@@ -1,16 +1,19 @@
 """Find the credentials of an object store where obstore does not look for them.
 
-obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself.
-It does not read AWS configuration files. Keys that stand there are read here; all else that AWS
-tools support, such as single sign-on and assumed roles, botocore does, if it is installed.
+obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself,
+but asks the page that a container names only with a token in a file. It does not read AWS
+configuration files. Keys that stand there are read here; all else that AWS tools support, such as
+single sign-on and assumed roles, botocore does, if it is installed.
 """
 
 from __future__ import annotations
 
 import configparser
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
@@ -56,7 +59,8 @@ def of_aws(
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
         is_by_role = not os.environ.get("AWS_ACCESS_KEY_ID")
-        return {}, _by_botocore(None) if is_forked and is_by_role else None
+        is_left = is_forked or _is_container_without_file()
+        return {}, _by_botocore(None) if is_left and is_by_role else None
     section = _section(named or "default")
     if section is None and named is not None:
         raise FetchError(
@@ -77,6 +81,13 @@ def of_aws(
             "install botocore, or pass key and secret in storage_options"
         )
     return found, provider
+
+
+def _is_container_without_file() -> bool:
+    """Return whether a container's page is named, but no file for its token, as obstore needs."""
+    address, token = "CREDENTIALS_FULL_URI", "AUTHORIZATION_TOKEN_FILE"
+    named = [bool(os.environ.get(f"AWS_CONTAINER_{name}")) for name in (address, token)]
+    return named == [True, False]
 
 
 def _section(name: str) -> dict[str, str] | None:
@@ -143,11 +154,18 @@ def of_google(config: Mapping[str, Any], *, is_forked: bool) -> Provider | None:
 
     def provide() -> dict[str, Any]:
         nonlocal credentials
+        # Without a request, google-auth would need the package requests.
+        request = google.auth.transport.urllib3.Request(urllib3.PoolManager())
         if credentials is None:
-            load = google.auth.load_credentials_from_file
-            credentials, _ = load(path, scopes) if path else google.auth.default(scopes)
+            load: Callable[..., Any] = google.auth.default
+            if path:
+                load = partial(google.auth.load_credentials_from_file, path)
+            with warnings.catch_warnings():
+                # Of files that others have written; this one is the user's.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                credentials, _ = load(scopes=scopes, request=request)
         if not credentials.valid:
-            credentials.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))
+            credentials.refresh(request)
         return {"token": credentials.token, "expires_at": datetime.now(timezone.utc) + _LIFE}
 
     return provide

@@ -137,10 +137,14 @@ _GCS: Final[Mapping[str, Row]] = {
     "timeout": _IGNORED,
     **dict.fromkeys(
         ("project", "access", "consistency", "cache_timeout", "check_connection",
-         "secure_serialize", "default_location", "location"),
+         "secure_serialize", "default_location", "location", "mrd_pool_cache_size",
+         "max_mrd_pool_cache_queue_size", "requests_timeout"),
         _IGNORED,
     ),
-    **dict.fromkeys(("session_kwargs", "version_aware", "generation", "experimental"), _FSSPEC),
+    **dict.fromkeys(
+        ("session_kwargs", "version_aware", "generation", "experimental", "finalize_on_close"),
+        _FSSPEC,
+    ),
 }  # fmt: skip
 
 _AZURE: Final[Mapping[str, Row]] = {
