@@ -171,6 +171,20 @@ def test_numbers_of_readme_are_those_of_the_report() -> None:
     assert f"has {num_rows[1]} rows with ranges" in readme
 
 
+def test_what_pip_installs_without_a_clone_is_said_once() -> None:
+    """README says which library has this name on PyPI now, and no other page does."""
+    saying = re.compile(
+        r"until version 1\.0 is released|\bold library of (?:that|this|the same) name", re.I
+    )
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    assert [name for name, text in pages.items() if saying.search(text)] == ["README.md"]
+
+
+def test_the_changelog_is_no_diary() -> None:
+    """What changed for users is read in two minutes: at most 60 lines."""
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 60
+
+
 def loop_of_readme() -> str:
     """Return the code of the training loop of README."""
     (code,) = [block.code for block in PYTHON if "def resize" in block.code and is_readme(block)]
