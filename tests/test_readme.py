@@ -174,7 +174,8 @@ def test_numbers_of_readme_are_those_of_the_report() -> None:
 def test_what_pip_installs_without_a_clone_is_said_once() -> None:
     """README says which library has this name on PyPI now, and no other page does."""
     saying = re.compile(
-        r"until version 1\.0 is released|\bold library of (?:that|this|the same) name", re.I
+        r"until version 1\.0 is released|\bold library of (?:that|this|the same) name",
+        re.IGNORECASE,
     )
     pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     assert [name for name, text in pages.items() if saying.search(text)] == ["README.md"]
