@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import re
 import statistics
@@ -169,6 +170,39 @@ def test_numbers_of_readme_are_those_of_the_report() -> None:
     num_rows = re.search(r"in each of (\d+) rows", report)
     assert num_rows is not None
     assert f"has {num_rows[1]} rows with ranges" in readme
+
+
+def test_the_recipe_for_the_hub_calls_what_its_client_has() -> None:
+    """Each call of the recipe that publishes a folder fits a method of the installed client."""
+    need(importlib.util.find_spec("huggingface_hub"), "pip install huggingface_hub")
+    import huggingface_hub
+
+    (code,) = [block.code for block in PYTHON if "huggingface_hub.HfApi()" in block.code]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("api.")
+    ]
+    assert len(calls) == 2
+    for call in calls:
+        method = getattr(huggingface_hub.HfApi, ast.unparse(call.func).removeprefix("api."))
+        names = {word.arg: word.value for word in call.keywords if word.arg}
+        inspect.signature(method).bind(None, *call.args, **names)
+
+
+def test_what_pip_installs_without_a_clone_is_said_once() -> None:
+    """README says which library has this name on PyPI now, and no other page does."""
+    saying = re.compile(
+        r"until version 1\.0 is released|\bold library of (?:that|this|the same) name",
+        re.IGNORECASE,
+    )
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    assert [name for name, text in pages.items() if saying.search(text)] == ["README.md"]
+
+
+def test_the_changelog_is_no_diary() -> None:
+    """What changed for users is read in two minutes: at most 60 lines."""
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 60
 
 
 def loop_of_readme() -> str:

@@ -43,6 +43,20 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in capsys.readouterr().out
 
 
+def test_the_bare_name_prints_the_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``wids`` alone has the output of ``wids --help``, and status 0."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["wids"])
+    assert cli.main() == 0
+    found = capsys.readouterr()
+    assert (found.out, found.err) == (expected, "")
+    assert all(f"\n    {command} " in found.out for command in COMMANDS)
+
+
 @pytest.mark.parametrize("arguments", [["nonsense"], ["demo", "--nonsense"]])
 def test_wrong_usage_is_status_two(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

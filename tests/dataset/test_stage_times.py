@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from wids.dataset.stage_times import StageTimes, stage_times
+import pytest
+from pages import ROOT
+
+from wids.dataset.stage_times import ADVICE, StageTimes, stage_times
 from wids.storage.stages import COUNTS, SECONDS
 
 
@@ -27,3 +30,15 @@ def test_time_between_batches_of_the_loop_is_its_own() -> None:
     counted = {**{f"{name}_s": 2.0 for name in SECONDS}, **dict.fromkeys(COUNTS, 0.0)}
     times = stage_times(counted, own_between_s=1.5, loop_s=4.0, wait_s=2.0, num_batches=1)
     assert times.seconds == {**dict.fromkeys(SECONDS, 2.0), "between": 0.5}
+
+
+def test_each_bottleneck_is_on_the_page_of_slow_loops() -> None:
+    """The table of docs/slow.md has a row for each; ``loop`` is in the sentence above it."""
+    page = (ROOT / "docs" / "slow.md").read_text(encoding="utf-8")
+    part = page.partition("\n## What to change\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\|[^|]*\| ([^|]*) \|", part, re.MULTILINE)
+    names = [name for cell in shown for name in re.findall(r"`([^`]+)`", cell)]
+    # `timings` in the head of the table; the counts that go with two of the bottlenecks.
+    beside = {"timings", "wids bench", *COUNTS}
+    assert sorted(set(names) - beside) == sorted(set(ADVICE) - {"loop"})
+    assert "the bottleneck is `loop`" in part

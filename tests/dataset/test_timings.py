@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,28 @@ def test_a_loop_that_waits_warns_once(clock: Clock, tmp_path: Path) -> None:
             run(DataLoader(dataset, BATCH))
     assert len(found) == 1
     assert "bottleneck: workers: use more workers (num_workers)" in str(found[0].message)
+
+
+@pytest.mark.parametrize("more_s", [-1 / 32, 0, 1 / 32])
+def test_a_loop_that_waits_for_two_fifths_of_a_minute(
+    more_s: float, clock: Clock, tmp_path: Path
+) -> None:
+    """Of twelve batches in a minute, 2 s for each are no reason to warn, and any more are."""
+    num_batches = NUM_SAMPLES // BATCH
+    batch_s = 2.0 + more_s
+    clock.decode_s = batch_s / BATCH
+    shards, options = two_shards(tmp_path, clock.decode)
+    with wids.ShardListDataset(shards, **options) as dataset:
+        loader: Any = DataLoader(dataset, BATCH)
+        with warnings.catch_warnings(record=True) as found, wids.timings(loader) as timings:
+            warnings.simplefilter("always")
+            for _ in loader:
+                clock.now_s += 60 / num_batches - batch_s
+    times = timings.times()
+    assert (times.loop_s, times.wait_s) == (60, num_batches * batch_s)
+    messages = [str(warning.message) for warning in found]
+    assert len(messages) == (more_s > 0)
+    assert all("waited 41% of the last minute" in message for message in messages)
 
 
 @pytest.mark.parametrize(("loop_s", "bottleneck"), [(1.0, "loop"), (0.5, "workers")])

@@ -291,6 +291,16 @@ def test_ftp(shards: list[Path]) -> None:
         with wids.ShardListDataset([(f"{site}/nothing.tar", 5)]) as dataset:
             with raises(wids.NotFoundError, "nothing.tar"):
                 dataset[0]
+        # A login that is refused is not tried again, which could lock the account.
+        wrong = {"username": "me", "password": "wrong-word"}
+        with pytest.raises(wids.FetchError) as caught:
+            with wids.ShardListDataset([(f"{site}/a.tar", 5)], storage_options=wrong) as dataset:
+                dataset[0]
+        assert isinstance(caught.value, PermissionError)
+        assert "found: error_perm: 530" in str(caught.value)
+        assert "pass keys or tokens as storage_options" in str(caught.value)
+        assert "attempt" not in str(caught.value)
+        assert "wrong-word" not in str(caught.value)
 
 
 def test_a_connection_that_is_refused() -> None:

@@ -385,7 +385,7 @@ def test_listings(bucket: Bucket) -> None:
 
 
 def test_an_option_without_a_counterpart(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    """The fsspec driver has it and is used, with one line in the log (CACHE-39)."""
+    """The fsspec driver has it and is used, with one line in the log (CACHE-44)."""
     optional("obstore")
     bucket.system.pipe(f"{bucket.name}/a.tar", DATA)
     url = f"{bucket.url}/a.tar"

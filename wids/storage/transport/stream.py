@@ -181,8 +181,7 @@ def driver_error(url: str, error: Exception, expected: str = "a readable file") 
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{urls.redact(url)}: not found")
     found = error_text(error, url)
-    # By name: the driver of S3 is imported only where it is used.
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+    if _is_denied(error):
         return AccessError(
             f"{urls.redact(url)}: expected access to {urls.origin(url) or 'it'}, found: {found}; "
             "pass keys or tokens as storage_options, or in $WIDS_STORAGE_OPTIONS, and check the "
@@ -196,6 +195,18 @@ def driver_error(url: str, error: Exception, expected: str = "a readable file") 
     )
     is_permanent = isinstance(error, permanent) or getattr(error, "errno", None) in _REFUSALS
     return FetchError(message) if is_permanent else transient_error(message, error, _status(error))
+
+
+def _is_denied(error: Exception) -> bool:
+    """Whether a server refuses a user, and would again: another attempt may lock the account."""
+    # By name: drivers are imported only where they are used.
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return (
+        isinstance(error, PermissionError)
+        or "Credentials" in type(error).__name__
+        or "AuthenticationException" in names  # of paramiko
+        or ("error_perm" in names and str(error).startswith("530"))  # of FTP: not logged in
+    )
 
 
 def transient_error(
