@@ -84,11 +84,13 @@ def clips_of_torchcodec(paths: list[Path], at_s: float) -> Clip:
     from torchcodec.decoders import VideoDecoder
 
     def clip(number: int) -> torch.Tensor:
-        # The index of the mp4 is believed, as it is by the others.
+        # The index of the mp4 is believed, as it is by the others. All frames of the range are
+        # decoded: with a stride or a list of numbers it sought more often, and took half as long
+        # again where decoding can begin at every 12th frame.
         decoder = VideoDecoder(paths[number], num_ffmpeg_threads=1, seek_mode="approximate")
         first = round(at_s * RATE)
-        frames: Any = decoder.get_frames_in_range(first, first + NUM_FRAMES * STRIDE, STRIDE)
-        return frames.data
+        frames: Any = decoder.get_frames_in_range(first, first + (NUM_FRAMES - 1) * STRIDE + 1)
+        return frames.data[::STRIDE]
 
     return clip
 
