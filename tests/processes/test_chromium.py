@@ -17,6 +17,7 @@ import pytest
 from conftest import write_tar
 from looks import browsing, peeking, picture, write
 from loopback import Server
+from recordings import film
 from tabs import Chromium, Tab
 
 import wids
@@ -193,6 +194,30 @@ def test_a_million_samples(chromium: Chromium, tmp_path: Path) -> None:
         tab.page.goto(f"{client.parts.geturl()}#start=999984")
         tab.wait_for_first(999_984)
         assert tab.indices() == list(range(999_984, 1_000_000))
+
+
+def test_posters_are_seen(chromium: Chromium, tmp_path: Path) -> None:
+    """The card of a film shows its picture, and its player has the same one."""
+    with wids.ShardWriter(tmp_path / "films-%06d.tar") as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number}", "mp4": film(30, size=(320, 240))})
+    with (
+        browsing(tmp_path / "films.json") as client,
+        Tab(chromium, client.parts.geturl()) as tab,
+    ):
+        page = tab.page
+        page.wait_for_function(
+            """() => {
+                const seen = [...document.querySelectorAll("#grid a img")];
+                return seen.length == 3 && seen.every(each => each.complete && each.naturalWidth);
+            }"""
+        )
+        sizes = "seen => seen.map(each => [each.naturalWidth, each.naturalHeight])"
+        assert page.eval_on_selector_all("#grid a img", sizes) == [[320, 240]] * 3
+        source = page.get_attribute("#grid a:first-child img", "src")
+        page.click("#grid a:first-child")
+        page.wait_for_selector("#sample video")
+        assert page.get_attribute("#sample video", "poster") == source
 
 
 # Shards without an index.

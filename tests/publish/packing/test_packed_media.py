@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from recordings import film, wav
 
 import wids
@@ -27,7 +28,7 @@ def test_sounds_and_their_texts(tmp_path: Path) -> None:
 
 
 def test_films_and_their_facts(tmp_path: Path) -> None:
-    """A folder of mp4 and json becomes samples of both, whose clips are decoded."""
+    """A folder of mp4 and json becomes samples of both, whose films are read and cut into clips."""
     (tmp_path / "films").mkdir()
     for number in range(3):
         (tmp_path / "films" / f"{number}.mp4").write_bytes(film(10 + number))
@@ -37,3 +38,11 @@ def test_films_and_their_facts(tmp_path: Path) -> None:
     with wids.ShardListDataset(spec, transformations=wids.Decoder(video="reader")) as dataset:
         found = sorted((len(sample[".mp4"]), sample[".json"]["frames"]) for sample in dataset)
         assert found == [(10, 10), (11, 11), (12, 12)]
+    decode = wids.Decoder(video=wids.Clips(num_frames=4, stride=2, at=0.2))
+    with wids.ShardListDataset(spec, transformations=decode) as dataset:
+        for sample in dataset:
+            data = (tmp_path / "films" / f"{sample['__key__']}.mp4").read_bytes()
+            with wids.VideoReader(data) as reader:
+                last = sample[".json"]["frames"] - 1
+                expected = reader.frames([min(5 + 2 * number, last) for number in range(4)])
+            assert torch.equal(sample[".mp4"], expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import struct
 import subprocess
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 import wids
 from wids.shards.fields import audio
 from wids.shards.fields.encode import encode
+from wids.shards.fields.media import media_extensions
 
 soundfile = optional("soundfile")
 
@@ -124,6 +126,38 @@ def test_names_of_webdataset(tmp_path: Path) -> None:
         assert torch.equal(dataset[0][".wav"][0], samples)
 
 
+def test_the_form_of_webdataset(tmp_path: Path) -> None:
+    """``"torch_audio"`` has the form of ``webdataset.torch_audio`` (autodecode.py).
+
+    That is what ``torchaudio.load`` returns with its defaults: a tuple of a float32 tensor, scaled
+    to -1 to 1, of shape (channels, frames), and the rate as an int.
+    """
+    samples = np.array([[0, 16384, -32768, 32767], [1, 2, 3, 4]], np.int16)
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "a", "wav": (samples, 22050), "one.flac": (samples[:1], 8000)})
+    with wids.ShardListDataset(tmp_path / "x.tar", transformations=["torch_audio"]) as dataset:
+        decoded = dataset[0]
+    for field, expected, rate in ((".wav", samples, 22050), (".one.flac", samples[:1], 8000)):
+        value = decoded[field]
+        assert (type(value), len(value), type(value[1]), value[1]) == (tuple, 2, int, rate)
+        assert (type(value[0]), value[0].dtype) == (torch.Tensor, torch.float32)
+        assert value[0].tolist() == (expected / 32768).tolist()
+
+
+def test_extensions_of_webdataset() -> None:
+    """``"torch_audio"`` decodes what ``webdataset.torch_audio`` does, but for two extensions."""
+    webdataset = optional("webdataset")
+    if importlib.util.find_spec("torchaudio") is not None:
+        pytest.skip("webdataset would decode here")
+    theirs = set()
+    for name in ["flac", "m4a", "mp3", "ogg", "opus", "sox", "wav", "wma", "aac", "mp4", "txt"]:
+        try:
+            assert webdataset.torch_audio(f"a.{name}", b"") is None
+        except ModuleNotFoundError:  # of torchaudio: it would decode
+            theirs.add(name)
+    assert theirs - set(media_extensions("audio")) == {"sox", "wma"}
+
+
 def test_mono_and_rate() -> None:
     """A sound becomes the mean of its channels, and has the wanted rate and length."""
     optional("soxr")
@@ -194,6 +228,52 @@ def test_limits() -> None:
         wids.Decoder(audio="numpy", max_nbytes=1000)({".wav": data})
     part, _ = wids.Audio("numpy", duration_s=0.01, max_nbytes=1000)(data)
     assert part.shape == (2, 80)
+
+
+def wav_of_silence(num_channels: int, num_frames: int) -> bytes:
+    """Return a wav of 16 bits with any number of channels."""
+    data = bytes(2 * num_channels * num_frames)
+    width = 2 * num_channels
+    header = struct.pack("<HHIIHH", 1, num_channels, 8000, 8000 * width, width, 16)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(header)) + header
+    chunks += b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def test_channels() -> None:
+    """A wav of 64 channels is decoded, and one of 65 is refused, a part of it too (SEC-65)."""
+    samples, _ = wids.Audio("numpy")(wav_of_silence(64, 10))
+    assert samples.shape == (64, 10)
+    for options in (wids.Audio("numpy"), wids.Audio("numpy", duration_s=0.0001)):
+        with raises(wids.DecodeError, "expected at most 64 channels, found 65"):
+            wids.Decoder(audio=options)({".wav": wav_of_silence(65, 10)})
+
+
+def test_channels_of_an_m4a(tmp_path: Path) -> None:
+    """FFmpeg decodes no sound of 65 channels: the header is refused before (SEC-65)."""
+    optional("av")
+    need(FFMPEG, "ffmpeg")
+    source = ["-f", "s16le", "-ar", "8000", "-ac", "65", "-i", "-"]
+    path = tmp_path / "out.m4a"
+    command = [str(FFMPEG), "-loglevel", "error", *source, "-c", "copy", "-f", "mov", str(path)]
+    subprocess.run(command, input=bytes(130 * 100), check=True, timeout=60)
+    with raises(wids.DecodeError, "expected at most 64 channels, found 65"):
+        wids.Decoder(audio="numpy")({".m4a": path.read_bytes()})
+
+
+def test_streams_of_an_m4a(tmp_path: Path) -> None:
+    """An m4a of 64 streams is decoded, and one of 65 is refused (SEC-65)."""
+    optional("av")
+    copied = ["-c", "copy", "-f", "mov"]
+    data, more = (
+        converted(
+            tmp_path, wav_of_silence(1, 80), *["-map", "0:a"] * count, *copied, f"{count}.m4a"
+        )
+        for count in (64, 65)
+    )
+    assert wids.Audio("numpy")(data)[0].shape == (1, 80)
+    with raises(wids.DecodeError, "expected at most 64 streams, found 65"):
+        wids.Decoder(audio="numpy")({".m4a": more})
 
 
 def test_a_header_that_lies() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import io
 import subprocess
+import sys
 import threading
 import time
 from bisect import bisect_right
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.shards.fields import safety, video
+from wids.shards.fields.media import media_extensions
 
 av = optional("av")
 
@@ -153,6 +156,61 @@ def test_names_of_webdataset(tmp_path: Path) -> None:
     assert info == {"video_fps": 25.0, "audio_fps": 8000}
 
 
+@pytest.mark.parametrize("has_sound", [True, False])
+def test_the_form_of_webdataset(tmp_path: Path, has_sound: bool) -> None:
+    """``"torch_video"`` has the form of ``webdataset.torch_video`` (autodecode.py).
+
+    That is what ``torchvision.io.read_video(…, pts_unit="sec")`` returns: a tuple of uint8 frames
+    of shape (frames, height, width, channels), float32 sound of shape (channels, frames), of
+    shape (1, 0) where there is none, and a dict with ``video_fps`` and, with sound, ``audio_fps``.
+    """
+    data = film(10, has_sound=has_sound)
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "a", "mp4": data})
+    with wids.ShardListDataset(tmp_path / "x.tar", transformations=["torch_video"]) as dataset:
+        value = dataset[0][".mp4"]
+    assert (type(value), len(value)) == (tuple, 3)
+    frames, samples, info = value
+    assert (type(frames), frames.dtype, type(samples)) == (torch.Tensor, torch.uint8, torch.Tensor)
+    assert np.array_equal(frames.numpy(), np.stack(decoded(data)))
+    assert samples.dtype == torch.float32
+    if has_sound:
+        assert samples.shape[0] == 2  # the encoder of aac made two channels of one
+        assert samples.shape[1] >= 8000 * 10 / 25
+    else:
+        assert samples.shape == (1, 0)
+    assert (type(info), type(info["video_fps"])) == (dict, float)
+    assert info == {"video_fps": 25.0, **({"audio_fps": 8000} if has_sound else {})}
+
+
+def test_extensions_of_webdataset() -> None:
+    """``"torch_video"`` decodes what ``webdataset.torch_video`` does, but for four extensions."""
+    webdataset = optional("webdataset")
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("webdataset would decode here")
+    theirs = set()
+    for name in [
+        "avi",
+        "h264",
+        "m4v",
+        "mjpeg",
+        "mkv",
+        "mov",
+        "mp4",
+        "mpg",
+        "ogv",
+        "webm",
+        "wmv",
+        "txt",
+        "wav",
+    ]:
+        try:
+            assert webdataset.torch_video(f"a.{name}", b"") is None
+        except ModuleNotFoundError:  # of torchvision: it would decode
+            theirs.add(name)
+    assert theirs - set(media_extensions("video")) == {"h264", "mjpeg", "mpg", "wmv"}
+
+
 def test_batches_of_clips(tmp_path: Path) -> None:
     """Clips of films of different lengths are collated to one tensor."""
     with wids.TarWriter(tmp_path / "x.tar") as writer:
@@ -179,6 +237,33 @@ def test_pictures_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "_MAX_PIXELS", 100)
     with raises(wids.DecodeError, "expected frames of 1 to 100 pixels, found 64 by 48"):
         wids.Decoder(video="frames")({".mp4": film(2)})
+
+
+def test_streams(tmp_path: Path) -> None:
+    """A film of 64 streams is decoded, and one of 65 is refused in every way (SEC-65)."""
+    need(FFMPEG, "ffmpeg")
+    source = ["-f", "lavfi", "-i", "testsrc=size=32x32:rate=5:duration=0.4"]
+    found = []
+    for count in (64, 65):
+        path = tmp_path / f"{count}.mkv"
+        streams = [*(["-map", "0:v"] * count), "-c:v", "mpeg4", "-threads", "1"]
+        command = [str(FFMPEG), "-loglevel", "error", *source, *streams, str(path)]
+        subprocess.run(command, check=True, timeout=60)
+        found.append(path.read_bytes())
+    assert wids.Decoder(video="frames")({".mkv": found[0]})[".mkv"][0].shape == (2, 32, 32, 3)
+    for way in ("frames", "reader", wids.Clips(1, at=0.0)):
+        with raises(wids.DecodeError, "expected at most 64 streams, found 65"):
+            wids.Decoder(video=way)({".mkv": found[1]})
+
+
+@pytest.mark.parametrize("way", ["frames", "reader", wids.Clips(2, at=0.0)])
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
+    """Without PyAV only decoding is an error, which names the extra."""
+    monkeypatch.setitem(sys.modules, "av", None)
+    decode = wids.Decoder(video=way)
+    with raises(wids.DecodeError, 'field ".mp4"', "pip install 'wids[video]'"):
+        decode({".mp4": b"film"})
+    assert decode({".txt": b"a cat"}) == {".txt": "a cat"}
 
 
 def test_a_decoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ _BLOCK_FRAMES: Final = 1 << 20
 _WRITTEN_FRAMES: Final = 1 << 14
 _ALL_FRAMES: Final = 1 << 60
 _MAX_CHANNELS: Final = 64
+_MAX_STREAMS: Final = 64
 _FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpeg,mpegts,flv,asf,mjpeg"
 """Formats that FFmpeg may read. A playlist could name other files and addresses (SEC-65)."""
 
@@ -200,6 +201,7 @@ def read_by_ffmpeg(
             raise ValueError("expected audio, found a file without an audio stream")
         stream = file.streams.audio[0]
         rate, channels = int(stream.rate), int(stream.channels)
+        wanted.check_size(channels, 0)
         length_s = stated_s(file, stream)
         if length_s is None and wanted.is_random:
             raise ValueError("expected a file that states its length, found none to choose from")
@@ -228,7 +230,13 @@ def stated_s(file: Any, stream: Any) -> float | None:
 
 
 def opened_media(file: IO[bytes]) -> Any:
-    """Return the container of PyAV for a film or a sound, which reads this file and no other."""
+    """Return the container of PyAV for a film or a sound, which reads this file and no other.
+
+    Raises:
+        ModuleNotFoundError: PyAV is not installed.
+        ValueError: It has too many streams.
+        Exception: It is neither; any type.
+    """
     import av
 
     # Without a protocol no demuxer can open anything else.
@@ -236,7 +244,12 @@ def opened_media(file: IO[bytes]) -> Any:
     # A title that is not UTF-8 is an error up to PyAV 18, which has an argument to ignore it.
     is_strict = int(av.__version__.partition(".")[0]) < 19
     lenient: dict[str, Any] = {"metadata_errors": "ignore"} if is_strict else {}
-    return av.open(file, container_options=options, **lenient)
+    container = av.open(file, container_options=options, **lenient)
+    num_streams = len(container.streams)
+    if num_streams > _MAX_STREAMS:
+        container.close()
+        raise ValueError(f"expected at most {_MAX_STREAMS} streams, found {num_streams}")
+    return container
 
 
 def _joined(blocks: list[Samples], num_channels: int) -> Samples:

@@ -39,7 +39,6 @@ _SEEK_S: Final = 10.0
 """A frame that is further ahead is sought; for a nearer one, those between are decoded. Encoders
 place a frame to begin at every ten seconds or less."""
 
-_MAX_STREAMS: Final = 64
 _MAX_PIXELS: Final = 1 << 27
 """Most pixels of a frame: 16,384 by 8,192."""
 
@@ -62,7 +61,8 @@ class VideoReader:
 
     Raises:
         ModuleNotFoundError: PyAV is not installed.
-        ValueError: It has no video, or a frame of more than 134 million pixels.
+        ValueError: It has no video, more than 64 streams, or frames of more than 134 million
+            pixels.
         Exception: It is not a film; any type.
 
     Example:
@@ -217,11 +217,8 @@ class VideoReader:
 def _checked_stream(container: Any) -> Any:
     """Return the first video stream of a container."""
     streams = container.streams
-    if not streams.video or len(streams) > _MAX_STREAMS:
-        raise ValueError(
-            f"expected a film with video and at most {_MAX_STREAMS} streams, found "
-            f"{len(streams.video)} of video, {len(streams)} in all"
-        )
+    if not streams.video:
+        raise ValueError(f"expected a film, found {len(streams)} streams without video")
     stream = streams.video[0]
     if not 1 <= stream.width * stream.height <= _MAX_PIXELS:
         raise ValueError(
@@ -303,8 +300,8 @@ def decode_frames(
 
     Returns:
         Frames as uint8 of shape ``(frames, height, width, 3)``; samples of the first audio stream
-        as float32 of shape ``(channels, frames)``, without channels if there is none; and a dict
-        with ``video_fps``, and ``audio_fps`` if there is sound.
+        as float32 of shape ``(channels, frames)``, ``(1, 0)`` if there is none; and a dict with
+        ``video_fps``, and ``audio_fps`` if there is sound.
     """
     import torch
 
@@ -317,7 +314,7 @@ def _all_of(film: Film, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[s
         pixels = reader.all_frames()
     info: dict[str, float] = {"video_fps": reader.rate}
     if reader.audio_rate is None:
-        return pixels, np.zeros((0, 0), np.float32), info
+        return pixels, np.zeros((1, 0), np.float32), info
     data = film if isinstance(film, bytes) else _whole(film)
     sound, rate = read_by_ffmpeg(data, Audio(max_nbytes=max_nbytes))
     return pixels, sound, {**info, "audio_fps": rate}
