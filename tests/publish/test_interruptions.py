@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +54,10 @@ def folders(tmp_path: Path) -> Iterator[Path]:
 def check(folder: Path, complete: dict[str, bytes], what: str) -> None:
     """Compare what a disturbed writer left with the law, and resume."""
     left = contents(folder)
+    if sys.version_info >= (3, 12) and set(left) - set(complete):
+        # Python 3.12 keeps what was interrupted while it was made, or left, in a cycle.
+        gc.collect()
+        left = contents(folder)
     names = set(left) - {name for name in left if name.endswith(".lock")}
     assert names <= set(complete), f"{what}: left {names}"
     assert all(left[name] == complete[name] for name in names), f"{what}: left a part of a file"
