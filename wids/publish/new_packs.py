@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -48,7 +47,7 @@ def written_pack(
         file.flush()
         file.seek(0)
         name = "a temporary pack" if target is None else urls.redact(target)
-        pack = load_pack(name, FileIO(os.dup(file.fileno())), _ANY)
+        pack = load_pack(name, FileIO(file.fileno(), closefd=False), _ANY)
         if pack is None:
             raise OSError(f"{name}: expected the pack that was just written, found another file")
         with closing(pack):  # closed before the file gets its name
