@@ -27,7 +27,7 @@ def unsaved_shards(
     Args:
         shards: The shards.
         output: The path that has space for the file beside it; for a URL, a path in a folder that
-            does not exist, or None the file is in the system's folder of temporary files.
+            does not exist, or None, the file is in the system's folder of temporary files.
     """
     left = iter(shards)
     first = tuple(islice(left, _MAX_LISTED))
@@ -37,7 +37,7 @@ def unsaved_shards(
     name = os.fspath(output or "")
     folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
     if folder is not None and not os.path.isdir(folder):
-        folder = None  # whoever writes the output says so, and names it
+        folder = None  # the error comes from the code that writes the output, which names it
     with tempfile.TemporaryFile(dir=folder) as file, TableWriter(file, folder) as writer:
         for each in chain(first, (shard,), left):
             writer.add(each.entry())
