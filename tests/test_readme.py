@@ -217,7 +217,7 @@ def is_readme(block: Block) -> bool:
 
 def test_the_report_measures_the_loop_of_readme() -> None:
     """What is fast in the loop is what the report's program does, and the other way round."""
-    peer = (ROOT / "tests" / "benchmarks" / "peers" / "wids.py").read_text(encoding="utf-8")
+    peer = (ROOT / "benchmarks" / "peers" / "wids.py").read_text(encoding="utf-8")
     pictures = peer.partition("def pictures")[2].partition("    def ")[0]
     for code in (loop_of_readme(), pictures):
         for part in ('"torchrgb8"', "fields=", ".to_tuple(", "wids.DistributedChunkedSampler"):

@@ -15,7 +15,7 @@ _PAGE: Final = "docs/migration.md"
 
 _REPLACEMENTS: Final = {
     "wids": "wids.ShardListDataset, wids.ShardListSampler, wids.Shard, all at the top level",
-    "wids_bench": "tests/benchmarks/table.py in the repository",
+    "wids_bench": "benchmarks/table.py in the repository",
     "wids_cleanup": "ShardListDataset(cache_size=...)",
     "wids_decode": "wids.Decoder",
     "wids_dir": "wids.ShardListDataset with a list of paths",

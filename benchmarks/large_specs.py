@@ -1,6 +1,6 @@
 """Open specs of many shards: time, memory of a node of processes, pickles, bytes and requests.
 
-    python tests/benchmarks/large_specs.py [--shards 100000 1000000] [--processes 8] [--http]
+    python benchmarks/large_specs.py [--shards 100000 1000000] [--processes 8] [--http]
         [--mix 50] [--wids FOLDER]
 
 Each process opens the same spec and reads from every hundredth part of it where a sample is. Then
@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 def write_spec(path: Path, num_shards: int, name: str = "train") -> None:

@@ -1,6 +1,6 @@
 """Seconds from the start of `wids browse` to the first picture in a browser, printed as a table.
 
-    python tests/benchmarks/looking.py [REPEATS]
+    python benchmarks/looking.py [REPEATS]
 
 Four cases: the dataset of `wids demo`; a folder of 10,000 pictures, packed and then looked at;
 remote shards without an index; and a remote dataset with one. The remote ones are on a server of
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import scenery
 from loopback import Server
 from tabs import Chromium, started

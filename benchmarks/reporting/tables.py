@@ -396,7 +396,7 @@ def networks(results: Results) -> str:
     return (
         "### Remote shards, over networks that are limited\n\n"
         + "\n".join(lines)
-        + "\n\n`tests/benchmarks/network.py` measures these rows alone."
+        + "\n\n`benchmarks/network.py` measures these rows alone."
     )
 
 
@@ -431,7 +431,7 @@ def summary(results: Results) -> str:
         "",
         "# Six numbers",
         "",
-        "`tests/benchmarks/report.py` makes this page of [the report](../performance.md).",
+        "`benchmarks/report.py` makes this page of [the report](../performance.md).",
         "",
         "![Overview](overview-light.svg)",
         "",

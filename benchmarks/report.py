@@ -1,7 +1,7 @@
 """One report: this library beside all others that people use for the same, in one run.
 
-    python tests/benchmarks/report.py --environments DIR [--rounds 3] [--write]
-    python tests/benchmarks/report.py --quick [--old OLD_PYTHON]
+    python benchmarks/report.py --environments DIR [--rounds 3] [--write]
+    python benchmarks/report.py --quick [--old OLD_PYTHON]
 
 The first installs each library in an environment of its own, measures, and with ``--write``
 replaces the tables and plots of docs/performance.md. The second is a smoke test of a minute, of

@@ -1,7 +1,7 @@
 """How fast remote shards are read, beside curl and other clients, over networks that are limited.
 
-    python tests/benchmarks/network.py [--rows ROW …] [--rounds 3] [--source CHECKOUT] [--toy]
-    python tests/benchmarks/network.py --rows peers [--environments DIR]
+    python benchmarks/network.py [--rows ROW …] [--rounds 3] [--source CHECKOUT] [--toy]
+    python benchmarks/network.py --rows peers [--environments DIR]
 
 nginx on loopback serves shards of 130 MB (`web_server.py`): it delays requests, limits each
 connection, and refuses what is beyond a number of requests at a time; a relay limits all

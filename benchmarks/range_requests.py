@@ -1,6 +1,6 @@
 """The processor time of a ranged read by HTTP, beside urllib3 alone, in one run.
 
-    python tests/benchmarks/range_requests.py [--toy] [--rounds 5] [--nbytes 128000]
+    python benchmarks/range_requests.py [--toy] [--rounds 5] [--nbytes 128000]
 
 nginx serves one file on loopback. Random ranges of it are read one after another, and 64 at a time
 in threads; the time is that of this process, in milliseconds a read, the best of all rounds.
@@ -132,5 +132,5 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 if __name__ == "__main__":
     import sys
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     main()

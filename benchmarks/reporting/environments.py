@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TORCH = ("torch==2.13.0",)
 STATEFUL = ("torchdata==0.11.0", "pillow==13.0.0")
 

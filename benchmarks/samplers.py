@@ -1,6 +1,6 @@
 """How long samplers take over very many samples, beside wids 0.1.11 and torch's own, in one run.
 
-    python tests/benchmarks/samplers.py --old OLD_PYTHON [--toy] [--rounds 3]
+    python benchmarks/samplers.py --old OLD_PYTHON [--toy] [--rounds 3]
 
 One billion samples in 100,000 shards, chunks of 2000. Each cell is a fresh process, so that its
 peak of memory is its own; what the imports took is subtracted. torch's ``DistributedSampler`` makes

@@ -1,6 +1,6 @@
 """Time and memory of the commands over many shards: ``create``, ``verify``, ``info --json``, open.
 
-    python tests/benchmarks/many_shards.py [--shards 1000] [--samples 100 4000] [--open 100000]
+    python benchmarks/many_shards.py [--shards 1000] [--samples 100 4000] [--open 100000]
 
 The shards are hard links to one tar, so that millions of samples need no space; their keys are
 therefore in several shards, which `create` and `verify` find. Each command is a process of its own,

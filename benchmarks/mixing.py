@@ -1,6 +1,6 @@
 """How samplers that mix keep to the weights, use the data and resume, beside each other.
 
-    python tests/benchmarks/mixing.py
+    python benchmarks/mixing.py
 
 Three sources of 700, 230 and 70 samples are mixed by 0.5, 0.3 and 0.2, in batches of 16, for five
 epochs of 1000 samples, with the settings that each library recommends for this. What is not

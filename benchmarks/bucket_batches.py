@@ -1,6 +1,6 @@
 """Batches of one bucket each: how long they take, and what wids, lhotse and a loop do with samples.
 
-    python tests/benchmarks/bucket_batches.py [--toy]
+    python benchmarks/bucket_batches.py [--toy]
 
 The first table is of one epoch of 20,000 utterances of 0.5 to 30 seconds on two ranks, in batches
 of up to 200 seconds, with five buckets: how many batches each rank has, which samples are missed or

@@ -1,6 +1,6 @@
 """How long a global shuffle into new shards takes, beside ``cp``, ``tar`` and webdataset's loop.
 
-    python tests/benchmarks/rewriting.py [--sizes 100000 1000] [--nbytes 2e9] [--rounds 3]
+    python benchmarks/rewriting.py [--sizes 100000 1000] [--nbytes 2e9] [--rounds 3]
 
 The test writes shards of samples with a member of each size and a class, in memory if the system
 has a folder there, or in ``--folder``. Each program is a process of its own, and they take turns:

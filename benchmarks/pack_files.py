@@ -1,6 +1,6 @@
 """How long a folder of files takes to pack, beside GNU tar and webdataset's ``ShardWriter``.
 
-    python tests/benchmarks/pack_files.py [--toy] [--rounds 5] [--size 256] [--folder DIR]
+    python benchmarks/pack_files.py [--toy] [--rounds 5] [--size 256] [--folder DIR]
 
 The test makes 20,000 files, pictures and captions, in memory if the system has a folder there, or
 in ``--folder``. Each program is a process of its own, and they take turns: ``wids pack`` with one

@@ -1,6 +1,6 @@
 """Time and memory to write, check and extend the pack of a large dataset, on shards of no bytes.
 
-    python tests/benchmarks/large_packs.py [--samples 1e6 1e7 1e8] [--repeated] [--folder DIR]
+    python benchmarks/large_packs.py [--samples 1e6 1e7 1e8] [--repeated] [--folder DIR]
 
 The indexes are those that a worker returns for shards of 10,000 samples with two members; the
 shards themselves are not there. Each step is a process of its own, which states its peak of memory:

@@ -1,6 +1,6 @@
 """Clips a second: this library beside PyAV and torchcodec, which are called directly.
 
-    python tests/benchmarks/clips.py [--rounds 20] [--films 4] [--seconds 10]
+    python benchmarks/clips.py [--rounds 20] [--films 4] [--seconds 10]
 
 ffmpeg makes the films: H.264 in mp4, of two sizes, with a frame to begin at every 12 or 250 frames
 (the default of its encoder). This library reads them as samples of a tar, and the others as files.

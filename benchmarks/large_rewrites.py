@@ -1,6 +1,6 @@
 """Time and memory to plan the rewriting of a large dataset, on shards without bytes.
 
-    python tests/benchmarks/large_rewrites.py [--samples 1e6 1e7 1e8] [--folder DIR]
+    python benchmarks/large_rewrites.py [--samples 1e6 1e7 1e8] [--folder DIR]
 
 The dataset is that of `large_packs.py`: shards of 10,000 samples, here sparse files of their
 length, with a pack. Each plan is a process of its own, which states its peak of memory, and how far

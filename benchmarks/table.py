@@ -1,6 +1,6 @@
 """The table of speeds: this library beside wids 0.1.11, bagz and LMDB, in one run.
 
-    python tests/benchmarks/table.py --old OLD_PYTHON [--toy] [--rounds 7] [--readahead 128] [ROW …]
+    python benchmarks/table.py --old OLD_PYTHON [--toy] [--rounds 7] [--readahead 128] [ROW …]
 
 ``OLD_PYTHON`` is the interpreter of a virtual environment with ``torch``, ``pillow`` and
 ``wids==0.1.11``. The libraries take turns in each round, and a cell is their ratio of times: median
@@ -329,7 +329,7 @@ def worker(library: str, python: str, folder: Path) -> Iterator[Callable[[Reques
     # At this niceness of numbers a second core would only add noise.
     environment = {**os.environ, "WIDS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     # This checkout, which the old library must not import in place of itself.
-    environment["PYTHONPATH"] = "" if library == "old" else str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = "" if library == "old" else str(Path(__file__).parents[1])
     process = subprocess.Popen(
         [python, "-W", "ignore", str(WORKER), "new" if library == "beside" else library],
         stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Measure the processor time of parts of objects, beside obstore called directly.
 
-    python tests/benchmarks/object_stores.py [NUM_PARTS]
+    python benchmarks/object_stores.py [NUM_PARTS]
 
 nginx on loopback is the store: signed requests are plain GETs there. A line has the time of one
 part of 128 kB (this process alone, all its threads), at random places of an object of 130 MB: from
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from objects import KEYS, object_server
 

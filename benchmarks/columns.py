@@ -1,6 +1,6 @@
 """Tables of fields: `dataset.table` beside pandas over the same files, extracted.
 
-    python tests/benchmarks/columns.py [--toy] [--rounds 3] [ROW …]
+    python benchmarks/columns.py [--toy] [--rounds 3] [ROW …]
 
 Each measurement is a process of its own, on one core, with the shards indexed before and in the
 page cache. Seconds are those of the processor, in the program and in the system for it. Peak memory
@@ -160,7 +160,7 @@ def write_files(folder: Path, field: str, count: int) -> str:
 def measured(folder: Path, work: str, target: str, columns: dict[str, str]) -> tuple[float, int]:
     """Return seconds for a million samples, and peak memory in bytes."""
     environment = {**os.environ, "WIDS_CACHE": str(folder / "cache")}
-    environment.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
+    environment.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WORK, work, target, json.dumps(columns)],
         check=True,

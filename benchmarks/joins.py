@@ -1,6 +1,6 @@
 """How long joins take, beside pandas doing the same over extracted files.
 
-    python tests/benchmarks/joins.py [--toy] [--rounds 5]
+    python benchmarks/joins.py [--toy] [--rounds 5]
 
 The first table is a join by keys: of indexes, from the cache, and ``pandas.merge`` of two frames of
 keys. Its last row lists extracted files first, as a program without shards has to. The second table

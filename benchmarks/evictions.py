@@ -1,6 +1,6 @@
 """Making space in a cache folder of many copies: the processor's time of a listing and after it.
 
-    python tests/benchmarks/evictions.py [--copies 10000 100000 1000000] [--calls 200]
+    python benchmarks/evictions.py [--copies 10000 100000 1000000] [--calls 200]
 
 The folder is full, so that each new copy evicts one. Its files have a length and no bytes. The
 first call lists the folder and writes the record (CACHE-8), the others use the record alone.

@@ -1,6 +1,6 @@
 """Measure what `wids.timings` costs: processor time of an epoch inside and outside a block.
 
-    python tests/benchmarks/timings_cost.py [--rounds 20] [--folder FOLDER]
+    python benchmarks/timings_cost.py [--rounds 20] [--folder FOLDER]
 
 Epochs of both kinds alternate, in this process, without workers, so that other load and the clock
 of the processor affect them alike. The columns are the median of each, in microseconds for each

@@ -1,6 +1,6 @@
 """How long a key takes to find in many shards, with a pack and without one.
 
-    python tests/benchmarks/keys.py [--toy] [--rounds 5]
+    python benchmarks/keys.py [--toy] [--rounds 5]
 
 Before the shards were looked at once for each dataset and not at each key (INDEX-7), a key among
 3,000 shards took 10.8 ms with a pack, on the machine where it takes 0.02 ms now, and 190 ms without

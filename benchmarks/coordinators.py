@@ -1,6 +1,6 @@
 """Memory of the process that has many shards made by an executor, with shards that cost nothing.
 
-    python tests/benchmarks/coordinators.py [--shards 1e4 3e4] [--folder DIR] [--work create …]
+    python benchmarks/coordinators.py [--shards 1e4 3e4] [--folder DIR] [--work create …]
 
 The executor here answers at once with the description of a shard of one sample, which nobody
 writes. All else is real: the plan, the journal, the pack, the spec and its table. Each run is a

@@ -1,6 +1,6 @@
 """Where the time of an epoch goes: reading, decoding, collating, transfer between processes.
 
-    python tests/benchmarks/epoch_time.py [--kinds small pictures bytes] [--rounds 3]
+    python benchmarks/epoch_time.py [--kinds small pictures bytes] [--rounds 3]
 
 The first table has processor time for each sample, in microseconds. *Transfer* is what a DataLoader
 with one worker spends, in both processes, on the same batch again and again, without collating it.

@@ -1,6 +1,6 @@
 """How long an epoch takes as a map-style dataset and as a stream, side by side.
 
-    python tests/benchmarks/streams.py [--nbytes 100 100000] [--rounds 3]
+    python benchmarks/streams.py [--nbytes 100 100000] [--rounds 3]
 
 The same dataset, sampler and batches of 64, with 0, 1 and 2 workers; ``bytes`` are not collated, so
 that reading and transfer show. The rounds of both ways take turns; the table has the least time

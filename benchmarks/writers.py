@@ -1,6 +1,6 @@
 """How long shards take to write, beside webdataset's ``ShardWriter``, in one run.
 
-    python tests/benchmarks/writers.py [--toy] [--rounds 5]
+    python benchmarks/writers.py [--toy] [--rounds 5]
 
 Each of the two writes the same samples, to memory if the system has a folder there, in turn and in
 a process of its own. This library writes more: digests, an index of each shard, the spec.

@@ -1,6 +1,6 @@
 """How long remote shards take, beside what the network allows and beside wids 0.1.11, in one run.
 
-    python tests/benchmarks/remote.py --old OLD_PYTHON [--toy] [--rounds 3]
+    python benchmarks/remote.py --old OLD_PYTHON [--toy] [--rounds 3]
 
 A server on loopback, in a process of its own, gives a fixed number of bytes per second to all
 together. The first rows are cold epochs with steps of training, as ratios to bytes / rate, which no
@@ -26,7 +26,7 @@ from table import worker, write_tar
 import wids
 
 Asked: TypeAlias = Callable[[], list[tuple[str, int]]]
-LOOPBACK = Path(__file__).parents[1] / "loopback.py"
+LOOPBACK = Path(__file__).parents[1] / "tests" / "loopback.py"
 
 
 @dataclass(frozen=True)
