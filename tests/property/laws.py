@@ -28,7 +28,7 @@ def law(
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         # In halves, which two processes check at the same time: ten thousand cases take minutes.
         halves = [
-            pytest.param(number, marks=pytest.mark.long, id=f"{name} half of {many}")
+            pytest.param(number, marks=pytest.mark.seeds, id=f"{name} half of {many}")
             for name, number in (("first", many // 2), ("second", many - many // 2))
         ]
 

@@ -156,7 +156,7 @@ def test_the_cache_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> No
     run(30, monkeypatch)
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 def test_the_cache_in_many_orders_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five hundred histories do."""
     run(500, monkeypatch)

@@ -330,7 +330,7 @@ def test_a_length_of_one_byte_that_is_a_lie(monkeypatch: pytest.MonkeyPatch) -> 
     run(1, 1795387261792394877, monkeypatch)
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a minute, with other servers each time (CACHE-12)."""
     run(1_000_000, time.time_ns(), monkeypatch, seconds=60)

@@ -269,7 +269,7 @@ def test_headers_alone_make_the_same_index(
     check_parts(damaged(archive(specified, tar_format), damage))
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 @settings(max_examples=5_000, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), st.one_of(st.just([]), damages))
 def test_headers_alone_make_the_same_index_at_length(
@@ -279,7 +279,7 @@ def test_headers_alone_make_the_same_index_at_length(
     check_parts(damaged(archive(specified, tar_format), damage))
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 @settings(max_examples=8_000, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS))
 def test_scan_equals_tarfile_at_length(specified: list[Any], tar_format: int) -> None:
@@ -287,7 +287,7 @@ def test_scan_equals_tarfile_at_length(specified: list[Any], tar_format: int) ->
     check_scan(specified, tar_format)
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 @settings(max_examples=10_000, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), damages)
 def test_damage_is_never_a_wrong_member_at_length(

@@ -463,7 +463,7 @@ def test_the_cache_in_many_histories() -> None:
     run_seeds(range(200))
 
 
-@pytest.mark.long
+@pytest.mark.seeds
 def test_the_cache_in_thousands_of_histories() -> None:
     """Ten thousand histories keep the laws."""
     with one_processor():
