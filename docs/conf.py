@@ -7,7 +7,9 @@ specifications and to examples by the same relative paths on the site and in the
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import wids
@@ -32,6 +34,11 @@ extensions = [
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 
+# Two classes have bases of trainers, which the extra `docs` does not install.
+autodoc_mock_imports = ["transformers"]
+_lightning: Any = ModuleType("lightning.pytorch")
+_lightning.__version__, _lightning.Callback = "2.5", type("Callback", (), {})
+sys.modules.setdefault("lightning.pytorch", _lightning)
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
