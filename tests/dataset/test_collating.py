@@ -5,7 +5,8 @@ from __future__ import annotations
 import doctest
 import io
 import math
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,11 @@ from torch.utils.data import DataLoader, default_collate
 
 import wids
 from wids.dataset import collating
+
+
+def high(height: int) -> torch.Tensor:
+    """Return a picture of a height, in the order of its pixels, as decoders return it."""
+    return torch.ones(height, 8, 3).permute(2, 0, 1)
 
 
 def test_it_is_torchs_function_otherwise() -> None:
@@ -94,6 +100,113 @@ def test_errors_name_the_field(
     """What cannot be collated is named, with what to do."""
     with raises(kind, "collate: field ", *parts):
         wids.collate(samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "kind", "message"),
+    [
+        (
+            [(high(4), 1), (high(5), 2)],
+            ValueError,
+            (
+                "value 0 of the tuples: expected values of one shape, found shapes (3, 4, 8), "
+                "(3, 5, 8); crop or pad them"
+            ),
+        ),
+        ([high(4), high(5)], ValueError, "the samples: expected values of one shape, found shapes"),
+        (
+            [(1, (torch.ones(1, 4), 16000)), (1, (torch.ones(1, 5), 16000))],
+            ValueError,
+            (
+                "value 1 of the tuples: expected values of one shape, found shapes (1, 4), (1, 5); "
+                "pad them, collate_fn=functools.partial(wids.collate, pad={1: 0.0})"
+            ),
+        ),
+        ([(1, 2), (1,)], ValueError, "value 1 of the tuples: expected it in all 2 samples"),
+        (
+            [(1, Image.new("L", (1, 1)))],
+            TypeError,
+            (
+                "value 1 of the tuples: expected numbers, texts, arrays or tensors, found Image; "
+                'decode it (transformations="torch")'
+            ),
+        ),
+    ],
+)
+def test_tuples_get_the_messages_of_dicts(
+    samples: list[Any], kind: type[Exception], message: str
+) -> None:
+    """Values without a name are named by their position, with shapes as a user sees them."""
+    with raises(kind, f"collate: {message}"):
+        wids.collate(samples)
+
+
+class Spoken(NamedTuple):
+    """A sample with names for its values."""
+
+    sound: Any
+    label: int
+
+
+def test_tuples_are_padded() -> None:
+    """`pad` names positions, or the names of a named tuple; the lengths come last."""
+    sounds = [(torch.ones(1, length), 16000) for length in (4, 2)]
+    (samples, rates), labels, lengths = wids.collate(
+        list(zip(sounds, (7, 8), strict=True)), pad={0: 0.5}
+    )
+    assert samples.tolist() == [[[1, 1, 1, 1]], [[1, 1, 0.5, 0.5]]]
+    assert (rates.tolist(), labels.tolist()) == ([16000, 16000], [7, 8])
+    assert lengths[0].tolist() == [4, 2]
+    named = [Spoken(torch.ones(length), 1) for length in (3, 1)]
+    rows, labels, lengths = wids.collate(named, pad={"sound": 0})
+    assert rows.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert lengths["sound"].tolist() == [3, 1]
+    assert type(wids.collate(named[:1])) is Spoken
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            [(torch.ones(2), 1)],
+            (
+                "expected a position from 0 to 1, since the samples are tuples, found '.wav'; pass "
+                "pad={0: 0.0}"
+            ),
+        ),
+        ([torch.ones(2)], "expected samples that are dicts or tuples, not Tensor, found '.wav'"),
+        ([{".flac": torch.ones(2)}], "expected a field of the samples, .flac, found '.wav'"),
+    ],
+)
+def test_a_field_to_pad_that_is_not_there(samples: list[Any], message: str) -> None:
+    """The error says what the samples have instead of names."""
+    with raises(ValueError, f"collate: pad: {message}"):
+        partial(wids.collate, pad={".wav": 0.0})(samples)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.arange(6).reshape(3, 2), np.arange(3), torch.arange(6).view(3, 2)]
+)
+def test_an_array_is_a_batch_of_its_rows(rows: Any) -> None:
+    """`collate(array)` is what torch's function returns for its rows; of none it is empty."""
+    assert torch.equal(wids.collate(rows), default_collate(list(rows)))
+    assert wids.collate(rows[:0]) == {}
+
+
+def test_gradients_do_not_leave_a_worker() -> None:
+    """The error says so, and what to do; in the main process such tensors are stacked."""
+    samples = [{"weights": torch.ones(2, requires_grad=True)}] * 2
+    (batch,) = DataLoader(samples, 2, collate_fn=wids.collate)  # type: ignore[arg-type]
+    assert batch["weights"].requires_grad
+    loader: DataLoader[Any] = DataLoader(
+        samples,  # type: ignore[arg-type]
+        2,
+        num_workers=1,
+        collate_fn=wids.collate,
+    )
+    message = 'collate: field "weights": expected tensors without requires_grad'
+    with raises(ValueError, message, "return tensor.detach()"):
+        next(iter(loader))
 
 
 def test_example_runs() -> None:

@@ -97,11 +97,14 @@ def test_notebooks(server: Server, pattern: str) -> None:
     assert "data:image/png" in html
     assert "caption 5" in html
     assert HOSTILE not in html
+    assert "<small>shard</small><span>0 of 2, from 0</span>" in html
     assert server.num_sent == 1 << 20
     gallery = samples.show(3)
     assert gallery.indices == [0, 1, 2]
     assert "caption 2" in gallery._repr_html_()
     assert len(samples.show(39).indices) == 39
+    alone = wids.peek([samples.url])._repr_html_()
+    assert "<small>shard</small><span>1 of 1</span>" in alone
     assert len(samples.show(1000).indices) == 40
 
 

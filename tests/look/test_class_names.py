@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import raises, write_tar
+from conftest import optional, raises, write_tar
 
 import wids
 from wids.cli.main import main
@@ -121,3 +121,31 @@ def test_notebooks_show_the_names(pets: Path, monkeypatch: pytest.MonkeyPatch) -
         html: Any = dataset._repr_html_()
         assert "<small>classes</small><span>3: cat, dog, owl\\x1b[31m</span>" in html
         assert "1 · dog" in dataset.show(2)._repr_html_()
+
+
+def test_samples_in_notebooks_show_the_names(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample shows the name of its class, of its own dataset alone (LOOK-22)."""
+    interactive = optional("IPython.core.interactiveshell")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    shell = interactive.InteractiveShell.instance()
+
+    def shown(sample: dict[str, Any]) -> str:
+        html: str = shell.display_formatter.format(sample)[0]["text/html"]
+        return html
+
+    try:
+        shell.display_formatter.active_types = ["text/plain", "text/html"]
+        shards = [pets.with_name("pets.tar")]
+        with (
+            wids.ShardListDataset(pets) as dataset,
+            wids.ShardListDataset(pets, transformations=None, raw="bytes") as undecoded,
+            wids.ShardListDataset(shards, dataset_name="others") as unnamed,
+        ):
+            assert "<td>1 · dog</td>" in shown(dataset[2:].map(dict)[2])
+            assert "<td>2 · owl\\x1b[31m</td>" in shown(undecoded[5])
+            elsewhere = {**dataset[0], "__shard__": "elsewhere.tar"}
+            assert "<td>0</td>" in shown(elsewhere)
+            assert "<td>0</td>" in shown({**dataset[0], "__index__": 99})
+            assert "0 · cat" in shown(unnamed[0])  # the same sample, which has these names
+    finally:
+        interactive.InteractiveShell.clear_instance()

@@ -140,4 +140,4 @@ def test_ipython_shows_samples_and_no_other_dicts(
     finally:
         interactive.InteractiveShell.clear_instance()
     monkeypatch.setitem(sys.modules, "IPython", None)
-    in_notebooks.show_samples_in_notebooks()
+    in_notebooks.show_in_notebooks()

@@ -63,7 +63,7 @@ def test_paging(chromium: Chromium, spec: Path) -> None:
         tab.wait_for_first(96)
         tab.page.keyboard.press("ArrowLeft")
         tab.wait_for_first(48)
-        assert tab.page.inner_text("#shown-range") == "48 to 95 of 200"
+        assert tab.page.inner_text("#shown-range") == "49 to 96 of 200"
         tab.page.go_back()
         tab.wait_for_first(96)
         for first in (144, 192):
@@ -262,7 +262,7 @@ def test_shards_are_looked_at_and_indexed(
         assert page.is_hidden("#fields-heading"), "nothing is below it"
         first = len(tab.indices())
         assert 10 < first < 30
-        assert f"0 to {first - 1} · " in page.inner_text("#shown-range")
+        assert f"1 to {first} · " in page.inner_text("#shown-range")
         page.click("#next-page")
         tab.wait_for_first(first)
         page.wait_for_selector("#shard-known:text-is('30 samples')")
@@ -280,7 +280,7 @@ def test_shards_are_looked_at_and_indexed(
         assert page.is_visible("#fields-heading")
         assert tab.indices() == list(range(30))
         page.click("#fields button[data-field='.txt']")
-        page.wait_for_selector("#shown-range:text('0 to 29 of 30')")
+        page.wait_for_selector("#shown-range:text('1 to 30 of 30')")
         page.fill("#query", "caption 29")
         page.keyboard.press("Enter")
         page.wait_for_selector("#hits:text('1 hit · 30 searched')")

@@ -19,7 +19,7 @@ from typing import Any
 
 import jobs
 import pytest
-from conftest import need
+from conftest import need, write_tar
 from tabs import Chromium
 
 from wids.cli import demo_shapes
@@ -111,6 +111,40 @@ def test_datasets_and_samples_display_themselves(outputs: list[dict[str, Any]]) 
     )
     assert chosen["text/html"].count("purple") == 6
     assert "the most that one of 4 ranks reads, and one of 2 nodes" in cost["text"]
+
+
+CELLS = [
+    "import os, warnings, wids",
+    "dataset = wids.ShardListDataset('damaged.tar', on_error='skip'); len(list(dataset))",
+    """from torch.utils.data import DataLoader
+other = wids.ShardListDataset('damaged.tar', on_error='skip')
+len(list(DataLoader(other, 3, num_workers=1, collate_fn=wids.collate)))""",
+    "warnings.warn('of the program')",
+]
+
+
+def test_warnings_are_text(tmp_path: Path) -> None:
+    """A notebook shows those of wids without a line of code, and others as usual (LOOK-22)."""
+    for package in ("nbclient", "ipykernel", "nbformat"):
+        need(importlib.util.find_spec(package), f"pip install {package}")
+    import nbformat
+
+    write_tar(tmp_path / "damaged.tar", [("0.cls", b"0"), ("1.cls", b"one"), ("2.cls", b"2")])
+    cells = [nbformat.v4.new_code_cell(code) for code in CELLS]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "start.ipynb")
+    command = [sys.executable, "-c", EXECUTE, "start.ipynb", "done.ipynb"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=200)
+    done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
+    texts = [
+        [(each["name"], each["text"]) for each in cell["outputs"] if "name" in each]
+        for cell in done["cells"]
+    ]
+    for (name, text), *others in texts[1:3]:  # of this process, and of a worker
+        assert (name, others) == ("stdout", [])
+        assert re.fullmatch(r"UserWarning: /.*damaged.tar: sample \"1\" .*\n", text), text
+    ((name, text),) = texts[3]
+    assert name == "stderr"
+    assert "warnings.warn('of the program')" in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

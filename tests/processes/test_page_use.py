@@ -17,6 +17,7 @@ from conftest import need, write_tar
 from looks import browsing, picture, serving
 from loopback import Server
 from PIL import Image
+from recordings import film, wav
 from scenery import SEASONS, write_scenery
 from tabs import Chromium, Tab
 
@@ -218,6 +219,96 @@ def test_texts_alone_have_room(chromium: Chromium, tmp_path: Path) -> None:
             assert 7 < lines < 9.5
 
 
+def test_audio_is_played_on_its_card(chromium: Chromium, tmp_path: Path) -> None:
+    """The player of a card plays, and opens no sample; a screen reader finds it (LOOK-21)."""
+    with wids.TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number}", "wav": wav(), "cls": number})
+        writer.write({"__key__": "3", "mp3": b"no audio", "cls": 3})
+    with browsing(tmp_path / "a.tar") as client, Tab(chromium, client.parts.geturl()) as tab:
+        page = tab.page
+        assert tab.indices() == [0, 1, 2, 3]
+        assert ".wav 1.0 s" in page.inner_text("#grid a >> nth=1")
+        assert page.inner_text("#grid a >> nth=1").startswith(".cls 1")
+        violations_of(page)
+        box = page.locator("#grid audio").nth(1).bounding_box()
+        page.mouse.click(box["x"] + 20, box["y"] + box["height"] / 2)
+        page.wait_for_function("() => document.querySelectorAll('#grid audio')[1].currentTime > 0")
+        assert page.url == client.parts.geturl()
+        page.evaluate("document.querySelectorAll('#grid audio')[3].load()")
+        page.evaluate("document.querySelectorAll('#grid audio')[3].play().catch(() => 0)")
+        page.wait_for_selector("#grid .with-player:nth-child(4):has-text('cannot play the audio')")
+        page.click("#grid a >> nth=2")
+        page.wait_for_selector("#sample audio")
+        page.keyboard.press("Escape")
+        page.fill("#query", "3")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#shown-range:text-is('1 of 1')")
+
+
+def test_a_film_that_the_browser_cannot_play(chromium: Chromium, tmp_path: Path) -> None:
+    """Its poster, a sentence and a link take the place of the player (LOOK-21)."""
+    with wids.TarWriter(tmp_path / "a.tar") as writer:
+        # Chromium has no decoder of MPEG-4 part 2, in whatever container.
+        writer.write({"__key__": "new", "mp4": film(30, size=(320, 240))})
+        writer.write({"__key__": "old", "avi": film(30, size=(320, 240), format_name="avi")})
+    with browsing(tmp_path / "a.tar") as client, Tab(chromium, client.parts.geturl()) as tab:
+        page = tab.page
+        page.click("#grid a >> nth=0")
+        page.wait_for_selector("#sample video")
+        assert page.is_hidden("#sample .unplayed")
+        page.evaluate("document.querySelector('#sample video').play().catch(() => 0)")
+        for text in ("cannot play .mp4", "cannot play .avi"):
+            page.wait_for_selector(f"#sample .unplayed:has-text('This browser {text}')")
+            page.wait_for_function(
+                "() => document.querySelector('#sample img').naturalWidth === 320"
+            )
+            assert page.locator("#sample video").count() == 0
+            violations_of(page)
+            with page.expect_download() as download:
+                page.click("#sample .unplayed a")
+            assert (
+                download.value.suggested_filename
+                == f"{'new' if 'mp4' in text else 'old'}.{text[-3:]}"
+            )
+            page.keyboard.press("ArrowRight")
+
+
+def test_classes_are_there_before_they_are_counted(chromium: Chromium, many: Path) -> None:
+    """Classes that the spec names can be clicked at once, and their counts follow (LOOK-19)."""
+    names = [f"class {n}" for n in range(4)]
+    spec = many.with_name("named.json")
+    spec.write_text(json.dumps({**json.loads(many.read_text()), "classes": names}))
+    with browsing(spec) as client, Tab(chromium, client.parts.geturl()) as tab:
+        page = tab.page
+        page.wait_for_selector("#values button >> nth=3")
+        assert page.locator("#values span").all_inner_texts() == names
+        assert page.locator("#values small").all_inner_texts() == [""] * 4
+        page.click("#values button:has-text('class 3')")
+        page.wait_for_selector("#shown-range:text-is('1 to 48 of 2,500')")
+        page.wait_for_selector("#active >> text='.cls = class 3'")
+        page.click("#count-column")
+        page.wait_for_selector("#values small:text-is('2,501')")
+        assert page.locator("#values small").all_inner_texts() == ["2,501", *["2,500"] * 3]
+
+
+def test_an_address_of_an_earlier_start(chromium: Chromium, seasons: Path) -> None:
+    """It leads to a sentence that says what to do, also in a page that is still open (LOOK-12)."""
+    chromium.causes("status of 404", "banner: `wids browse` was started again")
+    with browsing(seasons) as client, Tab(chromium, client.parts.geturl()) as tab:
+        page = chromium.new_page()
+        page.goto(client.parts._replace(path="/earlier/").geturl())
+        assert "open the address that it printed last" in page.inner_text("body")
+        tab.page.route(
+            "**/samples?*",
+            lambda route: route.continue_(
+                url=route.request.url.replace(client.parts.path, "/earlier/")
+            ),
+        )
+        tab.page.click("#next-page")
+        tab.page.wait_for_selector("#banner-text:text('with another address')")
+
+
 def test_shuffle(tab: Tab) -> None:
     """The same seed is the same order, also in another tab; another seed is another (LOOK-7)."""
     tab.page.fill("#seed", "7")
@@ -227,12 +318,12 @@ def test_shuffle(tab: Tab) -> None:
     first = tab.indices()
     assert sorted(first) != first
     tab.page.click("#next-page")
-    tab.page.wait_for_selector("#shown-range:text('48 to 95 of 300')")
+    tab.page.wait_for_selector("#shown-range:text('49 to 96 of 300')")
     tab.page.wait_for_selector("#grid[aria-busy=false]")
     assert not set(first) & set(tab.indices())
     tab.page.go_back()
     with Tab_of(tab) as other:
-        other.page.wait_for_selector("#shown-range:text('0 to 47 of 300')")
+        other.page.wait_for_selector("#shown-range:text('1 to 48 of 300')")
         assert other.indices() == first
     tab.page.fill("#seed", "8")
     tab.page.press("#seed", "Enter")
@@ -390,31 +481,31 @@ def test_screen_readers_find_everything(
     scheme: str, width: int, chromium: Chromium, seasons: Path
 ) -> None:
     """axe-core finds no violation on the page, while it filters, and in a sample (LOOK-13)."""
-    need(importlib.util.find_spec("axe_playwright_python"), "pip install axe-playwright-python")
-    from axe_playwright_python.sync_playwright import Axe
-
     options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
     with browsing(seasons) as client, Tab(chromium, client.parts.geturl(), **options) as tab:
         if width < 800:
             tab.page.click("#filters > summary")
         tab.page.wait_for_selector("#values button")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        violations(Axe().run(tab.page))
+        violations_of(tab.page)
         tab.page.click("#values button")
         tab.page.wait_for_selector("#active button")
         tab.page.select_option("#column", ".json/score")
         tab.page.wait_for_selector("#histogram span")
-        violations(Axe().run(tab.page))
+        violations_of(tab.page)
         tab.page.click("#grid a")
         tab.page.wait_for_selector("#stage img")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        violations(Axe().run(tab.page))
+        violations_of(tab.page)
 
 
-def violations(results: Any) -> None:
+def violations_of(page: Any) -> None:
+    need(importlib.util.find_spec("axe_playwright_python"), "pip install axe-playwright-python")
+    from axe_playwright_python.sync_playwright import Axe
+
     found = [
         (each["id"], node["html"][:200], node["failureSummary"][:300])
-        for each in results.response["violations"]
+        for each in Axe().run(page).response["violations"]
         for node in each["nodes"]
     ]
     assert found == []

@@ -43,14 +43,15 @@ def dataset() -> None:
     lossy = wids.ShardListDataset("a.json", on_error="next", max_failed=0.01, repeated="last")
     num_failed: int = lossy.num_failed + lossy.num_failed_shards
     place: tuple[str, int, int] = lossy.member(0, ".jpg")
-    collated: Any = wids.collate([sample])
+    collated: Any = wids.collate([sample], pad={".wav": 0.0})
+    in_tuples: Any = wids.collate([(sample[".wav"], 3)], pad={0: 0.0})
     with wids.timings(loader) as timings:
         stats: dict[str, float] = data.stats() | timings.as_dict()
     times: wids.StageTimes = timings.times()
     del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     written = wids.rewrite(view, "new-%06d.tar", keep_shards=True)
-    del parts, mapped, collated, written, num_failed, place
+    del parts, mapped, collated, in_tuples, written, num_failed, place
     del (
         both,
         table,

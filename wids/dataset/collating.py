@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wids.dataset.lending import LARGE_NBYTES, is_plain, lender
+from wids.dataset.padding import by_name, label, padded
 from wids.dataset.small_tensors import send_by_value
 from wids.shards.fields.media import media_kind
 from wids.storage.stages import COLLATE, timed
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def collate(samples: Sequence[Any], *, pad: Mapping[str, float] | None = None) -> Any:
+def collate(
+    samples: Sequence[Any], *, pad: Mapping[str, float] | Mapping[int, float] | None = None
+) -> Any:
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
 
     With ``on_error="skip"`` a batch may have lost all of its samples, which torch's function
@@ -34,15 +37,16 @@ def collate(samples: Sequence[Any], *, pad: Mapping[str, float] | None = None) -
 
     Args:
         samples: The samples of a batch.
-        pad: Fields whose tensors, arrays or sounds may differ in one dimension, with the number
-            that fills the end of the shorter ones: ``{".wav": 0.0}``. The batch then has
-            ``"__lengths__"``, a dict of their lengths in that dimension: tensors of shape
-            ``(len(samples),)``. If no value is longer, the dimension is the last of sounds, and the
-            first of others.
+        pad: Fields whose tensors, arrays or audio may differ in one dimension, with the number
+            that fills the end of the shorter ones: ``{".wav": 0.0}``. Samples that are tuples, as
+            of ``to_tuple``, have positions, ``{0: 0.0}``, and named tuples the names of their
+            values. The batch then has ``"__lengths__"``, a dict of their lengths in that dimension:
+            tensors of shape ``(len(samples),)``. That of tuples has it as one more value, the last.
+            If no value is longer, the dimension is the last of audio, and the first of others.
 
     Returns:
         A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
-        lists where values are text.
+        lists where values are text; for tuples, a list of these. An array becomes a tensor.
 
     Raises:
         ValueError: Only some samples have a field, or arrays of a field differ in shape, beyond
@@ -50,20 +54,25 @@ def collate(samples: Sequence[Any], *, pad: Mapping[str, float] | None = None) -
         TypeError: A field has values that cannot become tensors.
 
     Example:
-        >>> import wids
+        >>> import torch, wids
         >>> wids.collate([{".cls": 3, ".txt": "a"}, {".cls": 4, ".txt": "b"}])
         {'.cls': tensor([3, 4]), '.txt': ['a', 'b']}
+        >>> tuples = [(torch.ones(2), 3), (torch.ones(1), 4)]
+        >>> wids.collate(tuples, pad={0: 0.0})
+        [tensor([[1., 1.],
+                [1., 0.]]), tensor([3, 4]), {0: tensor([2, 1])}]
         >>> wids.collate([])
         {}
     """
     return timed(COLLATE, _collated, samples, pad)
 
 
-def _collated(samples: Sequence[Any], pad: Mapping[str, float] | None) -> Any:
+def _collated(samples: Sequence[Any], pad: Mapping[Any, float] | None) -> Any:
     import torch
     from torch.utils.data._utils.collate import collate as collate_by
     from torch.utils.data._utils.collate import default_collate_fn_map
 
+    samples = list(samples)  # of an array, its rows
     if not samples:
         return {}
     are_dicts = all(isinstance(sample, Mapping) for sample in samples)
@@ -71,16 +80,12 @@ def _collated(samples: Sequence[Any], pad: Mapping[str, float] | None) -> Any:
     if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
         raise _error_of_field(samples)
     if pad is not None:
-        from wids.dataset.padding import padded
-
         samples = padded(samples, pad)
     try:
         # Torch's table, with the functions that programs added.
         functions = {**default_collate_fn_map, torch.Tensor: _stack}
-        batch = collate_by(list(samples), collate_fn_map=functions)
+        batch = collate_by(samples, collate_fn_map=functions)
     except (TypeError, RuntimeError, KeyError, AttributeError) as error:
-        if not are_dicts:
-            raise
         raise _error_of_field(samples) from error
     send_by_value(batch)
     return batch
@@ -142,51 +147,63 @@ def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
         return None
 
 
-def _error_of_field(samples: Sequence[Mapping[str, Any]]) -> Exception:
-    """Return the error of the first field that cannot be collated."""
+def _error_of_field(samples: Sequence[Any]) -> Exception:
+    """Return the error of the first field, or position in tuples, that cannot be collated."""
+    import torch
     from torch.utils.data import default_collate
 
-    names = dict.fromkeys(name for sample in samples for name in sample)
+    named = list(map(by_name, samples))
+    names = dict.fromkeys(name for sample in named for name in sample)
     for name in names:
-        having = [sample for sample in samples if name in sample]
-        if len(having) < len(samples):
-            lacking = next(sample for sample in samples if name not in sample)
+        start = f"collate: {label(name)}: expected"
+        having = [sample for sample in named if name in sample]
+        if len(having) < len(named):
+            number = next(n for n, sample in enumerate(named) if name not in sample)
+            key = named[number].get("__key__")
+            lacking = f"number {number} of the batch" if key is None else repr(key)
             return ValueError(
-                f'collate: field "{name}": expected it in all {len(samples)} samples of the batch, '
-                f"found it in {len(having)}, and not in {lacking.get('__key__')!r}; choose fields "
-                "that all samples have, with fields= or to_tuple()"
+                f"{start} it in all {len(named)} samples of the batch, found it in {len(having)}, "
+                f"and not in {lacking}; choose fields that all samples have, with fields= or "
+                "to_tuple()"
             )
-        values = [sample[name] for sample in samples]
+        values = [sample[name] for sample in named]
         try:
             default_collate(values)
         except TypeError:
             return TypeError(
-                f'collate: field "{name}": expected numbers, texts, arrays or tensors, found '
-                f"{type(values[0]).__name__}; decode it ({_how_to_decode(name)}) or leave it out "
-                "(fields=, to_tuple())"
+                f"{start} numbers, texts, arrays or tensors, found {type(values[0]).__name__}; "
+                f"decode it ({_how_to_decode(name)}) or leave it out (fields=, to_tuple())"
             )
         except (RuntimeError, KeyError, AttributeError) as reason:
             arrays = [value[0] if isinstance(value, tuple) and value else value for value in values]
             shapes = sorted({str(tuple(getattr(value, "shape", ()))) for value in arrays})
-            found = f"shapes {', '.join(shapes[:4])}" if len(shapes) > 1 else str(reason)
-            return ValueError(
-                f'collate: field "{name}": expected values of one shape, found {found:.300}; '
-                f"{_how_to_even_out(name)}"
-            )
+            if len(shapes) > 1:
+                return ValueError(
+                    f"{start} values of one shape, found shapes {', '.join(shapes[:4])}; "
+                    f"{_how_to_even_out(name, values[0])}"
+                )
+            if any(isinstance(value, torch.Tensor) and value.requires_grad for value in arrays):
+                return ValueError(
+                    f"{start} tensors without requires_grad, since a gradient does not leave a "
+                    "worker of a DataLoader; return tensor.detach(), or use num_workers=0"
+                )
+            return ValueError(f"{start} values that torch can stack; found {reason!s:.300}")
     return ValueError("collate: the samples cannot be collated together")
 
 
-def _how_to_decode(field: str) -> str:
+def _how_to_decode(field: Any) -> str:
     """Return the argument that decodes a field to tensors."""
     decoders = {"audio": 'Decoder(audio="torch")', "video": "Decoder(video=wids.Clips(…))"}
-    return decoders.get(media_kind(field), 'transformations="torch"')
+    return decoders.get(media_kind(str(field)), 'transformations="torch"')
 
 
-def _how_to_even_out(field: str) -> str:
-    """Return how values of a field become equally long."""
-    if media_kind(field) == "audio":
+def _how_to_even_out(field: Any, value: Any) -> str:
+    """Return how values of a field become equally long; in a tuple, audio is known by its rate."""
+    has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int)
+    if media_kind(str(field)) == "audio" or has_rate:
+        name = f'"{field}"' if isinstance(field, str) else field
         return (
-            f'pad them, collate_fn=functools.partial(wids.collate, pad={{"{field}": 0.0}}), or '
+            f"pad them, collate_fn=functools.partial(wids.collate, pad={{{name}: 0.0}}), or "
             "decode parts of one length, wids.Audio(duration_s=…)"
         )
     return "crop or pad them (wids.collate(pad=…), a transformation), or batch by shape"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from wids.dataset.transformations import Transformation, as_transformations, locate_error
 from wids.look import notebook
-from wids.look.in_notebooks import show_samples_in_notebooks
+from wids.look.in_notebooks import show_in_notebooks
 from wids.look.latest import latest
 from wids.look.notebook import Gallery
 from wids.look.preview import num_affordable
@@ -95,7 +95,7 @@ def peek(
     store = Cache(folder, fetcher, limit_nbytes=limit_nbytes)
     opener = ShardOpener(spec, store, ReadOptions("range", key_split=key_split))
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
-    show_samples_in_notebooks()
+    show_in_notebooks()
     number = _shard_number(shard, len(spec.shards))
     return Peek(spec, opener, number, steps, create_command(shards, spec))
 

@@ -23,7 +23,7 @@ from wids.dataset.failures import Policy, as_failures
 from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
 from wids.errors import missing_attribute
-from wids.look.in_notebooks import show_samples_in_notebooks
+from wids.look.in_notebooks import show_in_notebooks
 from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limit
 from wids.shards.counted_shards import counted_shards
 from wids.shards.indices import as_index
@@ -253,7 +253,7 @@ class ShardListDataset(TorchDataset):
         )
         self._epoch = SharedNumber()
         # Not at import, which changes nothing: a notebook with a dataset has samples to show.
-        show_samples_in_notebooks()
+        show_in_notebooks(reader, self.spec)
 
     @property
     def sample_access(self) -> Access:

@@ -28,8 +28,9 @@ from wids.look.text import (
     shortened,
     value_text,
 )
+from wids.shards.class_names import class_name, is_of_classes
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.shards.fields.media import played_type
+from wids.shards.fields.media import media_kind, played_type
 from wids.shards.fields.media_facts import facts_of_bytes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
@@ -43,10 +44,16 @@ _MAX_LONE_TEXT_CHARS: Final = 700
 """Of a text on a card, with and without a picture."""
 
 
-def sample_html(sample: Mapping[str, Any]) -> str:
-    """Return a sample, decoded or not, as HTML: one row per field, then its origin."""
+def sample_html(sample: Mapping[str, Any], classes: Sequence[str] = ()) -> str:
+    """Return a sample, decoded or not, as HTML: one row per field, then its origin.
+
+    Args:
+        sample: The sample.
+        classes: Names of classes, by their numbers.
+    """
     rows = "".join(
-        f"<tr><th><code>{escaped(name)}</code></th><td>{field_html(name, value)}</td></tr>"
+        f"<tr><th><code>{escaped(name)}</code></th>"
+        f"<td>{field_html(name, value, classes=classes)}</td></tr>"
         for name, value in sample.items()
         if not str(name).startswith("__")
     )
@@ -54,7 +61,12 @@ def sample_html(sample: Mapping[str, Any]) -> str:
 
 
 def field_html(
-    field: str, value: Any, pixels: int = THUMBNAIL_PIXELS, *, with_size: bool = True
+    field: str,
+    value: Any,
+    pixels: int = THUMBNAIL_PIXELS,
+    *,
+    with_size: bool = True,
+    classes: Sequence[str] = (),
 ) -> str:
     """Return the value of a field, decoded or not, as HTML.
 
@@ -63,11 +75,19 @@ def field_html(
         value: Bytes in any form, or a decoded value.
         pixels: Maximum width and height of an undecoded picture.
         with_size: Whether to state the length of bytes.
+        classes: Names of classes, by their numbers.
     """
     if hasattr(value, "getvalue"):  # a stream, as `raw="stream"` returns them
         value = value.getvalue()
     if isinstance(value, bytes | bytearray | memoryview):
-        return _bytes_html(field, bytes(value), pixels=pixels, with_size=with_size)
+        return _bytes_html(field, bytes(value), pixels=pixels, with_size=with_size, classes=classes)
+    shown, name = _value_html(value), ""
+    if classes and is_of_classes(field):
+        name = class_name(field, plain_text(value), classes)
+    return f"{shown} · {escaped(name)}" if name else shown
+
+
+def _value_html(value: Any) -> str:
     # By attributes, so that Pillow and torch are not imported to show a text.
     if hasattr(value, "thumbnail") and hasattr(value, "mode"):
         return _picture_html(value, "")
@@ -87,6 +107,7 @@ def card_html(
     pixels: int = THUMBNAIL_PIXELS,
     classes: Sequence[str] = (),
     poster: str = "",
+    lengths: Mapping[str, str] | None = None,
 ) -> str:
     """Return a sample as a small card: first picture, texts, and names of the other fields.
 
@@ -97,6 +118,7 @@ def card_html(
         pixels: Maximum width and height of the picture.
         classes: Names of classes, by their numbers.
         poster: URL of a picture to show if the sample has none of its own.
+        lengths: Lengths in seconds of audio and video among the other fields, as text.
     """
     fields = {name: value for name, value in sample.items() if not str(name).startswith("__")}
     pictures = [name for name in fields if extension(name) in IMAGE_EXTENSIONS]
@@ -112,8 +134,9 @@ def card_html(
     if not picture and poster:
         # Requested by the browser when it comes into sight.
         picture = f'<img alt="" loading="lazy" src="{escaped(poster)}">'
-    names = ", ".join(f"{name} {nbytes_text(size)}" for name, size in others_by_name.items())
-    others = paragraph_html("line", names)
+    sizes = {name: nbytes_text(size) for name, size in others_by_name.items()}
+    sizes |= {name: f"{length} ({sizes[name]})" for name, length in (lengths or {}).items()}
+    others = paragraph_html("line", ", ".join(f"{name} {size}" for name, size in sizes.items()))
     bad = paragraph_html("bad", problem)
     # A shard without an index has positions, but no indices in its dataset.
     number = sample.get("__index__", sample.get("__shardindex__", ""))
@@ -123,17 +146,16 @@ def card_html(
 
 
 def _card_texts(fields: Mapping[str, Any], classes: Sequence[str], limit: int) -> list[str]:
-    """Return texts as paragraphs: a caption, if there is one, then a line for each other field."""
+    """Return texts as paragraphs: a caption, if there is one, then the other fields with names."""
     captions = [name for name in fields if extension(name) in CAPTION_EXTENSIONS]
     first = captions[:1] or list(fields)[:1]
     texts = []
     for name in (*first, *(n for n in fields if n not in first)):
-        value = value_text(name, fields[name], is_brief=True)
-        text = labelled(name, value, classes)
-        is_first = name in first and text == value
-        text = escaped(shortened(text, limit))
-        start = "<p>" if is_first else f'<p class="line"><small>{escaped(name)}</small> '
-        texts.append(f"{start}{text}</p>")
+        text = labelled(name, value_text(name, fields[name], is_brief=True), classes)
+        start = "<p>" if name in first else '<p class="line">'
+        # Only a caption needs no name: a bare number says nothing.
+        named = "" if name in captions[:1] else f"<small>{escaped(name)}</small> "
+        texts.append(f"{start}{named}{escaped(shortened(text, limit))}</p>")
     return texts
 
 
@@ -226,18 +248,14 @@ def _bytes_html(
     with_text: bool = True,
     with_size: bool = True,
     pixels: int = THUMBNAIL_PIXELS,
+    classes: Sequence[str] = (),
 ) -> str:
     size = nbytes_text(len(data))
     stated = f"<small>{escaped(size)}</small> " if with_size else ""
-    kind = played_type(field)
     if extension(field) in IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
-    # A notebook stores its outputs, and base64 makes them a third longer.
-    if kind is not None and len(data) <= _MAX_PLAYED_NBYTES:
-        tag = kind.partition("/")[0]
-        facts = ", ".join(filter(None, (facts_of_bytes(field, data), size)))
-        player = f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
-        return f"{player} <small>{escaped(facts)}</small>"
+    if media_kind(field):
+        return _media_html(field, data, size)
     if len(data) > MAX_SHOWN_NBYTES:
         return f"{stated}<code>{escaped(repr(data[:60]))}</code>"
     try:
@@ -246,7 +264,18 @@ def _bytes_html(
         return f'<span class="bad">{escaped(f"{size} that cannot be decoded: {error}")}</span>'
     if isinstance(value, bytes):
         return f"{stated}<code>{escaped(repr(value[:60]))}</code>"
-    return field_html(field, value)
+    return field_html(field, value, classes=classes)
+
+
+def _media_html(field: str, data: bytes, size: str) -> str:
+    kind, tag = played_type(field), media_kind(field)
+    facts = escaped(", ".join(filter(None, (facts_of_bytes(field, data), size))))
+    # A notebook stores its outputs, and base64 makes them a third longer.
+    if kind is None or len(data) > _MAX_PLAYED_NBYTES:
+        reason = "not all browsers can play it" if kind is None else "too large to play here"
+        return f"<small>{facts}; {reason}</small>"
+    player = f'<{tag} controls preload="metadata" src="{data_url(data, kind)}"></{tag}>'
+    return f"{player} <small>{facts}</small>"
 
 
 def _picture_html(

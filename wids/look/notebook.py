@@ -234,7 +234,9 @@ def peek_html(peek: Peekable) -> str:
     stats = field_stats(peek)
     glimpse = peek.glimpse
     facts = {
-        "shard": f"{peek.number:,} of {peek.num_shards:,}",
+        "shard": f"{peek.number:,} of {peek.num_shards:,}, from 0"
+        if peek.num_shards > 1
+        else "1 of 1",
         "known": known_text(peek),
         "location": urls.redact(peek.url),
     }

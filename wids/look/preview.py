@@ -6,6 +6,7 @@ byte range if the shard is remote. No whole shard is downloaded.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from typing import Any, Final, Protocol
 from wids.errors import WidsError, printable
 from wids.look.damage import damage_text, damaged_fields
 from wids.look.field_stats import (
+    CAPTION_EXTENSIONS,
     FieldStats,
     card_fields,
     compute_field_stats,
@@ -24,7 +26,8 @@ from wids.look.html import card_html
 from wids.look.pictures import THUMBNAIL_PIXELS
 from wids.look.text import class_names, shortened
 from wids.shards.field_file import open_field
-from wids.shards.fields.media import media_kind
+from wids.shards.fields.codecs import extension
+from wids.shards.fields.media import media_kind, played_type
 from wids.shards.fields.media_facts import media_facts
 from wids.shards.fields.safety import within_s
 from wids.shards.glimpse import Glimpse
@@ -40,6 +43,10 @@ MAX_PAGE_NBYTES: Final = 8_000_000
 _MAX_HEADER_NBYTES: Final = 1_000_000
 """Most bytes of a sound or film to read for its length and rate; films have them at their end."""
 _HEADER_S: Final = 3.0
+_LENGTHS_S: Final = 1.0
+"""Longest time for the lengths of audio and video on a page of cards."""
+_BEGINNING_NBYTES: Final = 3_000
+"""Bytes of a long caption that fill a card in any language."""
 _MAX_MEMBERS: Final = 20_000
 """Members that suffice for statistics, since each further index may have to be downloaded."""
 
@@ -197,10 +204,12 @@ class Card:
         html: The card.
         problem: Why the sample cannot be read, or what is damaged, in a sentence that the card
             leaves out; or ``""``.
+        audio: The field that a browser can play as the sound of the sample; or ``""``.
     """
 
     html: str
     problem: str = ""
+    audio: str = ""
 
 
 def cards(
@@ -236,6 +245,7 @@ def cards(
         shown = tuple(card_fields(sizes, order, picture))
         other_fields[index] = {f: size for f, size in sizes.items() if f not in shown}
         groups.setdefault(shown, []).append(index)
+    deadline_s = time.monotonic() + _LENGTHS_S
     # One batch for all samples that show the same fields, so that near ranges are read together.
     for shown, group in groups.items():
         with dataset.only(shown) as selection:
@@ -244,17 +254,40 @@ def cards(
                 if isinstance(sample, Exception):
                     card_of[index] = _problem_card(index, sample)
                     continue
-                damaged = damage_of(dataset, index, sample)
+                damaged, others = damage_of(dataset, index, sample), other_fields[index]
+                media = next(filter(media_kind, others), "")
+                is_in_time = bool(media) and time.monotonic() < deadline_s
+                facts = facts_of_field(dataset, index, media) if is_in_time else ""
                 html = card_html(
-                    sample,
-                    other_fields[index],
+                    {**sample, **_beginning(dataset, index, others, shown)},
+                    others,
                     f"damaged: {', '.join(damaged)}" if damaged else "",
                     pixels=pixels,
                     classes=classes,
-                    poster=poster_of(index, other_fields[index]),
+                    poster=poster_of(index, others),
+                    lengths={media: facts.partition(",")[0]} if facts else {},
                 )
-                card_of[index] = Card(html, damage_text(damaged))
+                audio = next((f for f in others if (played_type(f) or "").startswith("audio")), "")
+                card_of[index] = Card(html, damage_text(damaged), audio)
     return [card_of[index] for index in indices]
+
+
+def _beginning(
+    dataset: Browsable, index: int, others: Iterable[str], shown: Iterable[str]
+) -> dict[str, bytes]:
+    """Return the beginning of a caption that is too long to be read, if there is no other one."""
+    has_caption = any(extension(field) in CAPTION_EXTENSIONS for field in shown)
+    long = next((field for field in others if extension(field) in CAPTION_EXTENSIONS), None)
+    if has_caption or long is None:
+        return {}
+    try:
+        with dataset.only([long]) as selection:
+            number, local_index = selection.locate(index)
+            shard = selection.reader.open(number, local=False)
+            data = shard.read_part(local_index, long, 0, _BEGINNING_NBYTES)
+    except WidsError:  # what can be read of the sample is shown
+        return {}
+    return {long: data.decode("utf-8", "ignore").encode()}  # it may end within a character
 
 
 def facts_of_field(dataset: Browsable, index: int, field: str) -> str:

@@ -13,7 +13,7 @@ from conftest import optional
 from looks import browsing
 from loopback import Server
 from PIL import Image
-from recordings import film
+from recordings import film, wav
 
 import wids
 from wids.cli.main import main
@@ -53,6 +53,44 @@ def test_facts_of_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["info", str(spec)]) == 0
     line = ".mp4 of the first sample: 2.0 s, 64 x 48, 25 frames per second"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_lengths_on_cards(tmp_path: Path) -> None:
+    """A card states the length of its audio or video, and what plays it (LOOK-21)."""
+    with wids.TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "film", "mp4": film(50)})
+        writer.write({"__key__": "sound", "wav": wav()})
+        writer.write({"__key__": "broken", "wav": b"RIFF"})
+    with browsing(tmp_path / "a.tar") as client:
+        moving, sound, broken = client.json("samples")["cards"]
+        assert ".mp4 2.0 s (" in moving["html"]
+        assert ".wav 1.0 s (32.0 kB)" in sound["html"]
+        assert ".wav 4 B" in broken["html"]
+        assert moving["audio"] == ""
+        assert client.get(sound["audio"])[2] == wav()
+    with wids.ShardListDataset(tmp_path / "a.tar") as dataset:
+        assert ".wav 1.0 s (32.0 kB)" in dataset.show()._repr_html_()
+
+
+def test_lengths_take_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of films whose headers take long to read is shown without their lengths (LOOK-21)."""
+    monkeypatch.setattr("wids.look.preview._LENGTHS_S", 0)
+    with browsing(written(tmp_path / "site", [film(50)])) as client:
+        assert ".mp4 2.0 s" not in client.json("samples")["cards"][0]["html"]
+
+
+def test_films_that_no_browser_plays(tmp_path: Path) -> None:
+    """They show their poster, a sentence and a link, and no bytes (LOOK-21)."""
+    with wids.TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "old", "avi": film(10, size=(320, 240), format_name="avi")})
+    with browsing(tmp_path / "a.tar") as client:
+        html = client.json("sample/0")["html"]
+        assert "<video" not in html
+        assert "RIFF" not in html
+        assert "This browser cannot play .avi." in html
+        assert '<a href="field/0/.avi?save=1" download="old.avi">Save it</a>' in html
+        (link,) = re.findall(r'<img alt="" loading="lazy" src="([^"]+)"', html)
+        assert client.get(link)[1]["Content-Type"] == "image/jpeg"
 
 
 def test_films_that_cannot_be_decoded(tmp_path: Path) -> None:

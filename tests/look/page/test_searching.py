@@ -557,6 +557,46 @@ def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.Mon
         assert (answer["state"], answer["searched"], answer["num_values"]) == ("done", 50, 50)
 
 
+def test_classes_can_be_chosen_before_they_are_counted(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All names of the spec are listed at once, however many; the counts follow (LOOK-19)."""
+    monkeypatch.setattr("wids.look.page.questions._MAX_UNASKED", 99)
+    monkeypatch.setattr("wids.look.page.tally.MAX_TALLIED", 50)
+    monkeypatch.setattr("wids.look.page.scans._BLOCK", 10)
+    names = [*SEASONS, *(f"season {n}" for n in range(4, 90))]
+    named = spec.with_name("named.json")
+    named.write_text(json.dumps({**json.loads(spec.read_text()), "classes": names}))
+    with browsing(named) as client:
+        values = client.json("column?name=.cls")["values"]
+        assert [value["name"] for value in values] == names
+        assert {value["count"] for value in values} == {None}
+        assert client.json(f"column?{urlencode({'name': '.json/n'})}")["values"] == []
+        assert found(client, query_of(where=[{"column": ".cls", "value": "2"}])) == [
+            *range(2, 100, 4)
+        ]
+        answer = json.loads(client.request("POST", "column?name=.cls")[2])
+        while answer["state"] == "running":
+            answer = client.json("column?name=.cls")
+    # Half of the samples are counted, so that nothing is known of the other classes.
+    assert [value["count"] for value in answer["values"]] == [13, 13, 12, 12, *[None] * 86]
+
+
+def test_many_classes_are_listed_and_no_histogram(tmp_path: Path) -> None:
+    """Numbers of classes with names are not drawn as if their size meant something (LOOK-19)."""
+    shard = write_tar(tmp_path / "a.tar", [(f"{n:03d}.cls", b"%d" % (n % 70)) for n in range(140)])
+    document = wids.build_spec([shard], pack=tmp_path / "a.index").document(str(tmp_path))
+    for number, classes in enumerate(([], [f"class {n}" for n in range(99)])):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({**document, "classes": classes}))
+        with browsing(path) as client:
+            answer = client.json("column?name=.cls")
+        # Those that no sample has are not listed once all are counted.
+        listed = [(value["name"], value["count"]) for value in answer["values"]]
+        assert listed == [(name, 2) for name in classes[:70]]
+        assert bool(answer["bins"]) is not bool(classes)
+
+
 def test_every_answer_states_how_far_it_is(spec: Path, tmp_path: Path) -> None:
     """Searches and counts have one form, whether they are new, done, or need no search (LOOK-5)."""
     optional("pyarrow")

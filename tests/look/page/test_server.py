@@ -64,8 +64,11 @@ def test_address_is_required(spec: Path) -> None:
             token[:-2] + "/about",
             token.rstrip("/") + "x/about",
         ):
-            assert client.get(path)[0] == 404, path
-        assert client.get("about", Host="evil.example")[0] == 404
+            status, headers, body = client.get(path)
+            assert (status, headers["Content-Type"]) == (404, "text/html; charset=utf-8"), path
+            assert b"open the address that it printed last" in body
+        # Nothing reveals which of the two was wrong.
+        assert client.get("about", Host="evil.example")[::2] == (404, body)
         assert client.get("about", Host=f"localhost:{client.parts.port}")[0] == 200
     with browsing(spec) as other:
         assert other.parts.path != token
@@ -327,7 +330,29 @@ def test_a_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
         before = server.num_sent
         card = client.json("samples?count=60")["cards"][7]
     assert ".txt 2.0 MB" in card["html"]
+    assert f"<p>{'x' * 699}…</p>" in card["html"]
     assert server.num_sent - before < 200_000
+
+
+def test_cards_say_what_a_value_is(tmp_path: Path) -> None:
+    """A number has the name of its field; a long caption shows its beginning (LOOK-20)."""
+    members = [
+        ("a.cls", b"2"),
+        ("b.cls", b"2"),
+        ("b.txt", b"two"),
+        ("c.cls", b"2"),
+        ("c.txt", "日本語".encode() * 2000),
+        ("d.txt", b"short"),
+        ("d.long.txt", b"x" * 20_000),
+    ]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        cards = [card["html"] for card in client.json("samples")["cards"]]
+    assert "<p><small>.cls</small> 2</p>" in cards[0]
+    assert '<p>two</p><p class="line"><small>.cls</small> 2</p>' in cards[1]
+    assert "<p>日本語日本語" in cards[2]
+    assert "…</p>" in cards[2]
+    assert "<p>short</p>" in cards[3]
+    assert "xx" not in cards[3]
 
 
 def test_nothing_from_a_dataset_is_run(spec: Path) -> None:

@@ -375,7 +375,7 @@ def test_collating_sounds(tmp_path: Path) -> None:
         ([torch.zeros(2, 3), torch.zeros(3, 2)], {".x": 0}, "differ in one dimension"),
         ([torch.zeros(2), torch.zeros(3, 2)], {".x": 0}, "differ in one dimension"),
         ([(torch.zeros(1, 3), 8), (torch.zeros(1, 3), 9)], {".x": 0}, "one rate, found 8, 9 Hz"),
-        ([b"1", b"2"], {".x": 0}, "expected tensors, arrays or sounds to pad, found bytes"),
+        ([b"1", b"2"], {".x": 0}, "expected tensors, arrays or audio to pad, found bytes"),
         ([torch.zeros(2), torch.zeros(3)], {".y": 0}, "pad: expected a field of the samples, .x"),
     ],
 )

@@ -70,7 +70,8 @@ export async function request(path, method = "GET") {
   } catch {
     throw new Error("`wids browse` does not answer: it was stopped. Start it again, and open the address that it prints.");
   }
-  const answer = await response.json().catch(() => ({ error: `status ${response.status}` }));
+  const answer = await response.json().catch(() => ({ error: response.status === 404
+    ? "`wids browse` was started again, with another address: open the one that it printed." : `status ${response.status}` }));
   if (answer.error !== undefined) throw new Error(answer.error);
   return answer;
 }

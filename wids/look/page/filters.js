@@ -211,7 +211,7 @@ function showValues(answer) {
   if (kind !== undefined) element("column-note").textContent = noteOf(answer);
   setBanner(problem ?? "", "column");
   showHistogram(answer, bins);
-  const most = Math.max(1, ...values.map(({ count: one }) => one));
+  const most = Math.max(1, ...values.map(({ count: one }) => one ?? 0));
   const items = values.map((value) => valueItem(value, most));
   if (answer.num_nulls && count) items.push(valueItem({ label: null, count: answer.num_nulls }, most));
   const shown = showsAllValues ? items : items.slice(0, SHOWN_VALUES);
@@ -244,8 +244,8 @@ function valueItem({ label, name, count }, most) {
   const shown = label === null ? "no value" : name || label;
   const button = made("button", "", { type: "button", "aria-pressed": "false", "data-value": JSON.stringify(label),
     title: label === null ? "samples without a value" : `${columnAsked} = ${label}` });
-  button.style.setProperty("--share", `${(count / most) * 100}%`);
-  button.append(made("span", shown), made("small", number(count)));
+  button.style.setProperty("--share", `${((count ?? 0) / most) * 100}%`);
+  button.append(made("span", shown), made("small", count === null ? "" : number(count))); // null: not counted yet
   button.onclick = () => toggle({ column: columnAsked, value: label });
   item.append(button);
   return item;

@@ -135,7 +135,12 @@ class Pages(Site):
         stop = start + len(indices)
         return {
             "cards": [
-                {"index": i, "html": card.html} for i, card in zip(indices, cards, strict=True)
+                {
+                    "index": index,
+                    "html": card.html,
+                    "audio": card.audio and link_of(self._prefix, "field", index, card.audio),
+                }
+                for index, card in zip(indices, cards, strict=True)
             ],
             "problems": preview.problems_of(cards),
             "names": self._questions.names(query),
@@ -151,7 +156,7 @@ class Pages(Site):
         number, local_index, shard_index = self._located(index)
         sizes = field_sizes(shard_index, local_index)
         # Audio and video are left to the player, which requests the parts that it plays.
-        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not played_type(f)]
+        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not media_kind(f)]
         with self._dataset.only(shown) as selection:
             sample = selection[index]
         key = printable(shard_index.key(local_index))

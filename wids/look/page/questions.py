@@ -29,6 +29,8 @@ from wids.tables.conditions import as_typed, parsed
 
 _MAX_UNASKED: Final = 10_000
 """Samples of a dataset on this machine whose values are counted without a request."""
+_MAX_CLASSES: Final = 1_000
+"""Classes with names that are listed."""
 _WAIT_S: Final = 2.0
 """How long an answer waits for that count; then it states how far the count is."""
 
@@ -220,8 +222,13 @@ class Questions:
         return sum(lengths) <= _MAX_UNASKED and all(map(is_local, range(len(lengths))))
 
     def _distribution(self, name: str, tally: Tally, progress: Progress) -> dict[str, Any]:
-        summary = tally.summary()
-        names = class_names(self._dataset.spec)
+        names = class_names(self._dataset.spec) if is_of_classes(name) else []
+        num_listed = min(len(names), _MAX_CLASSES)
+        summary = tally.summary(num_listed)
+        if progress.searched < progress.total:  # a class can be chosen before it is counted
+            counts = {value["label"]: value["count"] for value in summary["values"]}
+            labels = dict.fromkeys((*map(str, range(num_listed)), *counts))
+            summary["values"] = [{"label": each, "count": counts.get(each)} for each in labels]
         for value in summary["values"] if is_of_classes(name) else ():
             value["name"] = class_name(name, value["label"], names)
         return {"name": name, **asdict(progress), **summary}

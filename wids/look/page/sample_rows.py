@@ -13,9 +13,8 @@ from wids.errors import message_of, printable
 from wids.look.html import data_url, escaped, field_html
 from wids.look.pictures import thumbnail
 from wids.look.text import shortened, value_text
-from wids.shards.class_names import class_name
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.shards.fields.media import played_type
+from wids.shards.fields.media import media_kind, played_type
 from wids.shards.tars.member_names import to_bytes
 from wids.storage.sizes import nbytes_text
 
@@ -53,28 +52,38 @@ def field_row(
         facts: Length and rate of a sound or film.
     """
     label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
+    save = f'href="{link}?save=1" download="{escaped(file_name)}"'
     return (
         f'<tr><th scope="row"><code>{label}</code><small>{escaped(size)}</small>'
-        f'<a href="{link}?save=1" download="{escaped(file_name)}" '
-        f'aria-label="save {label}">save</a>'
-        f"</th><td>{_body(field, data, link, classes, poster)}</td></tr>"
+        f'<a {save} aria-label="save {label}">save</a>'
+        f"</th><td>{_player(field, link, poster, save) or _body(field, data, classes)}</td></tr>"
     )
 
 
-def _body(field: str, data: bytes | None, link: str, classes: Sequence[str], poster: str) -> str:
-    kind = played_type(field)
-    if kind is not None:
-        tag, label = kind.partition("/")[0], escaped(printable(field))
-        shown = f' poster="{poster}"' if poster else ""
-        return f'<{tag} controls preload="none" src="{link}"{shown} aria-label="{label}"></{tag}>'
+def _player(field: str, link: str, poster: str, save: str) -> str:
+    """Return the player of audio or video, with what the page shows where it cannot play it."""
+    tag, label = media_kind(field), escaped(printable(field))
+    if not tag:
+        return ""
+    is_played = played_type(field) is not None
+    picture = f'<img alt="" loading="lazy" src="{poster}">' if poster else ""
+    unplayed = (
+        f'<div class="unplayed"{" hidden" * is_played}>{picture}<p>This browser cannot '
+        f"play {label}. <a {save}>Save it</a> to play it with another program.</p></div>"
+    )
+    shown = f' poster="{poster}"' if poster else ""
+    player = f'<{tag} controls preload="none" src="{link}"{shown} aria-label="{label}"></{tag}>'
+    return player * is_played + unplayed
+
+
+def _body(field: str, data: bytes | None, classes: Sequence[str]) -> str:
     if data is None:
         return "<small>too large to show</small>"
     try:
         if extension(field) in IMAGE_EXTENSIONS:  # which is shown elsewhere
             text, size = value_text(field, data), nbytes_text(len(data))
             return f"<small>{escaped(text.removesuffix(f', {size}'))}</small>"  # which is above it
-        name = class_name(field, value_text(field, data), classes) if len(data) < 10 else ""
-        return field_html(field, data, with_size=False) + (f" · {escaped(name)}" if name else "")
+        return field_html(field, data, with_size=False, classes=classes)
     except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
         text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
         return f'<span class="bad">{escaped(text)}</span>'

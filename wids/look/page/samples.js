@@ -81,16 +81,22 @@ function put(view, shown, answer, isLast) {
   setStatus(shown.length ? "" : emptyText(view, answer.next !== null));
 }
 
-function linkTo(view, { index, html }) {
+function linkTo(view, { index, html, audio }) {
   const link = made("a", "", { href: hash({ ...view, sample: index }), "data-index": index });
   link.innerHTML = html; // the server has escaped all text of the dataset
   if (view.q) mark(link, view.q);
-  return link;
+  if (!audio) return link;
+  const player = made("audio", "", { src: audio, controls: "", preload: "none", "aria-label": `audio of sample ${number(index)}` });
+  player.onerror = () => player.replaceWith(made("p", "This browser cannot play the audio.", { class: "note" }));
+  const item = made("div", "", { class: "with-player" }); // beside the link, which would take the clicks
+  item.append(link, player);
+  return item;
 }
 
 function rangeText(view, shown, found) {
   if (!shown.length) return "";
-  const range = `${number(view.start)} to ${number(view.start + shown.length - 1)}`;
+  const [first, last] = [number(view.start + 1), number(view.start + shown.length)];
+  const range = first === last ? first : `${first} to ${last}`;
   if (dataset.numSamples === null && !isSelective(view)) return `${range} · ${knownText()}`;
   return `${range} of ${number(found)}`;
 }

@@ -35,6 +35,11 @@ _REFUSAL: Final = (
     b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\n\r\n"
     b'{"error": "too many requests are being answered; close other tabs, or try again later"}'
 )
+_UNKNOWN_ADDRESS: Final = (
+    b'<!doctype html><html lang="en"><title>wids</title><p>This is not the address of a page of '
+    b"<code>wids browse</code>, which prints a new one each time it is started: open the address "
+    b"that it printed last, as a whole.</p></html>\n"
+)
 _REFUSAL_S: Final = 0.5
 """How long to wait for the request that is refused."""
 
@@ -235,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         token, _, rest = path.removeprefix("/").partition("/")
         # 404 for both flaws, so that an answer does not reveal which of them was wrong.
         if not self.server.is_allowed(token, self.headers.get("Host")):
-            return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
+            return HTTPStatus.NOT_FOUND, "text/html; charset=utf-8", _UNKNOWN_ADDRESS
         values = {name: parts[0] for name, parts in parse_qs(query).items()}
         # Names of fields may have bytes that are not UTF-8.
         path = unquote(rest, errors="surrogateescape")

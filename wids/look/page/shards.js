@@ -11,7 +11,9 @@ export function offerShards(about) {
   [dataset.numShards, dataset.firstShard] = [about.num_shards, about.shard];
   element("shards").hidden = false;
   element("shard").max = about.num_shards - 1;
-  element("shard-count").textContent = `of ${number(about.num_shards)}, from 0`;
+  const isOne = about.num_shards === 1;
+  for (const id of ["previous-shard", "shard-label", "next-shard"]) element(id).hidden = isOne;
+  element("shard-count").textContent = isOne ? "shard 1 of 1" : `of ${number(about.num_shards)}, from 0`;
   element("command").textContent = about.command;
   element("jump-to").placeholder = "position or key";
   element("jump-to").ariaLabel = "go to position in the shard, or to key";

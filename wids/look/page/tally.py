@@ -130,16 +130,19 @@ class Tally:
             if self._is_numeric and numbers is not None:
                 self._numbers.append(numbers)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, num_classes: int = 0) -> dict[str, Any]:
         """Return what a page shows of the column.
 
         ``values`` are labels with counts, numbers ascending and others by frequency; ``bins`` is a
-        histogram of numbers that are too many to list.
+        histogram of numbers that are too many to list, unless they are of classes with names.
+
+        Args:
+            num_classes: Classes that have names, all of which are listed.
         """
         with self._lock:
-            return self._summary()
+            return self._summary(num_classes)
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self, num_classes: int) -> dict[str, Any]:
         distinct = len(self._counts)
         numbers = np.concatenate([np.empty(0), *self._numbers]) if self._is_numeric else np.empty(0)
         is_numeric = len(numbers) > 0
@@ -154,9 +157,9 @@ class Tally:
         }
         if is_numeric:
             summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
-        if is_numeric and distinct > _MAX_CHIPS_OF_NUMBERS:
+        if is_numeric and distinct > max(_MAX_CHIPS_OF_NUMBERS, num_classes):
             return summary | {"bins": bin_counts(numbers, _NUM_BINS).tolist()}
-        listed = self._counts.most_common(_MAX_LISTED)
+        listed = self._counts.most_common(max(_MAX_LISTED, num_classes))
         if is_numeric:
             listed.sort(key=lambda pair: (pair[0] == "NaN", _number(pair[0])))
         return summary | {"values": [{"label": label, "count": n} for label, n in listed]}

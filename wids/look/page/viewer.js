@@ -155,6 +155,11 @@ export function watchViewer() {
   element("zoom-in").onclick = () => zoomBy(STEP);
   element("zoom-out").onclick = () => zoomBy(1 / STEP);
   element("zoom-fit").onclick = () => zoom(null);
+  element("sample").addEventListener("error", ({ target }) => { // of a player; it does not bubble
+    if (!target.matches("video, audio")) return;
+    target.nextElementSibling.hidden = false;
+    target.remove();
+  }, true);
   element("copy-link").onclick = () => copy(location.href, element("copy-link"), "copy the address");
   element("copy-python").onclick = () => copy(`${name()}[${current.index}]`, element("copy-python"));
   addEventListener("resize", layOut);
