@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import run, run_in_terminal
-from conftest import optional, write_shards, write_tar
+from conftest import in_child, optional, write_shards, write_tar
 from loopback import Server
 from s3 import Bucket
 
@@ -180,8 +180,10 @@ def published(folder: Path) -> Path:
     folder.mkdir()
     spec = str(write_shards(folder, [4, 3, 0, 5]))
     tars = sorted(map(str, folder.glob("*.tar")))
-    assert main(["create", *tars, "-o", spec]) == 0
-    assert main(["table", spec, "-c", ".txt", "-o", str(folder / "captions.parquet")]) == 0
+    assert main(["create", *tars, "-o", spec, "-j", "1"]) == 0
+    assert (
+        main(["table", spec, "-c", ".txt", "-j", "1", "-o", str(folder / "captions.parquet")]) == 0
+    )
     for name in ("train.packing", "train.rewriting-1-of-2"):
         with Journal(folder / name) as log:
             log.begin("plan")
@@ -243,11 +245,39 @@ def test_files_that_are_replaced_are_deleted(
     assert f"wids cache clear {spec}" in err
     new = {"new-000001.tar", "new.index", "new.json"}
     assert {*os.listdir(tmp_path / "in")} == before - REPLACED | new
-    assert main(["verify", str(tmp_path / "in/new.json")]) == 0
+    assert main(["verify", str(tmp_path / "in/new.json"), "-j", "1"]) == 0
     assert main(["diff", str(old / "train.json"), str(tmp_path / "in/new.json")]) == 1
     assert capsys.readouterr().out == "- s00005\n"
     for path in (tmp_path / "in").iterdir():
         assert b"s00005" not in path.read_bytes(), path
+
+
+def test_a_journal_that_is_written_to_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is named as a problem, and everything else is deleted (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = {*os.listdir(tmp_path / "in")}
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
+    with Journal(tmp_path / "in/train.packing"):
+        assert in_child(lambda: main(command) == 1)
+    err = capfd.readouterr().err
+    assert "train.packing: not deleted: another process" in err
+    assert {*os.listdir(tmp_path / "in")} == before - REPLACED | {"train.packing"}
+
+
+def test_nothing_is_deleted_for_another_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of another condition, which leaves out as many samples (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = sorted(os.listdir(tmp_path / "in"))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT]
+    assert main(command) == 0
+    other = [text.replace("s00005", "s00006") for text in command]
+    assert main([*other, "--delete-replaced", "--yes"]) == 1
+    assert "new.json: already exists" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path / "in")) == before
 
 
 def test_deleting_needs_consent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

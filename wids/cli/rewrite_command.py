@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from operator import eq
 from typing import TYPE_CHECKING, Final
 
 from wids.cli.consent import add_yes, ask, check_terminal
@@ -140,6 +141,10 @@ def run(options: argparse.Namespace) -> int:
         )
         # The same command deletes later what an earlier run of it has replaced.
         published = job.published() if options.delete_replaced else None
+        if published is not None and function is None:
+            with opened(published, options) as there:
+                # Another condition may leave out as many samples of each shard.
+                published = published if all(map(eq, there.keys(), view.keys())) else None
         shards = _written(job, options) if published is None else published.shards
         replaced = dataset.spec
     print_counts(options.output, shards, options.part)

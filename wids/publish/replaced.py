@@ -136,9 +136,9 @@ class Replaced:
 def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     """Return the files of a dataset that are not part of the one that replaces some of its shards.
 
-    These are shards, the saved table, journals of interrupted runs, and packs, which come last:
-    until they are deleted, the rewrite can be planned again. Indexes of other programs are none of
-    them. Nothing is left behind if the new dataset has all shards of the old one.
+    These are shards, the saved table, journals of interrupted runs, and packs. Indexes of other
+    programs are none of them. Nothing is left behind if the new dataset has all shards of the old
+    one.
 
     Args:
         old: The old dataset.
@@ -174,7 +174,9 @@ def remove_left_behind(files: Iterable[str], storage_options: upload.Options) ->
             else:
                 os.unlink(urls.local_path(url))
         except (OSError, ValueError) as error:
-            problems.append(Problem(urls.redact(url), f"not deleted: {message_of(error)}"))
+            name = urls.redact(url)
+            reason = message_of(error).removeprefix(f"{name}: ")
+            problems.append(Problem(name, f"not deleted: {reason}"))
     return problems
 
 
