@@ -116,6 +116,19 @@ def test_a_shard_without_checksums_is_an_error(tmp_path: Path, server: Server) -
         wids.diff_specs(old, tmp_path / "one.json")
 
 
+def test_remote_datasets_are_compared_by_their_packs(tmp_path: Path, server: Server) -> None:
+    """What is requested are documents and packs; shards are not there."""
+    for name, texts in (("old", ("a=1", "b=2")), ("new", ("a=1", "b=3"))):
+        spec = publish(tmp_path / name, members(*texts))
+        for path in (spec, spec.with_suffix(".index")):
+            server.page(f"/{name}/{path.name}", path.read_bytes())
+    found = wids.diff_specs(f"{server.url}/old/all.json", f"{server.url}/new/all.json")
+    assert found == wids.SpecDiff([], ["b"], [], 1)
+    assert {request.split()[-1].rpartition(".")[2] for request in server.requests} == {
+        *("json", "index")
+    }
+
+
 def test_a_shard_that_was_replaced_under_its_name(tmp_path: Path) -> None:
     """One URL does not make two shards the same."""
     old = publish(tmp_path / "in", members("a=1", "b=2"), members("c=3"))
