@@ -96,10 +96,11 @@ def diff_specs(
     left = Counter(sides[0].entries())
     added: list[bytes] = []
     for entry in sides[1].entries():
-        if left.get(entry):
-            left[entry] -= 1
-        else:
+        count = left.pop(entry, 0)
+        if not count:
             added.append(entry[:-_WORD_NBYTES])
+        elif count > 1:
+            left[entry] = count - 1
     removed = [entry[:-_WORD_NBYTES] for entry in left.elements()]
     changed = Counter(removed) & Counter(added)
     num_same = sides[0].num_samples - len(removed)
