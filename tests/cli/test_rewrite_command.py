@@ -252,6 +252,28 @@ def test_files_that_are_replaced_are_deleted(
         assert b"s00005" not in path.read_bytes(), path
 
 
+def test_only_files_of_datasets_are_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The author of a spec may have named any file (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    others = [tmp_path / name for name in ("letter", "key", "photo")]
+    for path in others:
+        path.write_text("of the user")
+    document = json.loads(spec.read_text())
+    document["table"]["url"] = str(others[0])
+    document["shardlist"][0]["index"] = str(others[1])
+    document["shardlist"].append({"url": str(others[2]), "nsamples": 0})
+    spec.write_text(json.dumps(document))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    for path in others:
+        assert f"{path}: not deleted: expected a shard, a pack, a table or a journal" in err
+        assert path.exists()
+    assert not (tmp_path / "in/train-000001.tar").exists()
+
+
 def test_a_journal_that_is_written_to_stays(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

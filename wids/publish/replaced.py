@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import re
+import tarfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from wids.errors import WidsError, message_of
 from wids.publish.journal import Journal, is_journal
 from wids.publish.output import Output
 from wids.publish.problems import Problem
+from wids.shards.indexes.pack import MAGIC
 from wids.shards.specs.model import DatasetSpec, is_foreign
 from wids.shards.specs.naming import is_document
 from wids.storage import upload
@@ -28,6 +30,8 @@ from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 _JOURNAL: Final = re.compile(r"\.(packing|rewriting|partial)(-\d+-of-\d+)?(\.unfinished)?")
+
+_PARQUET: Final = b"PAR1"
 
 _logger = logging.getLogger(__name__)
 
@@ -168,16 +172,26 @@ def remove_left_behind(files: Iterable[str], storage_options: upload.Options) ->
             if not urls.is_local(url):
                 upload.check_writable(url)
                 upload.remove(url, storage_options)
-            elif is_journal(url):
-                with Journal(url) as log:  # no other process writes to it
-                    log.delete()
             else:
-                os.unlink(urls.local_path(url))
+                _remove_local(urls.local_path(url))
         except (OSError, ValueError) as error:
             name = urls.redact(url)
             reason = message_of(error).removeprefix(f"{name}: ")
             problems.append(Problem(name, f"not deleted: {reason}"))
     return problems
+
+
+def _remove_local(path: str) -> None:
+    """Delete a local file that is of a dataset, whatever the document says that names it."""
+    if is_journal(path):
+        with Journal(path) as log:  # no other process writes to it
+            log.delete()
+        return
+    with open(path, "rb") as file:
+        is_known = file.read(len(MAGIC)).startswith((MAGIC, _PARQUET)) or tarfile.is_tarfile(path)
+    if not is_known:
+        raise ValueError("expected a shard, a pack, a table or a journal, found another file")
+    os.unlink(path)
 
 
 def _packs(spec: DatasetSpec) -> Iterator[str]:
