@@ -28,6 +28,8 @@ LONG = [
     for block in PYTHON
     if block.page != "README.md" and re.search("num_workers|subprocess", block.code)
 ]
+# It leaves the shards that it has read to the garbage collector.
+STREAMS = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 LINKING = [*PAGES, *sorted((ROOT / "specs").rglob("*.md")), *sorted(ROOT.glob("C*.md"))]
 
 
@@ -55,7 +57,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=[pytest.mark.long] * (block in LONG)) for block in HERE],
+    [
+        pytest.param(
+            block,
+            marks=[
+                *[pytest.mark.long] * (block in LONG),
+                *[STREAMS] * ("wds.WebDataset([" in block.code),
+            ],
+        )
+        for block in HERE
+    ],
     ids=lambda block: f"{block.page}:{block.line}",
 )
 def test_python_block_runs(

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from wids.publish.ray_executor import RayExecutor
     from wids.publish.rewriting.rewrite import rewrite
     from wids.publish.shard_writer import ShardWriter
+    from wids.publish.spec_diff import SpecDiff as SpecDiff
+    from wids.publish.spec_diff import diff_specs
     from wids.publish.tar_writer import TarWriter
     from wids.publish.verification import verify_spec
     from wids.shards.fields.audio import Audio
@@ -102,6 +104,7 @@ __all__ = [
     "append_shards",
     "build_spec",
     "collate",
+    "diff_specs",
     "load_spec",
     "load_table",
     "pack_folder",
@@ -122,6 +125,7 @@ _ALSO = (
     "SamplerCallback",
     "SamplerTrainer",
     "SamplingCost",
+    "SpecDiff",
     "StageTimes",
 )
 """Names that work as those of ``__all__`` do, but are rarely typed: what functions return, what
@@ -157,6 +161,7 @@ _MODULES = {
     "publish.new_spec": ("build_spec",),
     "publish.problems": ("Problem",),
     "publish.shard_writer": ("ShardWriter",),
+    "publish.spec_diff": ("SpecDiff", "diff_specs"),
     "publish.tar_writer": ("TarWriter",),
     "publish.verification": ("verify_spec",),
 }

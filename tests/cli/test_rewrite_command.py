@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import optional, write_shards, write_tar
+from command import run, run_in_terminal
+from conftest import in_child, optional, write_shards, write_tar
+from loopback import Server
+from s3 import Bucket
 
 from wids import ShardListDataset
 from wids.cli.main import main
+from wids.publish.journal import Journal
 
 
 def keys(spec: Path) -> list[str]:
@@ -166,3 +172,223 @@ def test_a_resumed_run_prints_what_is_kept(
         printed = capsys.readouterr()
         assert remark in printed.err.splitlines()[0]
         assert "2 shards, 4 samples" in printed.out
+
+
+def published(folder: Path) -> Path:
+    """Publish shards of 4, 3, 0 and 5 samples, with a pack, a saved table and two journals."""
+    optional("pyarrow")
+    folder.mkdir()
+    spec = str(write_shards(folder, [4, 3, 0, 5]))
+    tars = sorted(map(str, folder.glob("*.tar")))
+    assert main(["create", *tars, "-o", spec, "-j", "1"]) == 0
+    assert (
+        main(["table", spec, "-c", ".txt", "-j", "1", "-o", str(folder / "captions.parquet")]) == 0
+    )
+    for name in ("train.packing", "train.rewriting-1-of-2"):
+        with Journal(folder / name) as log:
+            log.begin("plan")
+    (folder / "train.partial").write_text("of somebody else")
+    return Path(spec)
+
+
+KEPT = ["--keep-shards", "--where", '__key__ != "s00005"', "-j", "1"]
+REPLACED = {
+    *("train-000001.tar", "train-000002.tar", "train.index", "captions.parquet"),
+    *("train.packing", "train.rewriting-1-of-2"),
+}
+
+
+def test_files_that_are_replaced_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them, and no other; nothing is deleted without being asked for (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = sorted(os.listdir(tmp_path / "in"))
+    capsys.readouterr()
+    assert main(["rewrite", str(spec), str(tmp_path / "out/new"), *KEPT]) == 0
+    err = capsys.readouterr().err
+    named = {line.strip() for line in err.splitlines() if line.startswith("  ")}
+    assert named == {f"{spec.parent}/{name}" for name in REPLACED}
+    assert f"6 files of {spec}" in err
+    assert "--delete-replaced" in err
+    assert sorted(os.listdir(tmp_path / "in")) == before
+
+    # Where no shard is replaced, the old dataset is as complete as the new one.
+    where = ["--keep-shards", "--where", '__key__ != ""']
+    whole = str(write_shards(tmp_path, [2, 3]))
+    assert main(["rewrite", whole, str(tmp_path / "same"), *where]) == 0
+    assert "not part of" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_files_that_are_replaced_are_deleted(
+    is_later: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that writes, or by the same once more; the new dataset is whole.
+
+    Samples that were left out are in none of the files that are there (REWRITE-55).
+    """
+    spec = published(tmp_path / "in")
+    before = {*os.listdir(tmp_path / "in")}
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("train.json", "train.index"):
+        shutil.copy(tmp_path / "in" / name, old)
+    command = ["rewrite", str(spec), str(tmp_path / "in/new"), *KEPT]
+    if is_later:
+        assert main(command) == 0
+        assert main(["diff", str(spec), str(tmp_path / "in/new.json")]) == 1
+        assert capsys.readouterr().out.splitlines()[-1] == "- s00005"
+    assert main([*command, "--delete-replaced", "--yes"]) == 0
+    err = capsys.readouterr().err
+    assert f"deleting 6 files of {spec}" in err
+    assert f"wids cache clear {spec}" in err
+    new = {"new-000001.tar", "new.index", "new.json"}
+    assert {*os.listdir(tmp_path / "in")} == before - REPLACED | new
+    assert main(["verify", str(tmp_path / "in/new.json"), "-j", "1"]) == 0
+    assert main(["diff", str(old / "train.json"), str(tmp_path / "in/new.json")]) == 1
+    assert capsys.readouterr().out == "- s00005\n"
+    for path in (tmp_path / "in").iterdir():
+        assert b"s00005" not in path.read_bytes(), path
+
+
+def test_only_files_of_datasets_are_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The author of a spec may have named any file (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    others = [tmp_path / name for name in ("letter", "key", "photo")]
+    for path in others:
+        path.write_text("of the user")
+    document = json.loads(spec.read_text())
+    document["table"]["url"] = str(others[0])
+    document["shardlist"][0]["index"] = str(others[1])
+    document["shardlist"].append({"url": str(others[2]), "nsamples": 0})
+    spec.write_text(json.dumps(document))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    for path in others:
+        assert f"{path}: not deleted: expected a shard, a pack, a table or a journal" in err
+        assert path.exists()
+    assert not (tmp_path / "in/train-000001.tar").exists()
+
+
+def test_a_journal_that_is_written_to_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is named as a problem, and everything else is deleted (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = {*os.listdir(tmp_path / "in")}
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
+    with Journal(tmp_path / "in/train.packing"):
+        assert in_child(lambda: main(command) == 1)
+    err = capfd.readouterr().err
+    assert "train.packing: not deleted: another process" in err
+    assert {*os.listdir(tmp_path / "in")} == before - REPLACED | {"train.packing"}
+
+
+def test_nothing_is_deleted_for_another_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of another condition, which leaves out as many samples (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = sorted(os.listdir(tmp_path / "in"))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT]
+    assert main(command) == 0
+    other = [text.replace("s00005", "s00006") for text in command]
+    assert main([*other, "--delete-replaced", "--yes"]) == 1
+    assert "new.json: already exists" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path / "in")) == before
+
+
+def test_deleting_needs_consent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list comes first; without a terminal nothing is even written (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    before = sorted(os.listdir(tmp_path / "in"))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced"]
+    assert run(*command)[0] == 2
+    assert not (tmp_path / "new.json").exists()
+    status, shown = run_in_terminal(command, "n")
+    assert status == 1
+    assert shown.index("train-000001.tar") < shown.index("deleting 6 files")
+    assert sorted(os.listdir(tmp_path / "in")) == before
+    assert run_in_terminal(command, "y")[0] == 0
+    assert {*os.listdir(tmp_path / "in")} == {*before} - REPLACED
+
+    capsys.readouterr()
+    for options, text in ((["--shuffle", "1"], "--keep-shards"), (["--part", "1/2"], "--merge")):
+        kept = ["--keep-shards"] * ("--part" in options)
+        arguments = ["rewrite", str(spec), str(tmp_path / "x"), *kept, *options]
+        assert main([*arguments, "--delete-replaced", "--yes"]) == 1
+        assert text in capsys.readouterr().err
+
+
+def test_a_file_that_the_new_dataset_has_too_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also under another name of it; and a file of others that cannot be deleted is named."""
+    spec = published(tmp_path / "in")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    # One shard is listed by two names, of which the rewrite keeps one and replaces the other.
+    document = json.loads(spec.read_text())
+    twice = {"url": "../link/train-000000.tar", "nsamples": 4}
+    document["shardlist"].append(twice)
+    del document["index"], document["table"]
+    spec.write_text(json.dumps(document))
+    Path(tmp_path / "in/train-000001.tar").rename(tmp_path / "elsewhere.tar")
+    (tmp_path / "in/train-000001.tar").symlink_to(tmp_path / "elsewhere.tar")
+    where = [*KEPT[:2], "__index__ != 5 and __index__ != 12", *KEPT[3:]]
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *where, "--delete-replaced", "--yes"]
+    assert main(command) == 0
+    assert "train-000001.tar (a link: the file that it leads to stays)" in capsys.readouterr().err
+    assert (tmp_path / "in/train-000000.tar").exists()
+    assert (tmp_path / "elsewhere.tar").exists()
+    assert not (tmp_path / "in/train-000001.tar").is_symlink()
+    assert "s00003" in keys(tmp_path / "new.json")
+
+
+def test_files_that_cannot_be_deleted_are_problems(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A web server has no command for it; the status is 1, and the rest is deleted (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    tar = tmp_path / "in/train-000001.tar"
+    url = server.page("/train-000001.tar", tar.read_bytes()) + "?token=secret"
+    document = json.loads(spec.read_text())
+    document["shardlist"][1]["url"] = url
+    spec.write_text(json.dumps(document))
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    assert f"{server.url}/train-000001.tar?…: not deleted: " in err.replace("%E2%80%A6", "…")
+    assert "secret" not in err
+    assert not (tmp_path / "in/train.index").exists()
+    assert tar.exists()
+
+
+@pytest.mark.long
+def test_replaced_objects_of_a_bucket_are_deleted(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the server that has them, once the new dataset is there (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    for path in spec.parent.glob("*[0-9nx].[jti]*"):
+        bucket.system.pipe(f"{bucket.url}/{path.name}", path.read_bytes())
+    before = {*bucket.names()}
+    for name, value in bucket.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    command = ["rewrite", f"{bucket.url}/train.json", f"{bucket.url}/new", *KEPT]
+    assert main([*command, "--delete-replaced", "--yes"]) == 0
+    new = {"new-000001.tar", "new.index", "new.json"}
+    assert {*bucket.names()} == before - REPLACED | new
+    puts = [n for n, (method, _) in enumerate(bucket.requests) if method == "PUT"]
+    deletions = [n for n, (method, path) in enumerate(bucket.requests) if _deletes(method, path)]
+    assert len(deletions) == 4
+    assert max(puts) < min(deletions)
+
+
+def _deletes(method: str, path: str) -> bool:
+    return method == "DELETE" or (method == "POST" and path.endswith("?delete"))

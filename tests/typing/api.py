@@ -144,6 +144,8 @@ def preparing() -> None:
         spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
         spec = wids.build_spec(shards, digests=True, on_cost=print)
         problems: list[wids.Problem] = wids.verify_spec(spec, decode=True, executor=executor)
+        difference: wids.SpecDiff = wids.diff_specs(spec, Path("b.json"), storage_options={})
+        keys: list[str] = difference.removed
         report: wids.PackReport = wids.pack_folder(
             Path("photos"), "train", maxsize="500MB", seed=None, classes=False, executor=executor
         )
@@ -151,7 +153,7 @@ def preparing() -> None:
     decoder = wids.Decoder("torchrgb8", decoders={"flac": len, "json": None}, allow_pickle=True)
     data = wids.ShardListDataset(spec, transformations=[decoder])
     shown: list[int] = data[1:3].show(6, seed=1, where=bool).indices
-    del counts, nbytes, problems, shown
+    del counts, keys, nbytes, problems, shown
 
 
 def peek(shards: list[str]) -> tuple[Any, int, str, list[int]]:

@@ -56,13 +56,18 @@ def ask(text: str, options: argparse.Namespace, refused: str) -> None:
     if options.yes:
         print(text, file=sys.stderr)
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
-        raise SystemExit(_WRONG_USAGE)
+    check_terminal(text, options)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print(refused, file=sys.stderr)
         raise SystemExit(1)
+
+
+def check_terminal(text: str, options: argparse.Namespace) -> None:
+    """End with status 2 where nobody can be asked and ``--yes`` was not passed."""
+    if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
+        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
+        raise SystemExit(_WRONG_USAGE)
 
 
 def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "info": "show what a spec says, and what is in a first shard",
     "sample": "show a sample",
     "verify": "compare shards with their spec and print a line for each problem",
+    "diff": "compare the samples of two datasets by their indexes, without reading shards",
     "update": "change what a spec says of its dataset; the previous file stays beside it as .bak",
     "bench": "read a dataset as training would, and show where the time goes",
     "table": "save fields of all samples as the columns of a Parquet file, named in the spec",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Sequence
+from operator import eq
 from typing import TYPE_CHECKING, Final
 
+from wids.cli.consent import add_yes, ask, check_terminal
 from wids.cli.log_output import printed
-from wids.cli.messages import print_counts
+from wids.cli.messages import print_counts, print_note, print_problem
 from wids.cli.named_objects import named_object
 from wids.cli.options import (
+    add_flag,
     add_parts,
     add_processes,
     add_reading,
@@ -22,11 +26,14 @@ from wids.cli.options import (
     refuse,
     storage_options,
 )
+from wids.errors import printable
+from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
+    from wids.publish.output import Output
     from wids.publish.shard_job import ShardJob
-    from wids.shards.specs.model import ShardSpec
+    from wids.shards.specs.model import DatasetSpec, ShardSpec
 
 
 EXAMPLE: Final = (
@@ -59,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the shards of the input, and write only those in which samples change",
     )
+    add_flag(
+        parser,
+        "--delete-replaced",
+        "with --keep-shards: delete the files of the input that are not part of the new dataset, "
+        "once it is published",
+    )
+    add_yes(parser, "delete them")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
     parser.add_argument(
         "--where",
@@ -100,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
                 "expected --version beside --part and --merge, the same for all parts of one map; "
                 "choose a text, such as --version 1, and change it with the map",
             )
+    if options.delete_replaced:
+        _check_deleting(options)
     if not options.merge:
         start_early(
             options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
@@ -123,9 +139,57 @@ def run(options: argparse.Namespace) -> int:
             storage_options=storage_options(options),
             shuffle=options.shuffle,
         )
-        shards = _written(job, options)
+        # The same command deletes later what an earlier run of it has replaced.
+        published = job.published() if options.delete_replaced else None
+        if published is not None and function is None:
+            with opened(published, options) as there:
+                # Another condition may leave out as many samples of each shard.
+                published = published if all(map(eq, there.keys(), view.keys())) else None
+        shards = _written(job, options) if published is None else published.shards
+        replaced = dataset.spec
     print_counts(options.output, shards, options.part)
+    if options.keep_shards and options.part is None:
+        return _handle_replaced(replaced, job.output, options)
     return 0
+
+
+def _check_deleting(options: argparse.Namespace) -> None:
+    """Refuse to delete where not all has been written, or nobody could be asked."""
+    if not options.keep_shards:
+        raise ValueError(
+            "--delete-replaced: expected it beside --keep-shards; without that the input stays"
+        )
+    refuse(options, ["part"], "expected it without --delete-replaced, which belongs to --merge")
+    check_terminal("wids: --delete-replaced asks before it deletes", options)
+
+
+def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespace) -> int:
+    """Name the files of the input that are not part of the new dataset; delete them on request."""
+    from wids.publish.replaced import left_behind, remove_left_behind
+
+    # As it was published, since nothing is deleted before.
+    files = left_behind(old, output.spec_at(output.spec_path), options.spec)
+    if not files:
+        return 0
+    count, name = count_text(len(files), "file"), urls.redact(options.spec)
+    print_note(
+        f"not part of the new dataset, with what it leaves out or changes: {count} of {name}"
+    )
+    for url in files:
+        link = " (a link: the file that it leads to stays)" * os.path.islink(url)
+        print(f"  {printable(urls.redact(url))}{link}", file=sys.stderr)
+    if not options.delete_replaced:
+        print_note("run the same again with --delete-replaced to delete them")
+        return 0
+    ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
+    problems = remove_left_behind(files, output.storage_options)
+    for problem in problems:
+        print_problem(problem)
+    print_note(
+        f"{name} still names them: delete it, or put the new spec in its place; first run "
+        f"`wids cache clear {name}` where it was read, for copies in caches"
+    )
+    return 1 if problems else 0
 
 
 def _run_streams(options: argparse.Namespace) -> int:
@@ -135,7 +199,7 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.storage.fetch import Fetcher
 
     refuse(
-        *(options, ["shuffle", "where", "map", "keep_shards", "part", "merge"]),
+        *(options, ["shuffle", "where", "map", "keep_shards", "delete_replaced", "part", "merge"]),
         f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
         "plain tars without this option first, and rewrite these",
     )

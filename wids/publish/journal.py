@@ -259,6 +259,15 @@ class Journal:
         self.close()
 
 
+def is_journal(path: str) -> bool:
+    """Whether a file begins as journals do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 def _hash(url: str, key_split: str) -> int:
     text = f"{key_split}\0{url}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % _NUM_KEYS

@@ -157,7 +157,7 @@ class ShardJob:
         """
         output = self.output
         if not has_parts(output.journal_path):
-            spec = self._merged()
+            spec = self.published()
             if spec is not None:
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
@@ -250,7 +250,7 @@ class ShardJob:
             if record.num_samples:
                 yield kept or FinalShard(record.spec(), partial(log.index, _place(task)))
 
-    def _merged(self) -> DatasetSpec | None:
+    def published(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
         output = self.output
         if not upload.exists(output.spec_path, output.storage_options):

@@ -24,11 +24,14 @@ from wids.storage.locks import READ_FLAGS
 _ZEROS: Final = bytes(BLOCK_NBYTES)
 
 
-def _read_into(handle: int, buffer: memoryview) -> int:
+def _read_into(path: str, handle: int, buffer: memoryview) -> int:
     """Read bytes of a file into a buffer, and return how many."""
-    if hasattr(os, "readv"):
-        return os.readv(handle, [buffer])
-    data = os.read(handle, len(buffer))  # Windows
+    try:
+        if hasattr(os, "readv"):
+            return os.readv(handle, [buffer])
+        data = os.read(handle, len(buffer))  # Windows
+    except OSError as error:  # here, since the shard that is written meanwhile has its own
+        raise local_error(path, error) from error
     buffer[: len(data)] = data
     return len(data)
 
@@ -75,25 +78,25 @@ class _TarOfFiles(ThreadedTar):
         left, crc = file.nbytes, 0
         try:
             handle = os.open(path, READ_FLAGS)
-            try:
-                while left:
-                    if self._end and self._end + left >= len(self._buffer):
-                        self._send()
-                    # One byte more, if there is space, so that a longer file is noticed.
-                    count = _read_into(handle, self._buffer[self._end : self._end + left + 1])
-                    if not 0 < count <= left:
-                        break
-                    end = self._end + count
-                    crc = self._crc32(self._buffer[self._end : end], crc)
-                    self._end = end
-                    left -= count
-                status = os.fstat(handle)
-            finally:
-                os.close(handle)
         except FileNotFoundError:
             raise FetchError(f"{path}: expected the file that was listed, found none") from None
         except OSError as error:
             raise local_error(path, error) from error
+        try:
+            while left:
+                if self._end and self._end + left >= len(self._buffer):
+                    self._send()
+                # One byte more, if there is space, so that a longer file is noticed.
+                count = _read_into(path, handle, self._buffer[self._end : self._end + left + 1])
+                if not 0 < count <= left:
+                    break
+                end = self._end + count
+                crc = self._crc32(self._buffer[self._end : end], crc)
+                self._end = end
+                left -= count
+            status = os.fstat(handle)
+        finally:
+            os.close(handle)
         if left or (status.st_size, status.st_mtime_ns) != file[1:]:
             raise FetchError(
                 f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "

@@ -1,0 +1,49 @@
+"""``wids diff``: compare the samples of two datasets by their packs, without reading shards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Final
+
+from wids.cli.options import add_flag, add_reading, storage_options
+from wids.errors import printable
+from wids.storage.transport import urls
+
+EXAMPLE: Final = (
+    "  wids diff train.json train-2.json\n"
+    "  wids diff train.json train-2.json --json | jq -r '.removed[]'"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("old", help="a JSON spec or its URL, whose pack has checksums")
+    parser.add_argument("new", help="another one")
+    add_flag(parser, "--json", "print one JSON object: lists of keys, and the number of the rest")
+    add_reading(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the key of each sample that differs; return 1 if there are any."""
+    from wids.publish.spec_diff import diff_specs
+
+    found = diff_specs(
+        options.old,
+        options.new,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    )
+    if options.json:
+        print(json.dumps(vars(found)))
+    else:
+        for mark, keys in (("-", found.removed), ("~", found.changed), ("+", found.added)):
+            sys.stdout.writelines(f"{mark} {printable(key)}\n" for key in keys)
+    # Standard output has the differences alone, so that it is empty where there are none.
+    print(
+        f"{urls.redact(options.old)}, {urls.redact(options.new)}: {len(found.removed):,} removed, "
+        f"{len(found.changed):,} changed, {len(found.added):,} added, {found.num_same:,} the same",
+        file=sys.stderr,
+    )
+    return 0 if found.is_empty else 1
