@@ -1,13 +1,14 @@
 """Open specs of many shards: time, memory of a node of processes, pickles, bytes and requests.
 
     python benchmarks/large_specs.py [--shards 100000 1000000] [--processes 8] [--http]
-        [--mix 50] [--wids FOLDER]
+        [--table] [--mix 50] [--wids FOLDER]
 
 Each process opens the same spec and reads from every hundredth part of it where a sample is. Then
 the memory of all of them is added up, as the system shares it out (PSS), without that of a process
 that has only imported wids. ``--wids`` is a checkout of another version to compare with. ``--http``
-serves the spec on loopback instead. The first process of a new cache folder is measured alone.
-``--mix`` opens a list of so many specs, each of ``--shards``, instead of one.
+serves the spec on loopback instead, and ``--table`` writes its table beside it. The first process
+of a new cache folder is measured alone. ``--mix`` opens a list of so many specs, each of
+``--shards``, instead of one.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ def write_spec(path: Path, num_shards: int, name: str = "train") -> None:
             )
         file.write(" ]\n}\n")
     os.utime(path, ns=(10**18, 10**18))
+
+
+def save_table(path: Path) -> None:
+    """Write the table of a document beside it, as those that save it do."""
+    from wids.shards.specs.shard_table_writer import publish_table
+    from wids.storage.digests import file_digest
+
+    document = json.loads(path.read_bytes())
+    sha256 = bytes.fromhex(file_digest(str(path), "sha256"))
+    publish_table(str(path), document, path.stat().st_size, sha256, 0o666, None)
 
 
 def queued_s() -> float:
@@ -132,6 +143,11 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
 
     path, folder = place / "train.json", place / "cache"
     write_spec(path, num_shards)
+    if options.table:
+        # In another process, since the peak of this one counts as that of those it starts.
+        process = multiprocessing.get_context("spawn").Process(target=save_table, args=(path,))
+        process.start()
+        process.join()
     result: dict[str, Any] = {"num_shards": num_shards, "json_nbytes": path.stat().st_size}
     with ExitStack() as stack:
         url, server = str(path), None
@@ -203,6 +219,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--shards", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--mix", type=int, default=0, help="specs in a list")
+    parser.add_argument("--table", action="store_true", help="write the table beside the spec")
     parser.add_argument("--http", action="store_true", help="serve the spec on loopback")
     parser.add_argument("--wids", default=str(TESTS.parent), help="the checkout to measure")
     parser.add_argument("--folder", help="where to work (default: that of temporary files)")

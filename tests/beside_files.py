@@ -7,11 +7,9 @@ files are written here by their documented form.
 from __future__ import annotations
 
 import json
-import sqlite3
 import struct
 import tarfile
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 
 from conftest import sample_members, write_tar
@@ -77,32 +75,14 @@ def write_energon(root: Path, tars: list[Path], **splits: list[str]) -> Path:
     for split, parts in splits.items():
         lines += [f"  {split}:", *(f"  - {part}" for part in parts)]
     (meta / "split.yaml").write_text("\n".join([*lines, "exclude: []", ""]))
-    with closing(sqlite3.connect(meta / "index.sqlite")) as base:
-        base.execute(
-            "CREATE TABLE samples (tar_file_id INTEGER, sample_key TEXT, sample_index INTEGER, "
-            "byte_offset INTEGER, byte_size INTEGER)"
+    for tar in tars:
+        last = members(tar)[-1]
+        starts = [parts[0].offset for parts in samples(tar).values()]
+        stop = last.offset_data + -(-last.size // 512) * 512
+        (tar.parent / f"{tar.name}.idx").write_bytes(
+            struct.pack(f"{len(starts) + 1}Q", *starts, stop)
         )
-        base.execute(
-            "CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
-            "content_byte_offset INTEGER, content_byte_size INTEGER)"
-        )
-        for number, tar in enumerate(tars):
-            starts = []
-            for at, (key, parts) in enumerate(samples(tar).items()):
-                starts.append(parts[0].offset)
-                base.execute(
-                    "INSERT INTO samples VALUES (?, ?, ?, ?, 0)", (number, key, at, starts[-1])
-                )
-                base.executemany(
-                    "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)",
-                    [(number, at, p.name.partition(".")[2], p.offset_data, p.size) for p in parts],
-                )
-            last = members(tar)[-1]
-            stop = last.offset_data + -(-last.size // 512) * 512
-            (tar.parent / f"{tar.name}.idx").write_bytes(
-                struct.pack(f"{len(starts) + 1}Q", *starts, stop)
-            )
-        base.commit()
+    (meta / "index.sqlite").write_bytes(b"SQLite format 3\0")
     return meta
 
 

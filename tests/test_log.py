@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import optional, sample_members, settle, write_shards, write_tar
+from conftest import sample_members, settle, write_shards, write_tar
 from loopback import Fault, Server
 from s3 import Bucket
 
@@ -18,7 +18,6 @@ from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import gate
-from wids.storage.transport.object_store import transport_for
 
 EVENTS = re.findall(
     r"^\| `([^`]+)` \| (INFO|WARNING|DEBUG) \| `([^`]+)` \|",
@@ -150,15 +149,6 @@ def test_an_index_that_cannot_be_used(train: Path, log: pytest.LogCaptureFixture
     with wids.ShardListDataset(spec) as dataset:
         assert dataset[0][".cls"] == 0
     happened(log, ": no index that can be used")
-
-
-def test_options_without_a_counterpart(log: pytest.LogCaptureFixture) -> None:
-    """An option that obstore lacks is named, with the slower driver that is used instead."""
-    optional("s3fs")
-    optional("obstore")
-    stores = transport_for({"s3_additional_kwargs": {"ACL": "private"}}, None)
-    assert stores.driver("s3://bucket/key") is not None
-    happened(log, "storage_options: obstore has no")
 
 
 def test_requests(

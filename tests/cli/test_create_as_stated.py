@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from beside_files import serve, shards, write_dali, write_energon, write_stats
+from beside_files import shards, write_energon, write_stats
 from command import run
 from conftest import optional, write_tar
-from loopback import Server
 
 import wids
 
@@ -33,26 +32,6 @@ def test_a_spec_of_what_is_stated(tmp_path: Path, form: str) -> None:
     source = {} if form == "document" else {"counts_from": "sizes.json"}
     document = json.loads(output.read_text())
     assert (document["name"], document["shardlist"][0]) == ("cats", {**entry, **source})
-
-
-@pytest.mark.parametrize("kind", ["dali", "energon"])
-def test_a_spec_with_an_index_is_read_by_range(server: Server, tmp_path: Path, kind: str) -> None:
-    """The spec names the index of the other program, so that a reader needs nothing else."""
-    tars = shards(tmp_path / "d", (200, 100))
-    if kind == "dali":
-        list(map(write_dali, tars))
-    else:
-        write_energon(tmp_path / "d", tars)
-    serve(server, tmp_path / "d")
-    name = "{00000..00001}.tar" if kind == "dali" else ".nv-meta/.info.json"
-    output = tmp_path / "d.json"
-    status, _, err = run("create", f"{server.url}/{name}", "--as-stated", "-o", output)
-    assert status == 0
-    assert "indexes" not in err
-    assert [request.path for request in server.log if request.path.endswith(".tar")] == []
-    with wids.ShardListDataset(output, access="range") as dataset:
-        assert [dataset[n][".txt"] for n in (3, 250)] == ["text 3", "text 250"]
-    assert sum(r.num_sent for r in server.log if r.path.endswith(".tar")) < 10_000
 
 
 def test_a_split_becomes_a_spec(tmp_path: Path) -> None:

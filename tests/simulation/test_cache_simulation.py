@@ -17,7 +17,6 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -29,7 +28,6 @@ from wids.storage import abandoned, complete_files, digests, locks, part_request
 from wids.storage.cache import (
     cache_names,
     eviction,
-    eviction_record,
     leases,
     small_files,
     space,
@@ -50,7 +48,7 @@ CHUNK = 300
 PART = 400
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
-MODULES = (abandoned, eviction, eviction_record, leases, small_files, space, store, turns, verified)
+MODULES = (abandoned, eviction, leases, small_files, space, store, turns, verified)
 
 
 class History:
@@ -66,7 +64,6 @@ class History:
         self.stop_rate = self.rng.choice([0, 0, 0.0005])
         self.user_rate = self.rng.choice([0, 0, 0.001])
         self.fault_rate = self.rng.choice([0, 0.2])
-        self.has_record = self.rng.random() < 0.8
         self.has_parts = self.rng.random() < 0.7
         self.system.locks_work = self.rng.random() > 0.1
         self.versions = [0] * self.num_files
@@ -368,7 +365,7 @@ def index_of(file: IO[bytes]) -> bytes:
     return b"index of " + file.read(8)
 
 
-make_space = eviction.make_space
+make_space, save_total = eviction.make_space, eviction.save_total
 delete_if_unused = leases.delete_if_unused
 
 
@@ -382,7 +379,7 @@ def simulated(history: History) -> Iterator[None]:
                 if hasattr(module, name):
                     patch.setattr(module, name, getattr(system, name))
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
-        for module in (complete_files, digests, eviction_record, verified):
+        for module in (complete_files, digests, eviction, verified):
             patch.setattr(module, "open", fake_open, raising=False)
         for module in (leases, locks):
             patch.setattr(
@@ -395,9 +392,6 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
         patch.setattr(turns, "_PATIENCE_S", 20.0)
-        if history.has_record:
-            patch.setattr(eviction_record, "_LEAST_LISTED", 0)
-            patch.setattr(eviction_record, "_MOST_QUEUED", 3)
         patch.setattr(Download, "part_nbytes", PART)
         patch.setattr(part_requests, "in_threads", history.in_threads)
         patch.setattr(complete_files, "flushed_early", nullcontext)
@@ -508,11 +502,6 @@ def _write_in_place(path: str, **_: object) -> Iterator[Any]:
         yield file
 
 
-def _without_unfinished(record: Any, _: str) -> Any:
-    nbytes = record.nbytes - sum(file.nbytes for file in record.unfinished)
-    return replace(record, nbytes=nbytes, unfinished=())
-
-
 MUTANTS = [
     pytest.param(locks, "holding", _no_lock, id="nothing is locked exclusively"),
     pytest.param(
@@ -527,13 +516,14 @@ MUTANTS = [
     pytest.param(abandoned, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
     pytest.param(abandoned.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
     pytest.param(
-        *(eviction_record.Record, "reserved", lambda self, _: self),
-        id="the record does not count what is fetched",
+        *(eviction, "save_total", lambda f, total: save_total(f, total._replace(nbytes=0))),
+        id="the total does not count what is held",
     ),
     pytest.param(
-        *(eviction_record.Record, "settled", _without_unfinished),
-        id="the record does not count what was fetched",
+        *(eviction, "save_total", lambda f, total: eviction.load_total(f) or save_total(f, total)),
+        id="the total does not count what is fetched",
     ),
+    pytest.param(eviction, "_evicted", lambda _: 0, id="nothing is evicted"),
     pytest.param(Download, "verify", lambda _: None, id="digests are not compared"),
     pytest.param(Download, "_compare", lambda *_: None, id="versions of parts are not compared"),
 ]

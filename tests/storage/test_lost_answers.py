@@ -18,7 +18,6 @@ from wids.errors import UploadError
 from wids.storage import upload
 
 DATA = os.urandom(1000) * 12_000  # two parts of the least size
-ONCE = {"config_kwargs": {"retries": {"max_attempts": 0}}}
 
 
 def publish(target: str, data: bytes = DATA, **options: Any) -> None:
@@ -41,28 +40,24 @@ def is_completion(method: str, path: str) -> bool:
 
 
 @pytest.mark.usefixtures("quick_retries")
-@pytest.mark.parametrize("repeated_by", ["driver", "wids"])
-def test_a_new_file_whose_answer_is_lost(bucket: Bucket, repeated_by: str) -> None:
+def test_a_new_file_whose_answer_is_lost(bucket: Bucket) -> None:
     """The upload is repeated, finds the bytes that it sent, and has succeeded (SPEC-43)."""
-    options = bucket.options | (ONCE if repeated_by == "wids" else {})
     bucket.fault = first("lose", is_data)
-    publish(f"{bucket.url}/a.bin", b"small", is_new=True, storage_options=options)
+    publish(f"{bucket.url}/a.bin", b"small", is_new=True, storage_options=bucket.options)
 
     assert bucket.system.cat(f"{bucket.url}/a.bin") == b"small"
     assert len([path for method, path in bucket.requests if is_data(method, path)]) >= 1
 
 
 @pytest.mark.usefixtures("quick_retries")
-@pytest.mark.parametrize("repeated_by", ["driver", "wids"])
 def test_a_large_file_whose_last_answer_is_lost(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, repeated_by: str
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So does one of several parts, where the server does not know the upload any more."""
     monkeypatch.setattr("wids.storage.object_target.PART_NBYTES", 5 << 20)
     monkeypatch.setattr("wids.storage.object_target.MAX_PUT_NBYTES", 5 << 20)
-    options = bucket.options | (ONCE if repeated_by == "wids" else {})
     bucket.fault = first("lose", is_completion)
-    publish(f"{bucket.url}/a.bin", is_new=True, storage_options=options)
+    publish(f"{bucket.url}/a.bin", is_new=True, storage_options=bucket.options)
 
     assert any(is_completion(*request) for request in bucket.requests)
     assert bucket.system.cat(f"{bucket.url}/a.bin") == DATA
@@ -129,13 +124,12 @@ def test_a_truncated_upload_does_not_stay(bucket: Bucket) -> None:
     """The length is compared after the upload; what has another one is deleted (SPEC-30)."""
     url = f"{bucket.url}/a.bin"
     bucket.fault = lambda method, path: "truncate" if is_data(method, path) else None
-    careless = {"config_kwargs": {"request_checksum_calculation": "when_required"}}
     for is_new in (True, False):
         with raises(UploadError, "expected 1000 bytes after the upload, found 500"):
-            publish(url, DATA[:1000], is_new=is_new, storage_options=bucket.options | careless)
+            publish(url, DATA[:1000], is_new=is_new, storage_options=bucket.options)
         assert bucket.names() == []
     bucket.fault = first("truncate", is_data)
-    publish(url, DATA[:1000], is_new=True, storage_options=bucket.options | careless)
+    publish(url, DATA[:1000], is_new=True, storage_options=bucket.options)
     assert bucket.system.cat(url) == DATA[:1000]
 
 
@@ -227,7 +221,7 @@ def test_a_move_whose_answer_is_lost(
     """The move is repeated, finds the file under its new name, and has succeeded (SPEC-43)."""
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
     base = bucket.url if driver == "s3" else "memory://bucket"
-    options = {f"{bucket.url}/": {**bucket.options, **ONCE}}
+    options = {f"{bucket.url}/": bucket.options}
     publish(f"{base}/a.bin", b"a", storage_options=options)
     publish(f"{base}/b.bin", b"b", storage_options=options)
     bucket.fault = first("lose", lambda method, path: method == "POST" and "delete" in path)

@@ -138,9 +138,9 @@ def test_no_bucket_and_no_permission(bucket: Bucket, monkeypatch: pytest.MonkeyP
 def test_options_go_only_to_their_prefix(bucket: Bucket) -> None:
     """Options by prefix are for URLs below it alone, also for writing (SEC-9)."""
     url = f"{bucket.url}/a.bin"
-    options = {f"{bucket.url}/other/": bucket.options, "s3://": {"key": "k", "secret": "s",
-               "endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"connect_timeout": 1,
-               "retries": {"max_attempts": 0}}, "retry_s": 0}}  # fmt: skip
+    keys = {"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}
+    nowhere = {**keys, "connect_timeout": "1s", "retry_s": 0}
+    options = {f"{bucket.url}/other/": bucket.options, "s3://": nowhere}
     with pytest.MonkeyPatch.context() as patch, raises(UploadError, "127.0.0.1:9"):
         patch.setattr("s3fs.core.S3FileSystem.retries", 1)
         publish(url, storage_options=options)

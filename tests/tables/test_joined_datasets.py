@@ -16,7 +16,6 @@ import pytest
 from conftest import in_child, raises
 from events import wait_for
 from join_shards import fields, shards, shuffled, write_side
-from looks import search, serving
 from loopback import Server
 from remote_site import Site
 from torch.utils.data import DataLoader
@@ -336,26 +335,25 @@ def test_notebooks_show_fields_of_all_sides(joined: wids.ShardListDataset) -> No
         assert ".b.score 1 B, .tag.txt 13 B" in html
 
 
-def test_pages_show_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
-    """Statistics, cards, a sample, its fields to save, search by key and by field."""
-    with joined, serving(joined) as client:
-        about = client.json("about")
-        assert {field["name"] for field in about["fields"]} == set(expected(0))
-        cards = client.json("samples?start=8&count=3")["cards"]
-        assert [card["index"] for card in cards] == [8, 9, 10]
-        assert ".caption.txt of s00009" in cards[1]["html"]
-        sample = client.json("sample/9")
-        assert sample["key"] == "s00009"
-        for value in ("text 9", ".caption.txt of s00009", "tag of s00009"):
-            assert value in sample["html"]
-        for field, value in expected(9).items():
-            assert client.get(f"field/9/{field}?save=1")[2] == str(value).encode(), field
-        assert client.get("field/9/.nope?save=1")[0] == 404
-        assert client.json("find?key=s00009")["index"] == 9
-        found = search(client, "field=.b.score")["found"]
-        assert found == sum(".b.score" in expected(n) for n in range(len(joined)))
-        page = client.json("samples?start=0&count=3&field=.b.score")
-        assert (page["num_found"], page["next"]) == (found, 3)
+def test_searches_find_fields_of_all_sides(joined: wids.ShardListDataset) -> None:
+    """Words, values and fields are those of samples, whichever side has them."""
+    with joined:
+        found = joined[9:].search(where='.cls >= 7 and .tag.txt != "tag of s00018"')
+        assert [sample["__key__"] for sample in found] == ["s00009", "s00017", "s00019"]
+        assert [s["__key__"] for s in joined.search("caption s00009")] == ["s00009"]
+        assert len(joined.search(field=".tag.txt")) == 20
+
+
+def test_bytes_of_a_join_are_those_of_the_first_side(joined: wids.ShardListDataset) -> None:
+    """Its fields are opened and placed; what was joined has no bytes of its own."""
+    with joined:
+        with joined.open_field(9, ".txt") as file:
+            assert file.read() == b"text 9"
+        for field in (".caption.txt", ".b.score"):
+            with raises(KeyError, field):
+                joined.open_field(9, field)
+            with raises(KeyError, field):
+                joined.member(9, field)
 
 
 def test_tables_have_columns_of_both_datasets(joined: wids.ShardListDataset) -> None:

@@ -92,9 +92,7 @@ def samplers() -> None:
     state: dict[str, Any] = chunked.state_dict(num_consumed=1)
     mixed: Sampler[int] = wids.MixedSampler(range(3), [1], num_samples=9, num_canonical=2)
     named: DistributedSampler[Any] = wids.MixedSampler(range(3), {"a": 0.5, "b": Fraction(1, 3)})
-    cost: wids.SamplingCost = wids.sampling_cost(
-        wids.load_spec("a.json"), chunked, num_nodes=2, cache_size="1GB"
-    )
+    cost: wids.SamplingCost = wids.sampling_cost(wids.load_spec("a.json"), chunked, num_nodes=2)
     batches: Sampler[list[int]] = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
     loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
     repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,17 +75,14 @@ def _picture(color: str, shape: str, margin: int) -> Any:
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
-    draw = ImageDraw.Draw(image)
-    low, high, middle = margin, PICTURE_SIZE - margin, PICTURE_SIZE // 2
-    if shape == "circle":
-        draw.ellipse((low, low, high, high), fill=color)
-    elif shape == "square":
-        draw.rectangle((low, low, high, high), fill=color)
-    elif shape == "triangle":
-        draw.polygon([(middle, low), (high, high), (low, high)], fill=color)
+    draw, middle, size = ImageDraw.Draw(image), PICTURE_SIZE // 2, PICTURE_SIZE - 2 * margin
+    if shape == "cross":
+        for part in (size / 6, size / 2):
+            box = (middle - part, middle - 2 * size / 3 + part)
+            draw.rectangle((*box, *(PICTURE_SIZE - each for each in box)), fill=color)
     else:
-        draw.line((low, low, high, high), fill=color, width=8)
-        draw.line((low, high, high, low), fill=color, width=8)
+        sides = {"circle": 99, "square": 4, "triangle": 3}[shape]
+        draw.regular_polygon((middle, middle, size / 2), sides, fill=color)
     return image
 
 
@@ -110,9 +108,14 @@ class EpochReport:
     batches: list[list[list[int]]]
 
     @property
+    def ranks(self) -> list[list[int]]:
+        """The indices that each rank returned."""
+        return [list(chain.from_iterable(rank)) for rank in self.batches]
+
+    @property
     def times_seen(self) -> Counter[int]:
         """How often each index was returned, by all ranks together."""
-        return Counter(index for rank in self.batches for batch in rank for index in batch)
+        return Counter(chain.from_iterable(self.ranks))
 
     @property
     def is_complete(self) -> bool:
@@ -126,21 +129,15 @@ class EpochReport:
 
     def table(self) -> str:
         """Return the report as a short table."""
-        lines = ["rank  batches  samples  different samples"]
-        for number, rank in enumerate(self.batches):
-            indices = [index for batch in rank for index in batch]
-            lines.append(f"{number:4}  {len(rank):7}  {len(indices):7}  {len(set(indices)):17}")
         seen = self.times_seen
-        missing = sum(seen[index] == 0 for index in range(self.num_samples))
+        missing = self.num_samples - len(seen)
         repeated = sum(count > 1 for count in seen.values())
-        lines += [
-            "",
-            (
-                f"{_mark(self.is_complete)} each of the {self.num_samples} samples exactly once "
-                f"({missing} missing, {repeated} repeated)"
-            ),
-            f"{_mark(self.is_even)} the same number of batches on every rank",
-        ]
+        exactly = f"exactly once ({missing} missing, {repeated} repeated)"
+        lines = ["rank  batches  samples  different samples"]
+        for number, (rank, batches) in enumerate(zip(self.ranks, self.batches, strict=True)):
+            lines.append(f"{number:4}  {len(batches):7}  {len(rank):7}  {len(set(rank)):17}")
+        lines += ["", f"{_mark(self.is_complete)} each of the {self.num_samples} samples {exactly}"]
+        lines += [f"{_mark(self.is_even)} the same number of batches on every rank"]
         return "\n".join(lines)
 
 
@@ -167,14 +164,8 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
         ]
         # One thread each, as torchrun would choose with a warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        result = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-        )
+        options: Any = {"capture_output": True, "text": True, "timeout": _TIMEOUT_S}
+        result = subprocess.run(command, env=environment, check=False, **options)
         if result.returncode:
             # The end of the output, where Python puts the error.
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")

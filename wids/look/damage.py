@@ -17,8 +17,7 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     """Return the fields of a sample whose bytes do not have the checksum in the index.
 
     Args:
-        index: The index of the shard; without checksums of members, no damage is found. A negative
-            number in a joined index is no checksum.
+        index: The index of the shard; without checksums of members, no damage is found.
         local_index: The position of the sample in the shard.
         sample: Its fields, undecoded; those that it lacks are not compared.
     """
@@ -28,7 +27,7 @@ def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any
     return [
         field
         for field, member in index.members(local_index).items()
-        if field in sample and -1 < index.payload_crcs[member] != crc32(sample[field])
+        if field in sample and index.payload_crcs[member] != crc32(sample[field])
     ]
 
 

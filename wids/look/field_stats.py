@@ -44,7 +44,7 @@ def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
     sizes: dict[str, list[np.ndarray]] = {}
     num_samples = 0
     for index in indexes:
-        num_samples += len(index)
+        num_samples += np.count_nonzero(np.diff(index.member_starts))  # others were not read
         field_ids, lengths = np.asarray(index.field_ids), np.asarray(index.sizes)
         for field_id, field in enumerate(index.fields):
             sizes.setdefault(field, []).append(lengths[field_ids == field_id])

@@ -47,6 +47,8 @@ _LENGTHS_S: Final = 1.0
 """Longest time for the lengths of audio and video on a page of cards."""
 _BEGINNING_NBYTES: Final = 3_000
 """Bytes of a long caption that fill a card in any language."""
+_NUM_READ: Final = 4
+"""Samples of a shard to read for statistics, where its index does not have all their fields."""
 _MAX_MEMBERS: Final = 20_000
 """Members that suffice for statistics, since each further index may have to be downloaded."""
 
@@ -57,6 +59,10 @@ class Shards(Protocol):
     @property
     def cache_folder(self) -> str:
         """The folder of copies and indexes."""
+
+    @property
+    def has_all_fields(self) -> bool:
+        """Whether the indexes of shards have all fields of their samples."""
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
@@ -186,9 +192,10 @@ def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
         if num_members > _MAX_MEMBERS:
             return
         try:
-            # Spread over the dataset: joined datasets have their own fields, and the first shards
-            # would show those of the first one only.
-            index = dataset.reader.index(step * num_shards // count)
+            # Spread over the dataset: of several that are one, the first shards would show the
+            # fields of the first one only.
+            number = step * num_shards // count
+            index = _index_of(dataset, number)
         except WidsError:  # the error of a broken shard is shown in place of its samples
             continue
         if index is not None:
@@ -327,7 +334,19 @@ def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
 def located(dataset: Browsable, index: int) -> tuple[int, int, ShardIndex | None]:
     """Return the number of a sample's shard, its position there, and the index of the shard."""
     number, local_index = dataset.locate(index)
-    return number, local_index, dataset.reader.index(number)
+    return number, local_index, _index_of(dataset, number, [local_index])
+
+
+def _index_of(
+    dataset: Browsable, number: int, local_indices: Sequence[int] | None = None
+) -> ShardIndex | None:
+    """Return an index with all fields of some samples, or of the first; None if there is none."""
+    index = dataset.reader.index(number)
+    if index is None or dataset.reader.has_all_fields:
+        return index
+    with dataset.only(None) as selection:
+        shard = selection.reader.open(number, local=False)
+        return shard.of_samples(local_indices or range(len(index))[:_NUM_READ]).index
 
 
 def _problem_card(index: int, error: Exception) -> Card:

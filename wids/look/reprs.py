@@ -40,7 +40,7 @@ def _known_fields(dataset: Any) -> list[str]:
     with suppress(WidsError, OSError):
         for number in range(min(len(spec.shards), _MAX_SHARDS)):
             if reader.pool.peek(number) is not None:
-                return list(reader.index(number).fields)
+                return list(reader.field_names(reader.index(number).fields))
         if any(pack.start == 0 and urls.is_local(pack.url) for pack in spec.all_packs()):
             index = reader.known_index(0)
             return [] if index is None else list(reader.field_names(index.fields))

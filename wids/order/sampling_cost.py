@@ -1,7 +1,6 @@
 """Compute what each rank and node reads in an epoch, from a sampler and the sizes of shards.
 
-No shard is opened, and indices of samples are computed only in the chunks that two runs share, or
-where a cache holds less than what is in hand.
+No shard is opened, and indices of samples are computed only in the chunks that two runs share.
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.order import epoch_order, fit
-from wids.order.arguments import at_least
-from wids.order.cache_visits import NUM_OPEN, NodeCache, visits_of_node
 from wids.order.chunked import ChunkedSampler
-from wids.order.epoch_order import Order
 from wids.shards.specs.model import DatasetSpec
 from wids.storage.array_types import BoolArray, FloatArray, IntArray
-from wids.storage.sizes import count_text, nbytes_text, parse_nbytes
+from wids.storage.sizes import count_text, nbytes_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +26,8 @@ class SamplingCost:
 
     A rank *visits* a shard each time it opens it; returning to a shard for another chunk is another
     visit. Bytes are those of entire shards, and NaN where the spec does not state them. A node with
-    a cache for everything that it reads downloads ``new_nbytes``; with another cache, it downloads
-    ``fetched_nbytes``.
+    a cache for everything that it reads downloads ``new_nbytes``. With a smaller one that holds
+    what is in hand, it downloads at most ``visited_nbytes`` of its ranks.
 
     Attributes:
         epochs: The epochs, ascending.
@@ -43,9 +39,6 @@ class SamplingCost:
         node_nbytes: Bytes of the different shards that the ranks of each node read, shape
             ``(num_epochs, num_nodes)``.
         new_nbytes: The bytes among them that the node did not read in an earlier epoch, same shape.
-        fetched_nbytes: The bytes that the node downloads with a cache of ``cache_nbytes``, same
-            shape.
-        cache_nbytes: Most bytes in the cache of a node; None for no limit.
         hand_shards: Most shards that one rank has in hand at a time: those of the chunks that its
             runs are reading, each of which is read in random order.
         hand_nbytes: Their bytes. A cache that holds fewer for all ranks of a node downloads shards
@@ -69,8 +62,6 @@ class SamplingCost:
     visited_nbytes: FloatArray
     node_nbytes: FloatArray
     new_nbytes: FloatArray
-    fetched_nbytes: FloatArray
-    cache_nbytes: int | None
     num_mixed: int
     hand_shards: int
     hand_nbytes: float
@@ -89,11 +80,7 @@ class SamplingCost:
             f"rank, {node_in_hand} of a node"
         )
         header = "epoch    shards    visits     bytes  by visits |      node       new"
-        lines = [title, hand]
-        if self.cache_nbytes is not None:
-            header += "   fetched"
-            lines.append(f"fetched with a cache of {nbytes_text(self.cache_nbytes)} on each node")
-        lines += ["", header]
+        lines = [title, hand, "", header]
         for row, epoch in enumerate(self.epochs):
             num_shards, num_visits = self.num_shards[row].max(), self.num_visits[row].max()
             sizes = (self.nbytes, self.visited_nbytes, self.node_nbytes, self.new_nbytes)
@@ -102,8 +89,6 @@ class SamplingCost:
                 f"{epoch:5} {num_shards:9,} {num_visits:9,} {rank:>9} {visited:>10} | {node:>9} "
                 f"{new:>9}"
             )
-            if self.cache_nbytes is not None:
-                lines[-1] += f" {nbytes_text(self.fetched_nbytes[row].max()):>9}"
         return "\n".join(lines)
 
 
@@ -113,14 +98,11 @@ def sampling_cost(
     *,
     num_nodes: int = 1,
     epochs: Iterable[int] = range(2),
-    cache_size: int | str | None = None,
-    batch_size: int = 1,
 ) -> SamplingCost:
     """Compute what each rank and node reads, to help choose ``chunksize`` and ``redeal``.
 
-    It takes seconds for an epoch of a billion samples on a thousand ranks; or a second for a
-    million samples, where the cache does not hold what is in hand. ORDER-13 in
-    specs/sampler-order.md defines visits, and ORDER-55 what is fetched.
+    It takes seconds for an epoch of a billion samples on a thousand ranks. ORDER-13 in
+    specs/sampler-order.md defines visits.
 
     Args:
         spec: Spec of the dataset, which states the sizes of the shards in bytes.
@@ -128,11 +110,7 @@ def sampling_cost(
             `Prefetcher` around one; it is not changed.
         num_nodes: Number of nodes. Each has the same number of neighbouring ranks, as with
             ``torchrun``.
-        epochs: Epochs to compute. The cache is empty before the first one.
-        cache_size: Most bytes in the cache of a node, or a text such as ``"200GB"``; None for no
-            limit.
-        batch_size: Samples that a rank reads together. It matters where the cache does not hold
-            what is in hand, so that a shard is downloaded again for nearly every batch.
+        epochs: Epochs to compute. Nodes have no copies before the first one.
 
     Raises:
         ValueError: The sampler belongs to another dataset, ``num_nodes`` does not divide its number
@@ -170,8 +148,6 @@ def sampling_cost(
         visited_nbytes=np.zeros(by_rank),
         node_nbytes=np.zeros(by_node),
         new_nbytes=np.zeros(by_node),
-        fetched_nbytes=np.zeros(by_node),
-        cache_nbytes=parse_nbytes(cache_size),
         num_mixed=settings.num_mixed,
         hand_shards=in_hand.num_shards * runs_per_rank,
         hand_nbytes=in_hand.nbytes * runs_per_rank,
@@ -180,40 +156,7 @@ def sampling_cost(
     for row, epoch in enumerate(epochs):
         runs = list(epoch_order.visits(settings, sampler.seed, epoch))
         _count_epoch(cost, row, _joined_for(runs, num_replicas), sizes, seen)
-    _count_fetched(
-        cost, settings, sampler.seed, num_replicas, sizes, at_least(1, batch_size, "batch_size")
-    )
     return cost
-
-
-def _count_fetched(
-    cost: SamplingCost,
-    order: Order,
-    seed: int,
-    num_replicas: int,
-    sizes: FloatArray,
-    batch_size: int,
-) -> None:
-    """Write what each node downloads."""
-    limit_nbytes = cost.cache_nbytes
-    # A length that is not stated is that of a shard, perhaps, which no cache holds.
-    if limit_nbytes is None or np.isnan(sizes).any():
-        cost.fetched_nbytes[:] = cost.new_nbytes if limit_nbytes is None else np.nan
-        return
-    num_nodes = cost.node_nbytes.shape[1]
-    width = num_replicas // num_nodes
-    fits = cost.hand_shards <= NUM_OPEN and cost.hand_nbytes <= limit_nbytes // (4 * width)
-    for node in range(num_nodes):
-        ranks = range(node * width, (node + 1) * width)
-        cache = NodeCache(sizes, limit_nbytes, width)
-        for row, epoch in enumerate(cost.epochs):
-            before_nbytes = cache.fetched_nbytes
-            visits = visits_of_node(
-                order, seed, epoch, ranks, num_replicas, None if fits else batch_size
-            )
-            for rank, shard in visits:
-                cache.visit(rank, shard)
-            cost.fetched_nbytes[row, node] = cache.fetched_nbytes - before_nbytes
 
 
 def _inner_sampler(sampler: Sampler[Any]) -> ChunkedSampler:

@@ -168,7 +168,7 @@ class SpecJob:
             NotFoundError: A shard does not exist.
         """
         fetcher, shards = self._describer.fetcher, self.named.shards
-        # Also those with a count: there may be an index, or another count.
+        # Also those with a count: another file may state another count.
         shards = with_stated_counts(shards, range(len(shards)), fetcher)
         missing = [shard.url for shard in shards if shard.num_samples is None]
         if missing:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 from wids.errors import FetchError
 from wids.publish.problems import Problem
+from wids.shards.specs.parsing import parse
 from wids.shards.specs.shard_table import DamagedTableError, TableFile, open_table, table_url
 from wids.shards.specs.shard_table_writer import write_table
-from wids.shards.specs.streamed_json import StreamedDocument
 from wids.storage.digests import file_digest
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.transport import urls
@@ -49,9 +49,9 @@ def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
 
 def _is_made_from(table: TableFile, path: str, source: str) -> bool:
     with open(source, "rb") as file, unnamed_file() as (made, made_path):
-        streamed = StreamedDocument(file.read)
+        document = parse(file.read(), source)
         sha256 = table.header.document_sha256
-        write_table(made, streamed.entries(), streamed.rest, sha256, table.state)
+        write_table(made, document["shardlist"], document, sha256, table.state)
         made.flush()
         return filecmp.cmp(path, made_path, shallow=False)
 

@@ -21,7 +21,7 @@ from wids.shards.local_shards import LocalShards
 from wids.shards.packs import Packs
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
-from wids.shards.specs.model import DatasetSpec, is_foreign
+from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.readable_shard import PooledShard
@@ -123,9 +123,7 @@ class ShardOpener:
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""
-        # That of another program is not read to learn this: it may have to be fetched.
-        is_known = self.is_local(number) or is_foreign(self.shards[number].index)
-        return is_known or self._by_range().index(number) is not None
+        return self.is_local(number) or self._by_range().index(number) is not None
 
     def is_packed(self, number: int) -> bool:
         """Whether the dataset's pack has the keys of this shard, and states its length.

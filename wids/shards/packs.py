@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.shards.specs.model import DatasetSpec, PackedShards, is_foreign
+from wids.shards.specs.model import DatasetSpec, PackedShards
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.cache.store import Cache
@@ -139,8 +139,6 @@ class Packs:
     def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
         """Yield the packs that have a shard of this number and name, with its position there."""
         own_url = self.shards[number].index
-        if is_foreign(own_url):
-            own_url = None
         if not self._shared and own_url is None:
             return  # the common case, and shards are opened often
         names = self._names(number)

@@ -16,10 +16,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from wids.errors import ShardFormatError, WidsError
+from wids.errors import WidsError
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_names import to_bytes
 from wids.shards.tars.raw_samples import (
     WRAP,
     Labels,
@@ -70,11 +69,9 @@ class RemoteShard(PooledShard):
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
         version: Returns the version of all that ``read_range`` returns; None if it is not known.
-        index_name: The file of another program that the index was made from, which has no
-            checksums: headers are compared with names and lengths instead.
 
     Raises:
-        ValueError: The index has no checksums, and is not one of these.
+        ValueError: The index has no checksums.
     """
 
     is_local = False
@@ -91,7 +88,6 @@ class RemoteShard(PooledShard):
         takes: Callable[[int], bool] = lambda _: True,
         has_copy: Callable[[], bool] = lambda: False,
         version: Callable[[], str | None] = lambda: None,
-        index_name: str | None = None,
     ) -> None:
         self.name = name
         self.index = index
@@ -104,8 +100,7 @@ class RemoteShard(PooledShard):
         self._landed: Mapping[int, Value] = {}
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
-        self._index_name = index_name
-        if index_name is None and len(index.head_crcs) != len(index.blocks):
+        if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
 
     @property
@@ -265,20 +260,8 @@ class RemoteShard(PooledShard):
         """Compare the headers of a member, which begin at a byte of the tar, with the index."""
         # A header has name and length, so another tar of the same length is noticed.
         index = self.index
-        if self._index_name is None:
-            if zlib.crc32(head) != index.head_crcs[member]:
-                raise changed_header_error(self.name, start, index.fields[index.field_ids[member]])
-            return
-        from wids.shards.tars.head_check import header_problem  # most indexes have checksums
-
-        name, size = index.member_name(member), int(index.sizes[member])
-        problem = header_problem(bytes(head), start, self.nbytes, to_bytes(name), size)
-        if problem is not None:
-            raise ShardFormatError(
-                f'{self.name}: at byte {start}: expected the header of "{name}" with {size} bytes, '
-                f"as {self._index_name} states, found {problem}; make that index again or remove "
-                "it, or describe the shards with `wids create` and open that spec"
-            )
+        if zlib.crc32(head) != index.head_crcs[member]:
+            raise changed_header_error(self.name, start, index.fields[index.field_ids[member]])
 
     def _is_intact(self, member: int, value: memoryview) -> bool:
         """Whether these bytes have a member's checksum; True if the index has none."""

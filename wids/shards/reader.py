@@ -85,7 +85,10 @@ class ShardReader:
             to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
+        has_all_fields: Whether the indexes of shards have all fields of their samples.
     """
+
+    has_all_fields = True
 
     def __init__(self, opener: ShardOpener, pool: ShardPool, edges: IntArray) -> None:
         self.opener, self.pool, self._own_edges = opener, pool, edges

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from wids.errors import FetchError
 from wids.shards.indexes import index_file
 from wids.shards.shard_facts import ShardFacts, remote_file
-from wids.shards.specs.model import is_foreign
 from wids.shards.tars.index import ShardIndex
 from wids.storage.transport import urls
 
@@ -32,8 +31,7 @@ class ShardsByRange:
     def index(self, number: int) -> tuple[ShardIndex, int] | None:
         """Return the index of a shard and the length of its tar, without fetching the tar.
 
-        From a pack; from the cache, where an earlier copy left it; or from the file of another
-        program. None if there is none of them.
+        From a pack, or from the cache, where an earlier copy left it. None if neither has it.
         """
         facts = self.facts
         shard_spec, key_split = facts.shards[number], facts.key_split(number)
@@ -44,10 +42,6 @@ class ShardsByRange:
         is_same_rule = left is not None and left[0].key_split == key_split
         if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
             return left[0], left[1].nbytes
-        if is_foreign(shard_spec.index):
-            from wids.shards.foreign.foreign_indexes import foreign_index  # with sqlite3: 3 ms
-
-            return foreign_index(facts.store, shard_spec, key_split, facts.options.repeated)
         return None
 
     def may_open(self, number: int) -> bool:
@@ -102,8 +96,5 @@ class ShardsByRange:
             takes=partial(facts.takes, number, nbytes),
             has_copy=has_copy,
             version=lambda: reader.version,
-            index_name=None
-            if len(index.head_crcs)
-            else urls.redact(facts.shards[number].index or ""),
         )
         return facts.checked(number, shard)

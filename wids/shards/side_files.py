@@ -80,9 +80,3 @@ def open_file(store: Cache, url: str) -> Iterator[BinaryIO]:
             raise local_error(path, error) from error
         with file:
             yield file
-
-
-def read_file(store: Cache, url: str) -> bytes:
-    """Return the bytes of a small file; raises as `open_file` does."""
-    with open_file(store, url) as file:
-        return file.read()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -75,6 +76,8 @@ class ColumnReader:
             WidsError: The shard cannot be read.
         """
         reader = self.shards
+        if not reader.has_all_fields:
+            return self._read_samples(number, rows)
         shard = self._opened(number, rows)
         try:
             return self._read_from(shard, number, rows)
@@ -104,6 +107,22 @@ class ColumnReader:
             return self._read_from(shard, number, rows)
         except RangeError:  # the server has no ranges
             return None
+
+    def _read_samples(self, number: int, rows: Rows) -> ShardColumns:
+        """Read samples with the fields of the columns, where the index does not have them all."""
+
+        def read(reader: ShardReader, *, local: bool) -> ShardColumns:
+            ignores = None if self.errors == "raise" else (lambda _: None)
+            shard = reader.open(number, local).of_samples(rows, ignores)
+            return self._read_from(shard, number, rows)
+
+        try:
+            with closing(self.shards.only({path.field for path in self.paths})) as reader:
+                return read(reader, local=False)
+        except RangeError:
+            if not self.shards.fetches_for_many:
+                raise
+            return read(self.shards, local=True)
 
     def _opened(self, number: int, rows: Rows) -> ReadableShard:
         """Open a shard, a remote one by range where that is cheaper than fetching it."""

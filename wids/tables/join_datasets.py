@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
-
-import numpy as np
 
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import BackgroundFetch
-from wids.tables.column_values import DecodeMany
 from wids.tables.join_names import Fields, Names
 from wids.tables.join_samples import KeyedSamples
 from wids.tables.join_sides import OtherSide, shards_of
-from wids.tables.joined_index import indexed_members
 
 
 class DatasetSide(OtherSide):
@@ -68,35 +64,6 @@ class DatasetSide(OtherSide):
             fields["__key__"] = key
             found.append(fields)
         return found
-
-    def column(
-        self, entries: IntArray, field: str, decode: DecodeMany, *, local: bool
-    ) -> tuple[Sequence[str | None], list[Any]]:
-        """Return the keys and one field of samples."""
-        own = self._names.own([field]) or [field]  # of no entry, where it is not of this side
-        return self.dataset.column(entries, own[0], decode, local=self._fetches(local))
-
-    def read_part(self, entry: int, field: str, start: int, stop: int) -> tuple[str, bytes] | None:
-        """Return the key of a sample, and bytes of one of its fields."""
-        own = self._names.own([field])
-        if not own:
-            return None
-        number, local_index = self._reader.locate(entry)
-        shard = self._reader.open(number, local=False)
-        return shard.index.key(local_index), shard.read_part(local_index, own[0], start, stop)
-
-    def members(
-        self, entries: IntArray, samples: IntArray, number_of: Callable[[str], int]
-    ) -> IntArray | None:
-        """Return the members of samples, from the indexes of their shards."""
-        found = [np.empty((4, 0), np.int64)]
-        for number, places, local_indices in self._reader.groups(entries):
-            index = self._reader.index(number)
-            if index is None:
-                return None
-            numbers = [number_of(self._names[field]) for field in index.fields]
-            found.append(indexed_members(index, np.array(local_indices), samples[places], numbers))
-        return np.concatenate(found, axis=1)
 
     def content(self, entries: IntArray) -> tuple[Any, ...]:
         """Return the contents of the shards that are used, and which samples of them are."""

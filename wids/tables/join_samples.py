@@ -12,12 +12,8 @@ import numpy as np
 from wids.errors import JoinError
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.sample_access import SampleAccess, required_access
-from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
-from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.array_types import IntArray
-from wids.tables.column_reader import members_in, values_in
-from wids.tables.column_values import DecodeMany
 
 
 class JoinableDataset(Protocol):
@@ -42,9 +38,11 @@ class KeyedSamples:
 
     Attributes:
         dataset: All samples of the shards, which raises where a sample cannot be produced.
+        is_compared: Whether samples are compared with checksums although they are not decoded here.
     """
 
     dataset: JoinableDataset
+    is_compared: bool = False
 
     @cached_property
     def access(self) -> SampleAccess:
@@ -124,28 +122,8 @@ class KeyedSamples:
         """Return whether to compare checksums, and the labels that transformations see."""
         access, reader = self.access, self.reader
         if not access.transformations:
-            return reader.verifies_raw, None
+            return reader.verifies_decoded if self.is_compared else reader.verifies_raw, None
         return reader.verifies_decoded, reader.labels(number, access.dataset_name)
-
-    def column(
-        self, positions: IntArray, field: str, decode: DecodeMany, *, local: bool
-    ) -> tuple[list[str], list[Any]]:
-        """Return the keys of samples and one stored field; None for a sample that lacks it."""
-        keys, values = [""] * len(positions), [None] * len(positions)
-        verify = self.reader.verifies_decoded
-        for number, places, local_indices in self.reader.groups(positions):
-            rows = np.array(local_indices)
-
-            def read(shard: ReadableShard) -> tuple[ShardIndex, IntArray, list[Any]]:
-                having, members = members_in(shard.index, field, rows)  # noqa: B023 - called at once
-                return shard.index, having, values_in(shard, members, decode, verify=verify)
-
-            index, having, found = self.reader.read_from(number, local, read)
-            for place, local_index in zip(places, local_indices, strict=True):
-                keys[place] = index.key(local_index)
-            for at, value in zip(having.tolist(), found, strict=True):
-                values[places[at]] = value
-        return keys, values
 
     def check(self, samples: list[Any]) -> None:
         """Raise `JoinError` if transformations returned anything but dicts."""
@@ -166,8 +144,8 @@ class KeyedSamples:
         return *access.reader.transformations, *access.transformations, *own
 
     def undecoded(self) -> KeyedSamples:
-        """Return the samples as they are stored."""
-        return KeyedSamples(self.dataset.undecoded())
+        """Return the samples as they are stored, compared with their checksums."""
+        return KeyedSamples(self.dataset.undecoded(), is_compared=True)
 
     def only(self, fields: Collection[str] | None) -> KeyedSamples:
         """Return the samples, fetching no shards; see `ShardReader.only`."""

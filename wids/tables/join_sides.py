@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any
 
@@ -17,11 +17,9 @@ import numpy as np
 from wids.storage.array_types import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.column_paths import KEY
-from wids.tables.column_values import DecodeMany
 from wids.tables.join_names import Fields
 from wids.tables.join_samples import KeyedSamples
-from wids.tables.join_values import as_bytes, plain_values
-from wids.tables.joined_index import UNKNOWN
+from wids.tables.join_values import as_bytes
 
 
 class OtherSide(ABC):
@@ -80,55 +78,6 @@ class OtherSide(ABC):
             fields and {name: v for name, v in fields.items() if name == KEY or name in chosen}
             for fields in found
         ]
-
-    def column(
-        self,
-        entries: IntArray,
-        field: str,
-        decode: DecodeMany,
-        *,
-        local: bool,  # noqa: ARG002 - of a dataset
-    ) -> tuple[Sequence[str | None], list[Any]]:
-        """Return the keys of entries, and one field as items of a column; None where it is missing.
-
-        Args:
-            entries: The entries.
-            field: The field.
-            decode: Returns the values of bytes.
-            local: As for `ShardPool.get`.
-        """
-        found = [fields or {} for fields in self.read(entries)]
-        values = plain_values([fields.get(field) for fields in found], decode)
-        return [fields.get(KEY) for fields in found], values
-
-    def read_part(self, entry: int, field: str, start: int, stop: int) -> tuple[str, bytes] | None:
-        """Return the key of an entry and bytes of one of its fields; None if it lacks the field."""
-        fields = self.read_one(entry, local=False)
-        if fields is None or field not in fields:
-            return None
-        return fields[KEY], as_bytes(fields[field])[start:stop]
-
-    def members(
-        self, entries: IntArray, samples: IntArray, number_of: Callable[[str], int]
-    ) -> IntArray | None:
-        """Return what the index of joined samples says of entries; see `joined_index`.
-
-        Args:
-            entries: The entries.
-            samples: The samples that they belong to.
-            number_of: Returns the number of a field in that index.
-
-        Returns:
-            The members, or None if an index is not available.
-        """
-        members = [
-            (sample, len(as_bytes(value)), number_of(name), UNKNOWN)
-            for sample, fields in zip(samples.tolist(), self.read(entries), strict=True)
-            for name, value in (fields or {}).items()
-            if name != KEY
-        ]
-        found: IntArray = np.array(members, np.int64).reshape(-1, 4).T
-        return found
 
     def content(self, entries: IntArray) -> tuple[Any, ...]:
         """Return values that change when the fields of entries do; -1 stands for no entry."""

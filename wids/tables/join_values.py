@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import copy
+from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
@@ -66,6 +67,8 @@ def as_bytes(value: Any) -> bytes:
         return value.encode("utf-8", "backslashreplace")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, BytesIO):
+        return value.getvalue()
     return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
@@ -86,8 +89,8 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
+    if isinstance(value, bytearray | memoryview | BytesIO):
+        return as_bytes(value)
     if hasattr(value, "tolist"):  # arrays, tensors, and numbers of numpy
         value = value.tolist()
     if isinstance(value, list | tuple | set | frozenset):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +19,8 @@ from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.join_sides import shards_of
-from wids.tables.joined_index import indexed_members, joined_index
 from wids.tables.joined_shard import JoinedShard
 from wids.tables.joint import Joint
-
-_MAX_INDEXES: Final = 64
-"""Indexes of joined shards that stay in memory, for notebooks and pages."""
 
 
 class JoinedReader(ShardReader):
@@ -34,13 +30,14 @@ class JoinedReader(ShardReader):
         joint: What is joined.
     """
 
+    has_all_fields = False
+
     def __init__(self, joint: Joint) -> None:
         self._inner = joint.own.reader
         super().__init__(self._inner.opener, self._inner.pool, self._inner.edges)
         self._joint = joint
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}
-        self._indexes: dict[int, tuple[ShardIndex, ShardIndex]] = {}
         self.open = self._joined_shard
 
     def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
@@ -86,31 +83,8 @@ class JoinedReader(ShardReader):
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def index(self, number: int) -> ShardIndex | None:
-        """Return an index with the fields of both sides; None if one would have to be fetched."""
-        own = self._inner.index(number)
-        if own is None:
-            return None
-        made_from, joined = self._indexes.get(number, (None, None))
-        if made_from is own:
-            return joined
-        # None yet, or the shard was opened again, and may be another one.
-        numbers = {name: at for at, name in enumerate(own.fields)}
-        entries, samples = self._joint.entries_of(number), np.arange(len(own))
-        is_present = entries >= 0
-        members = self._other.members(
-            entries[is_present],
-            samples[is_present],
-            lambda name: numbers.setdefault(name, len(numbers)),
-        )
-        if members is None:
-            return None
-        first = indexed_members(own, samples, samples, range(len(own.fields)))
-        joined = joined_index(own, np.concatenate([first, members], axis=1), numbers)
-        # One operation at a time, since other threads may use the dict.
-        for old in list(self._indexes)[: len(self._indexes) - _MAX_INDEXES + 1]:
-            self._indexes.pop(old, None)
-        self._indexes[number] = own, joined
-        return joined
+        """Return the index of the samples as the first side stores them."""
+        return self._inner.index(number)
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them, where these are known."""
@@ -208,11 +182,10 @@ class JoinedReader(ShardReader):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process makes the indexes that it shows, and finds the shards that it needs.
+        # Another process finds the shards that it needs.
         return type(self), (self._joint,)
 
     def close(self) -> None:
         """Release the open shards of both sides; the next read opens them again."""
         for each in self._joint.datasets:
             each.reader.close()
-        self._indexes.clear()

@@ -6,19 +6,21 @@ read as from any other shard. It holds nothing open: the readers of both sides d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from wids.errors import JoinError
+from wids.errors import ShardFormatError, WidsError
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample, label, missing_field_error
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.raw_samples import Labels, RawSample, label
+from wids.shards.tars.readable_shard import ReadableShard, read_or_errors
 from wids.storage.array_types import IntArray
 from wids.storage.transport import urls
 from wids.tables.column_values import DecodeMany
+from wids.tables.join_values import as_bytes, plain_values
 from wids.tables.joint import Joint
 
 
@@ -63,15 +65,8 @@ class JoinedShard(ReadableShard):
 
     @property
     def index(self) -> ShardIndex:  # type: ignore[override]
-        """The index of the joined samples.
-
-        Raises:
-            JoinError: A shard of the other side would have to be fetched to know its fields.
-        """
-        index = self._reader.index(self._number)
-        if index is None:
-            raise JoinError(f"{self.name}: a shard that is joined to it has no index")
-        return index
+        """The index of the samples as the first side stores them."""
+        return self._own.key_index(self._number)
 
     def read(
         self,
@@ -101,68 +96,71 @@ class JoinedShard(ReadableShard):
                 label(sample, local_index, labels)
         return samples
 
-    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return bytes of one field, from a start to a stop; fewer where the field ends.
-
-        Raises:
-            KeyError: The sample does not have the field.
-        """
-        index, place = self._own.index(self._number), self._start + local_index
-        if index is None:
-            raise missing_field_error(self.name, f"number {local_index}", field)
-        if field in index.members(local_index):
-            shard = self._own.open(self._number, local=self._local)
-            return shard.read_part(local_index, field, start, stop)
-        key, entry = index.key(local_index), self._joint.entries.one(place)
-        found = None if entry < 0 else self._joint.other.read_part(entry, field, start, stop)
-        if found is None:
-            raise missing_field_error(self.name, key, field)
-        self._joint.check_keys([place], [key], [found[0]])
-        return found[1]
-
-    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
-        """Return the values of members of the joined index that are of one field, and ascend.
-
-        Raises:
-            JoinError: Both sides have the field.
-            MismatchError: A shard was written again since the datasets were joined.
-        """
-        joint, index, local = self._joint, self.index, self._local
-        field = index.fields[index.field_ids[members[0]]]
-        samples = np.searchsorted(index.member_starts, members, side="right") - 1
-        positions, keys = samples + self._start, list(map(index.key, samples.tolist()))
-        having, _ = index.members_of(field)
-        on_both = np.isin(samples, having[1:][having[1:] == having[:-1]])
-        if on_both.any():
-            at = int(on_both.argmax())
-            raise joint.collision(positions[at], keys[at], [field])
-        own_index = self._own.index(self._number)
-        is_own = np.isin(samples, own_index.members_of(field)[0] if own_index else ())
-        entries = joint.entries.at(positions[~is_own])
-        own = zip(*joint.own.column(positions[is_own], field, decode, local=local), strict=True)
-        other = zip(*joint.other.column(entries, field, decode, local=local), strict=True)
-        found = [next(own) if each else next(other) for each in is_own.tolist()]
-        joint.check_keys(positions, keys, [key for key, _ in found])
-        return [value for _, value in found]
-
-    def read_members(
+    def of_samples(
         self,
-        members: IntArray,
-        *,
-        verify: bool = False,  # noqa: ARG002 - parts of fields are not compared
-    ) -> list[bytes]:
-        """Return the bytes of members of the joined index, one by one."""
-        index = self.index
-        samples = np.searchsorted(index.member_starts, members, side="right") - 1
-        return [
-            self.read_part(sample, index.fields[field], 0, size)
-            for sample, field, size in zip(
-                samples.tolist(),
-                index.field_ids[members].tolist(),
-                index.sizes[members].tolist(),
-                strict=True,
-            )
-        ]
+        local_indices: Sequence[int] | IntArray,
+        on_damage: Callable[[WidsError], object] | None = None,
+    ) -> ReadableShard:
+        """Return samples of both sides as they are stored; see `ReadableShard.of_samples`."""
+        joint, places = self._joint.undecoded(), np.asarray(local_indices, np.int64)
+        if on_damage is None:
+            return SampleShard(self, places, joint.read(places + self._start))
+        found = read_or_errors(joint.read, places + self._start, ShardFormatError)
+        for each in found:
+            if isinstance(each, WidsError):
+                on_damage(each)
+        return SampleShard(self, places, [{} if isinstance(e, WidsError) else e for e in found])
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return bytes of a field of the first side."""
+        shard = self._own.open(self._number, local=self._local)
+        return shard.read_part(local_index, field, start, stop)
 
     def check(self) -> None:
         """Do nothing: what is open is checked when it is read."""
+
+
+class SampleShard(ReadableShard):
+    """Some samples of a shard that were read, whose index has their fields.
+
+    Args:
+        shard: The shard.
+        local_indices: The samples in it, ascending. The index has the keys of the others too.
+        samples: Their fields.
+    """
+
+    def __init__(
+        self, shard: ReadableShard, local_indices: IntArray, samples: Iterable[Mapping[str, Any]]
+    ) -> None:
+        self.name = shard.name
+        members = [
+            (local_index, field, value)
+            for local_index, sample in zip(local_indices.tolist(), samples, strict=True)
+            for field, value in sample.items()
+            if not field.startswith("__")
+        ]
+        names = tuple(dict.fromkeys(field for _, field, _ in members))
+        numbers = {name: number for number, name in enumerate(names)}
+        self._values = [value for _, _, value in members]
+        nothing = np.zeros(len(members), np.uint8)
+        self.index = replace(
+            shard.index,
+            member_starts=np.searchsorted(
+                np.array([each for each, _, _ in members], np.int64), range(len(shard.index) + 1)
+            ),
+            sizes=np.array([len(as_bytes(value)) for value in self._values], np.int64),
+            field_ids=np.array([numbers[field] for _, field, _ in members], np.int64),
+            blocks=nothing,
+            head_blocks=nothing,
+            head_crcs=nothing[:0],
+            payload_crcs=nothing[:0],
+            fields=names,
+        )
+
+    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:  # noqa: ARG002 - done
+        """Return values as bytes."""
+        return [as_bytes(self._values[member]) for member in members.tolist()]
+
+    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
+        """Return values as items of a column."""
+        return plain_values([self._values[member] for member in members.tolist()], decode)

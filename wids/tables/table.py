@@ -37,6 +37,8 @@ _MAX_TASKS: Final = 256
 _MAX_TOGETHER: Final = 64
 """Most shards that are read by range at the same time."""
 
+_MAX_SAMPLES: Final = 1024
+"""Samples that are read at a time, where a shard has no index of all their fields."""
 _SMALL_CHUNK: Final = 10_000
 """Columns whose chunks have fewer rows on average become one chunk each."""
 
@@ -71,6 +73,12 @@ def read_table(
     reader = ColumnReader(shards, paths, errors)
     ascending = in_ascending_order(positions)
     tasks = list(rows_of_shards(ascending, shards.edges))
+    if not shards.has_all_fields:
+        tasks = [
+            (number, rows[at : at + _MAX_SAMPLES])
+            for number, rows in tasks
+            for at in range(0, len(rows), _MAX_SAMPLES)
+        ]
     read: list[ShardColumns] = []
     with Bar("reading columns", len(tasks), "shard", wanted=progress) as bar:
         for group in _results(reader, tasks, executor):

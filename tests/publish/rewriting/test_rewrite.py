@@ -424,6 +424,19 @@ def test_joined_fields_are_written(tmp_path: Path) -> None:
     assert {name for name in found if name.startswith("k3")} == {"k3.json", "k3.mask.json"}
 
 
+def test_shards_of_a_join_have_its_lengths(tmp_path: Path) -> None:
+    """The samples of both sides count for ``maxsize``, in any order (REWRITE-2)."""
+    with ShardListDataset(write_shards(tmp_path, [40, 60])) as dataset:
+        joined = dataset.join({f"s{n:05d}": b"x" * (n * 100) for n in range(100)}, prefix="v")
+        order = np.random.default_rng(0).permutation(100)
+        spec = wids.rewrite(joined[order], tmp_path / "new" / "new-%06d.tar", maxsize=100_000)
+    sizes = [shard.nbytes for shard in spec.shards]
+    assert all(80_000 < (nbytes or 0) <= 100_000 for nbytes in sizes[:-1])
+    assert len(sizes) > 6
+    with ShardListDataset(spec) as written:
+        assert [sample["__key__"] for sample in written] == [f"s{n:05d}" for n in order]
+
+
 def test_both_datasets_of_a_join_are_compared(tmp_path: Path) -> None:
     """A shard of the other side that was written again does not resume (REWRITE-8)."""
     for name in "ab":

@@ -27,7 +27,7 @@ WebdatasetPreparator.prepare_dataset(
 
 @pytest.mark.long
 def test_a_dataset_that_energon_prepared(server: Server, tmp_path: Path) -> None:
-    """Its counts, splits and index serve a remote dataset by range, and reading is as local."""
+    """Its counts and splits serve a remote dataset, and reading is as local."""
     pytest.importorskip("megatron.energon", reason="pip install megatron-energon")
     shards(tmp_path / "d" / "parts", (3, 4, 5))
     program = tmp_path / "prepare.py"
@@ -37,7 +37,7 @@ def test_a_dataset_that_energon_prepared(server: Server, tmp_path: Path) -> None
     root = f"{server.url}/.nv-meta/.info.json"
     val = wids.load_spec(root, split="val")
     with (
-        wids.ShardListDataset(val, access="range") as dataset,
+        wids.ShardListDataset(val) as dataset,
         wids.ShardListDataset(tmp_path / "d" / "parts") as local,
     ):
         assert (len(dataset), local.lengths) == (5, [3, 4, 5])

@@ -1,17 +1,15 @@
-"""Counts and indexes that other programs wrote beside shards are used."""
+"""Counts that other programs wrote beside shards are used."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from beside_files import bytes_of, serve, shards, write_dali, write_energon, write_stats
-from conftest import raises, sample_members, write_tar
+from conftest import raises, write_tar
 from loopback import Server
 
 import wids
@@ -97,86 +95,6 @@ def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path
         assert dataset[12][".txt"] == "text 12"
 
 
-@pytest.mark.parametrize("kind", ["dali", "energon", "energon's document"])
-def test_a_complete_index_is_read_by_range_at_once(
-    server: Server, tmp_path: Path, kind: str
-) -> None:
-    """A sample of a remote shard costs its bytes, and equals the local one (INDEX-40)."""
-    big = [(f"s{n:05d}.{e}", bytes([n]) * 50_000) for n in range(20) for e in ("bin", "long.bin")]
-    (tmp_path / "d").mkdir()
-    tars = [write_tar(tmp_path / "d" / "a.tar", big)]
-    long = [(f"{'folder/' * 20}{n}.bin", b"x" * n) for n in range(3)]
-    tars.append(write_tar(tmp_path / "d" / "b.tar", long))
-    if kind == "dali":
-        list(map(write_dali, tars))
-    else:
-        write_energon(tmp_path / "d", tars)
-    serve(server, tmp_path / "d")
-    name = ".nv-meta/.info.json" if "document" in kind else "{a,b}.tar"
-    with (
-        wids.ShardListDataset(f"{server.url}/{name}", access="range", raw="bytes") as dataset,
-        wids.ShardListDataset(tmp_path / "d", raw="bytes") as local,
-    ):
-        assert dataset.lengths == [20, 3]
-        for index in (13, 22):
-            remote, other = dataset[index], local[index]
-            assert {k: v for k, v in remote.items() if k != "__shard__"} == {
-                k: v for k, v in other.items() if k != "__shard__"
-            }
-        assert 100_000 < bytes_of(server, ".tar") < 105_000
-        assert len([path for path in server.requests if path.endswith(".tar")]) == 2
-        assert [s["__key__"] for s in dataset] == [s["__key__"] for s in local]
-
-
-def test_an_index_of_another_tar_is_an_error(server: Server, tmp_path: Path) -> None:
-    """The header of a member is compared when it is read; the error names both files (INDEX-40)."""
-    (tar,) = shards(tmp_path / "d", (10,))
-    write_dali(tar)
-    write_tar(tar, [(name.replace("s", "t"), data) for name, data in sample_members(0, 10)])
-    serve(server, tmp_path / "d")
-    with wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset:
-        assert len(dataset) == 10
-        with raises(
-            wids.ShardFormatError,
-            "/00000.tar: at byte",
-            'header of "s00003.txt" with 6 bytes, as http',
-            '/00000.idx states, found "t00003.txt" of 6 bytes',
-        ):
-            dataset[3]
-
-
-@pytest.mark.parametrize("length", [5, 7])
-def test_an_index_with_another_length_is_an_error(
-    server: Server, tmp_path: Path, length: int
-) -> None:
-    """A member of the right name is not cut off, nor read beyond its end (INDEX-40)."""
-    (tar,) = shards(tmp_path / "d", (4,))
-    index = write_dali(tar)
-    index.write_text(index.read_text().replace(" 6 s00003.txt", f" {length} s00003.txt"))
-    serve(server, tmp_path / "d")
-    with wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset:
-        assert dataset[2][".txt"] == "text 2"
-        with raises(
-            wids.ShardFormatError,
-            f'header of "s00003.txt" with {length} bytes, as http',
-            '/00000.idx states, found "s00003.txt" of 6 bytes',
-        ):
-            dataset[3]
-
-
-def test_an_index_beyond_the_tar_is_an_error(server: Server, tmp_path: Path) -> None:
-    """Places outside the tar, or too many, are an error that names both, before they are read."""
-    (tar,) = shards(tmp_path / "d", (40,))
-    write_dali(tar)
-    write_tar(tar, sample_members(0, 2))
-    serve(server, tmp_path / "d")
-    with (
-        wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset,
-        raises(wids.MismatchError, "/00000.tar: expected at most 20 members", "00000.idx"),
-    ):
-        dataset[0]
-
-
 def test_files_that_disagree_are_an_error_that_names_both(tmp_path: Path) -> None:
     """Two counts of one shard that differ, or a count that the tar does not have (SPEC-51)."""
     tars = shards(tmp_path / "d")
@@ -200,19 +118,6 @@ def test_files_that_disagree_are_an_error_that_names_both(tmp_path: Path) -> Non
         write_stats(tar, 9)
     with raises(wids.MismatchError, "00000_stats.json states 9 samples, and ", "00000.idx 10"):
         wids.ShardListDataset(tmp_path / "d")
-
-
-def test_an_index_and_a_count_that_disagree_name_each_other(server: Server, tmp_path: Path) -> None:
-    """Where a count of the folder made it needless to count the index, opening compares them."""
-    (tar,) = shards(tmp_path / "d", (10,))
-    write_dali(tar)
-    as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 11})
-    serve(server, tmp_path / "d")
-    with (
-        wids.ShardListDataset(f"{server.url}/00000.tar") as dataset,
-        raises(wids.MismatchError, "sizes.json states 11 samples, and ", "00000.idx 10; correct"),
-    ):
-        dataset[0]
 
 
 def test_files_of_other_programs_are_passed_over(
@@ -266,52 +171,6 @@ def test_a_dot_in_the_name_of_a_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE sample_parts SET content_byte_offset = -512",
-        "UPDATE sample_parts SET content_byte_offset = 9223372036854775296",
-        "UPDATE sample_parts SET content_byte_size = 'many'",
-        "UPDATE sample_parts SET content_byte_offset = content_byte_offset + 1",
-        "UPDATE sample_parts SET content_byte_offset = 1024",
-        "UPDATE samples SET sample_key = NULL",
-    ],
-)
-def test_a_hostile_index_reads_nothing_outside(server: Server, tmp_path: Path, change: str) -> None:
-    """What is no place in the tar is an error that names both files, before a request."""
-    meta = write_energon(tmp_path, shards(tmp_path, (4,)))
-    with closing(sqlite3.connect(meta / "index.sqlite")) as base:
-        base.execute(change)
-        base.commit()
-    serve(server, tmp_path)
-    with (
-        wids.ShardListDataset(f"{server.url}/00000.tar", access="range") as dataset,
-        raises(wids.MismatchError, "/00000.tar: expected members one after", "index.sqlite"),
-    ):
-        dataset[0]
-    assert bytes_of(server, ".tar") == 0
-
-
-def test_a_view_in_an_index_is_not_computed(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An index without its tables is passed over, and the shard is fetched."""
-    meta = write_energon(tmp_path, shards(tmp_path, (4,)))
-    with closing(sqlite3.connect(meta / "index.sqlite")) as base:
-        base.execute("DROP TABLE sample_parts")
-        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n"
-        base.execute(f"CREATE VIEW sample_parts AS {endless}")
-        base.commit()
-    serve(server, tmp_path)
-    with wids.ShardListDataset(f"{server.url}/00000.tar") as dataset:
-        assert dataset[3][".txt"] == "text 3"
-    (meta / "index.sqlite").write_bytes(b"no database" * 100)
-    serve(server, tmp_path)
-    with wids.ShardListDataset(f"{server.url}/00000.tar", cache_dir=tmp_path / "c") as dataset:
-        assert dataset[3][".txt"] == "text 3"
-    assert "index.sqlite: file is not a database; going on without this index" in caplog.text
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("sizes.json", '{"00000.tar": -3}'),
@@ -345,3 +204,21 @@ def test_copies_are_counted_without_their_server(server: Server, tmp_path: Path)
     with wids.ShardListDataset(name) as dataset:
         assert dataset.lengths == [10, 7]
     assert len(server.heads) == num_asked
+
+
+def test_an_index_of_another_program_is_not_read(server: Server, tmp_path: Path) -> None:
+    """A shard with counts of DALI or Energon is fetched, also if a spec names their index."""
+    tars = shards(tmp_path / "d")
+    list(map(write_dali, tars))
+    write_energon(tmp_path / "d", tars)
+    serve(server, tmp_path / "d")
+    with wids.ShardListDataset(f"{server.url}/.nv-meta/.info.json") as dataset:
+        assert [shard.index for shard in dataset.spec.shards] == [None, None]
+        assert (len(dataset), dataset[12][".txt"]) == (17, "text 12")
+    assert bytes_of(server, "00001.tar") == tars[1].stat().st_size
+    assert not [request for request in server.log if request.path.endswith(".sqlite")]
+    entry = {"url": "00000.tar", "nsamples": 10, "index": "00000.idx"}
+    as_is(tmp_path / "d" / "old.json", {"shardlist": [entry]})
+    serve(server, tmp_path / "d")
+    with wids.ShardListDataset(f"{server.url}/old.json", cache_dir=tmp_path / "c") as dataset:
+        assert dataset[3][".txt"] == "text 3"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import multiprocessing
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 
 import wids
 from wids.errors import SpecError
-from wids.shards.specs import spec_tables
 from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import (
     DamagedTableError,
@@ -31,7 +29,6 @@ from wids.shards.specs.shard_table import (
     table_url,
 )
 from wids.shards.specs.shard_table_writer import write_table
-from wids.shards.specs.streamed_json import StreamedDocument
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 NAMES = st.one_of(
@@ -115,12 +112,11 @@ def no_eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return None
 
 
-@given(DOCUMENTS, st.sampled_from([None, 2]), st.sampled_from([None, 1]))
+@given(DOCUMENTS, st.sampled_from([None, 2]))
 def test_a_table_equals_the_shardlist(
     tmp_path_factory: pytest.TempPathFactory,
     document: dict[str, Any],
     indent: int | None,
-    least: int | None,
 ) -> None:
     """Every document gives the same spec by its table as by its JSON (SHARDS-1)."""
     folder = tmp_path_factory.mktemp("law")
@@ -131,46 +127,35 @@ def test_a_table_equals_the_shardlist(
         for module in ("parsing", "spec_tables"):
             patch.setattr(f"wids.shards.specs.{module}.SHORT_NBYTES", 0)
         patch.setenv("WIDS_CACHE", str(folder / "cache"))
-        if least:
-            patch.setattr("wids.shards.specs.streamed_json._PIECE_NBYTES", 7)
         made, again = wids.load_spec(path), wids.load_spec(path)
     assert isinstance(made.shards, ShardTable)
     assert made == wanted == again
     assert made.document(str(folder)) == wanted.document(str(folder))
 
 
-@given(st.lists(JSON_VALUES, max_size=9), st.integers(1, 40), st.booleans())
-def test_pieces_are_the_whole(values: list[Any], nbytes: int, is_ascii: bool) -> None:
-    """A document that is parsed in pieces of any length has the values of the whole one."""
-    document = {"a": [1], "shardlist": values, "b": {"c": "}, ]"}}
-    file = io.BytesIO(json.dumps(document, ensure_ascii=is_ascii).encode())
-    streamed = StreamedDocument(lambda _: file.read(nbytes))
-    found = list(streamed.entries())
-    assert {**streamed.rest, "shardlist": found} == document
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", '{"a": 1,}', '{"a": 1} 2', '{"a": 1', '{"a": 1, "a": 2}', '{"shardlist": [1 2]}']
-)
-def test_no_other_text_is_a_document(text: str) -> None:
-    """What json refuses, and a key that occurs twice, is refused in pieces too."""
-    streamed = StreamedDocument(io.BytesIO(text.encode()).read)
-    with pytest.raises(ValueError, match=r"."):
-        list(streamed.entries())
-
-
-@pytest.mark.usefixtures("no_eager")
 def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process makes its table in the cache, which the next one maps (SHARDS-4)."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     first = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(spec_tables, "write_table", None)
+    monkeypatch.setattr("wids.shards.specs.parsing.parse", None)
     with wids.ShardListDataset(path, cache_dir=tmp_path / "cache") as dataset:
         assert dataset.spec == first.spec
         assert len(dataset) == sum(n % 7 for n in range(1500))
         assert dataset.locate(21) == (8, 0)
         assert not isinstance(dataset.spec.shards, tuple)
         assert dataset.spec.shards[-1].url == str(tmp_path / "train-001499.tar")
+
+
+def test_a_document_beyond_all_limits_needs_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer one than is parsed is read by the table that was saved with it (SHARDS-9)."""
+    wids.load_spec(document_of(1500), base=tmp_path).save(tmp_path / "train.json")
+    monkeypatch.setattr("wids.shards.specs.parsing.MAX_DOCUMENT_NBYTES", 100_000)
+    assert len(wids.load_spec(tmp_path / "train.json").shards) == 1500
+    (tmp_path / "copy.json").write_bytes((tmp_path / "train.json").read_bytes() + b" ")
+    with raises(SpecError, "copy.json: expected a document of at most 100000", "table of shards"):
+        wids.load_spec(tmp_path / "copy.json")
 
 
 @pytest.mark.usefixtures("no_eager")

@@ -30,6 +30,8 @@ No more bytes than these are decoded at a time: as values they take a hundred ti
 """
 _MAX_READ_NBYTES: Final = 8_000_000
 """Bytes to read at a time."""
+_NUM_READ: Final = 64
+"""Samples to read at a time."""
 
 
 class ShardRows:
@@ -48,6 +50,19 @@ class ShardRows:
         self._members: dict[str, tuple[Rows, Rows]] = {}
         self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
         self.left_out: Counter[str] = Counter()
+
+    def of(self, rows: Rows) -> tuple[ShardRows, Rows]:
+        """Return the fields of some samples, and those samples; the first of them if all are read.
+
+        Samples are read where the index of their shard does not have all their fields.
+        """
+        few, damage = rows[:_NUM_READ], Counter[str]()
+        shard = self._shard.of_samples(few, lambda _: damage.update(["unreadable"]))
+        if shard is self._shard:
+            return self, rows
+        found = ShardRows(shard)
+        found.left_out = damage
+        return found, few
 
     @property
     def fields(self) -> tuple[str, ...]:

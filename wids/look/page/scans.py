@@ -131,13 +131,14 @@ class Scan(Generic[AnyVisitor]):
     def _run_shard(self, number: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
         """Visit the samples of a shard from the next one on, block by block."""
         with ExitStack() as stack:
-            shard: ShardRows | None = None
+            opened: ShardRows | None = None
             while self._next < end and not self._is_enough and is_wanted():
                 stop = min(self._next + _BLOCK, end)
                 rows = self.visitor.wanted(start, np.arange(self._next - start, stop - start))
                 if len(rows):  # or the shard is not even opened
-                    shard = shard or stack.enter_context(opened_rows(self._dataset, number))
-                    few = shard.affordable(rows, self.visitor.fields)
+                    opened = opened or stack.enter_context(opened_rows(self._dataset, number))
+                    shard, some = opened.of(rows)
+                    few = shard.affordable(some, self.visitor.fields)
                     stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
                     self._is_enough = self.visitor.visit(start, shard, few)
                     # Not those of a block that failed, which is visited again.

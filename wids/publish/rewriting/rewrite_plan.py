@@ -41,6 +41,9 @@ of all shards, whose indexes are looked up once for each window."""
 _SPARSE: Final = 4
 """Where fewer than one in this many samples of a shard is needed, other keys are not hashed."""
 
+_NUM_READ: Final = 64
+"""Samples that are read at a time for their lengths, where the index does not have all fields."""
+
 _RELEASED_AFTER: Final = 16
 """Indexes that are read before the memory that the system keeps for their pack is released."""
 
@@ -135,13 +138,26 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordAr
         places = order[edges[number] : edges[number + 1]]
         index = index_of(reader, number)
         local = positions[places] - reader.starts[number]
+        if not reader.has_all_fields:
+            nbytes[places] = _read_nbytes(reader, number, local)
         if len(local) * _SPARSE < len(index):
             index, local = _only(index, local), np.arange(len(local))
-        nbytes[places] = _tar_nbytes(index, reader.fields)[local]
+        if reader.has_all_fields:
+            nbytes[places] = _tar_nbytes(index, reader.fields)[local]
         hashes[places] = key_hashes(index)[local]
         if count % _RELEASED_AFTER == 0:
             reader.release_packs()
     return nbytes, hashes
+
+
+def _read_nbytes(reader: ShardReader, number: int, local: IntArray) -> IntArray:
+    """Return the length of each sample in a tar, where the index does not have all fields."""
+    rows, places = np.unique(local, return_inverse=True)
+    found, shard = np.empty(len(rows), np.int64), reader.open(number)
+    for start in range(0, len(rows), _NUM_READ):
+        few = rows[start : start + _NUM_READ]
+        found[start : start + _NUM_READ] = _tar_nbytes(shard.of_samples(few).index, None)[few]
+    return found[places]
 
 
 def _only(index: ShardIndex, local: IntArray) -> ShardIndex:
@@ -176,10 +192,9 @@ def _stretches(
 
 def index_of(reader: ShardReader, number: int) -> ShardIndex:
     """Return the index of a shard, which is fetched if it has none."""
-    if type(reader) is ShardReader:  # others know the fields of one side
-        known = reader.known_index(number)
-        if known is not None and len(known) == reader.ends[number] - reader.starts[number]:
-            return known
+    known = reader.known_index(number)
+    if known is not None and len(known) == reader.ends[number] - reader.starts[number]:
+        return known
     index = reader.index(number)
     if index is None:  # all of its bytes are needed later, so they are fetched now
         index = reader.open(number, local=True).index

@@ -127,11 +127,6 @@ def dali_count(head: bytes, _nbytes: int) -> int | None:
     return int(count) if version[:2] == b"v1" and count.strip().isdigit() else None
 
 
-def has_names(head: bytes) -> bool:
-    """Whether DALI's index has the names of members, without which samples have no keys."""
-    return head.startswith(b"v1.2 ")
-
-
 def _successes(data: bytes, _: int) -> int | None:
     """Return the count in ``00000_stats.json``, where img2dataset counts what it stored."""
     try:

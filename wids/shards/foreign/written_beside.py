@@ -14,17 +14,14 @@ from functools import partial
 from typing import Final
 
 from wids.errors import NotFoundError, SpecError
-from wids.shards.download_cost import LIMIT_NBYTES
 from wids.shards.foreign.statements import (
     OF_FOLDER,
     OF_SHARD,
     OfShard,
     counts_in,
-    dali_name,
     disagreement,
-    has_names,
 )
-from wids.shards.specs.model import COUNTS_FROM, INFO, SQLITE, ShardSpec
+from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.remote_lengths import ask_lengths
@@ -32,7 +29,6 @@ from wids.storage.transport import urls
 
 _MAX_NBYTES: Final = 64 << 20
 """Longest file with the counts of a folder; that of a longer one is of another program."""
-_DALI: Final = next(kind for kind in OF_SHARD if kind.name is dali_name)
 
 _NUM_ASKED: Final = 16
 """Folders of which one has to have such files, or no other is asked."""
@@ -43,7 +39,7 @@ _logger = logging.getLogger(__name__)
 def with_stated_counts(
     shards: Sequence[ShardSpec], numbers: Iterable[int], fetcher: Fetcher
 ) -> tuple[ShardSpec, ...]:
-    """Return shards with the counts and indexes that lie beside some of them.
+    """Return shards with the counts that lie beside some of them.
 
     Args:
         shards: The shards.
@@ -66,7 +62,7 @@ def with_stated_counts(
         search.note_folder(folder, own)
         search.note_shards(own)
     for number, counts in search.counts.items():
-        result[number] = _stated(shards[number], counts, search.indexes.get(number))
+        result[number] = _stated(shards[number], counts)
     if search.counts:
         sources = {source for counts in search.counts.values() for source in counts}
         _logger.info(
@@ -75,12 +71,6 @@ def with_stated_counts(
             len(search.counts),
         )
     return tuple(result)
-
-
-def energon_index(info: str, fetcher: Fetcher) -> str | None:
-    """Return the URL of the index beside Energon's document; None if it is missing or very long."""
-    url = info.replace(INFO, SQLITE)
-    return url if 0 < _lengths(fetcher, [url]).get(url, 0) <= LIMIT_NBYTES else None
 
 
 def _beside(url: str, kind: OfShard) -> str:
@@ -98,14 +88,12 @@ class _Search:
         fetcher: Looks for files, and reads them.
         sizes: The lengths of files that exist.
         counts: The counts of each shard, by the file that states them.
-        indexes: The URL of an index.
     """
 
     shards: Sequence[ShardSpec]
     fetcher: Fetcher
     sizes: dict[str, int] = field(default_factory=dict)
     counts: defaultdict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    indexes: dict[int, str] = field(default_factory=dict)
 
     def look(self, by_folder: Mapping[str, Sequence[int]], which: slice) -> None:
         """Look for the files of some folders, and for those of their first shards."""
@@ -116,7 +104,7 @@ class _Search:
         self.sizes |= _lengths(self.fetcher, names)
 
     def note_folder(self, folder: str, numbers: Sequence[int]) -> None:
-        """Note the counts in the files of a folder, and Energon's index of all shards."""
+        """Note the counts in the files of a folder."""
         by_path = {urls.path_of(self.shards[number].url): number for number in numbers}
         for name, parse in OF_FOLDER.items():
             url = urls.join(folder, name)
@@ -131,28 +119,21 @@ class _Search:
                 _logger.warning("%s; going on without it", str(error))
                 continue
             join = urls.joiner(root)
-            paths = {urls.path_of(join(name)): count for name, count in counts.items()}
-            own = {by_path[path]: count for path, count in paths.items() if path in by_path}
-            index = energon_index(url, self.fetcher) if own and name.endswith(INFO) else None
-            for number, count in own.items():
-                self.counts[number][url] = count
-                if index is not None:
-                    self.indexes[number] = index
+            for shard, count in counts.items():
+                number = by_path.get(urls.path_of(join(shard)))
+                if number is not None:
+                    self.counts[number][url] = count
 
     def note_shards(self, numbers: Sequence[int]) -> None:
         """Note the counts in files of single shards, unless a file of the folder states them."""
-        is_counted = all(number in self.counts for number in numbers)
+        if all(number in self.counts for number in numbers):
+            return
         for kind in OF_SHARD:
-            first = _beside(self.shards[numbers[0]].url, kind)
-            if first not in self.sizes:
+            if _beside(self.shards[numbers[0]].url, kind) not in self.sizes:
                 continue
             files = {number: _beside(self.shards[number].url, kind) for number in numbers}
-            if not is_counted:
-                for number, count in _counts(kind, files, self.fetcher).items():
-                    self.counts[number][files[number]] = count
-            head_nbytes = kind.head_nbytes
-            if kind is _DALI and has_names(self.fetcher.read_start(first, head_nbytes).data):
-                self.indexes |= files  # smaller than an index of the whole dataset
+            for number, count in _counts(kind, files, self.fetcher).items():
+                self.counts[number][files[number]] = count
 
 
 def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[int, int]:
@@ -180,7 +161,7 @@ def _lengths(fetcher: Fetcher, names: Iterable[str]) -> dict[str, int]:
     return {url: answer for url, answer in pairs if isinstance(answer, int)}
 
 
-def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> ShardSpec:
+def _stated(shard: ShardSpec, counts: Mapping[str, int]) -> ShardSpec:
     """Return a shard with what files state, which must be the same.
 
     Raises:
@@ -196,5 +177,4 @@ def _stated(shard: ShardSpec, counts: Mapping[str, int], index: str | None) -> S
     for other, found in others:
         if found != count:
             raise disagreement(shard.url, source, count, other, found)
-    index = shard.index or (None if urls.is_local(shard.url) else index)
-    return replace(shard, num_samples=count, index=index, extras=extras)
+    return replace(shard, num_samples=count, extras=extras)

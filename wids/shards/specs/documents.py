@@ -102,17 +102,9 @@ class Documents:
             self._num_values += parsing.num_values(json.dumps(found.facts["document"]))
             return self.document({**found.facts["document"], "shardlist": found}, context)
         spec = self.document(self.parsed(found, name), context)
-        return self._energon(spec, url) if urls.path_of(url).endswith(f"/{INFO}") else spec
-
-    def _energon(self, spec: DatasetSpec, url: str) -> DatasetSpec:
-        """Return a dataset of Energon with the index beside its document, if it is remote."""
-        from wids.shards.foreign.written_beside import energon_index
-
-        self.infos.append(url)
-        index = None if urls.is_local(url) else energon_index(url, self._fetcher)
-        if index is None:
-            return spec
-        return replace(spec, shards=tuple(replace(shard, index=index) for shard in spec.shards))
+        if urls.path_of(url).endswith(f"/{INFO}"):
+            self.infos.append(url)
+        return spec
 
     def parsed(self, document: str | bytes, name: str) -> Any:
         """Parse a document, unless it and the previous ones exceed the limits of a spec."""

@@ -28,12 +28,6 @@ COUNTS_FROM: Final = "counts_from"
 ENERGON: Final = ".nv-meta"
 """The folder of Energon, which is in the root of a dataset."""
 INFO: Final = f"{ENERGON}/.info.json"
-SQLITE: Final = f"{ENERGON}/index.sqlite"
-
-
-def is_foreign(url: str | None) -> bool:
-    """Whether the index that a spec names for a shard is that of another program."""
-    return url is not None and urls.path_of(url).endswith((".idx", f"/{SQLITE}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import IO, Any, Final, NamedTuple
 
-from wids.errors import FetchError, SpecError, WidsError
+from wids.errors import FetchError, SpecError
+from wids.shards.specs import parsing
 from wids.shards.specs.entries import shard_of
-from wids.shards.specs.parsing import (
-    LARGE_NBYTES,
-    MAX_DOCUMENT_NBYTES,
-    MAX_VALUES,
-    SHORT_NBYTES,
-    num_values,
-)
+from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
 from wids.shards.specs.shard_table import (
     DamagedTableError,
     State,
@@ -36,7 +31,6 @@ from wids.shards.specs.shard_table import (
     table_url,
 )
 from wids.shards.specs.shard_table_writer import write_table
-from wids.shards.specs.streamed_json import StreamedDocument
 from wids.shards.tars.mapped_file import read_or_map
 from wids.storage import complete_files
 from wids.storage.cache import cache_names
@@ -50,9 +44,6 @@ MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
 _SHOWN_NBYTES: Final = 1 << 20
 """Bytes after which other processes see progress."""
-_LEAST_VALUE_NBYTES: Final = 8
-"""Bytes of text for each value in a document of many shards: ``{"url":"0.tar"},`` has two."""
-
 _USUAL_KEYS: Final = frozenset(("url", "nsamples", "filesize", "sha256"))
 
 _logger = logging.getLogger(__name__)
@@ -172,29 +163,24 @@ class _Document:
             downloaded(self._fetcher, self._path or self._url, report) as path,
             open(path, "rb") as file,  # once: it may be replaced meanwhile
         ):
-            sha256 = self._digest(file)
-            if sha256 is None:
-                return None
+            digest = hashlib.sha256()
+            while piece := file.read(_SHOWN_NBYTES):
+                digest.update(piece)
+                report(file.tell())
+            sha256 = digest.digest()
             table = self._of_digest(sha256) or self._published(None, sha256)
-            if table is None:
-                file.seek(0)
-                table = self._written(file, sha256)
-        return table
-
-    def _digest(self, file: IO[bytes]) -> bytes | None:
-        """Return the SHA-256 of a document.
-
-        None if it has more and shorter values than one of many shards (SEC-39).
-        """
-        digest, count = hashlib.sha256(), 0
-        nbytes = os.fstat(file.fileno()).st_size
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-            count += num_values(piece)
-            if count > MAX_VALUES and nbytes < _LEAST_VALUE_NBYTES * count:
-                return None
-            self._progress.reach(file.tell())
-        return digest.digest()
+            if table is not None:
+                return table
+            if file.tell() > parsing.MAX_DOCUMENT_NBYTES:
+                raise SpecError(
+                    f"{urls.redact(self._url)}: expected a document of at most "
+                    f"{parsing.MAX_DOCUMENT_NBYTES} bytes, or its table of shards beside it, found "
+                    f"{file.tell()} bytes and no table of it; publish the table that was saved "
+                    "with the document, or save the spec in parts, which a document of `datasets` "
+                    "names"
+                )
+            file.seek(0)
+            return self._written(file.read(), sha256)
 
     def _of_digest(self, sha256: bytes) -> TableFile | None:
         """Return the table of a document with a digest: that of the cache, or the one beside it."""
@@ -256,18 +242,22 @@ class _Document:
             _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
             return None
 
-    def _written(self, file: IO[bytes], sha256: bytes) -> TableFile | None:
+    def _written(self, data: bytes, sha256: bytes) -> TableFile | None:
         """Write the table of the document into the cache."""
-        path, streamed = self._table_path(sha256), StreamedDocument(self._progress.reading(file))
-        name = urls.redact(self._url)
+        path, name = self._table_path(sha256), urls.redact(self._url)
+        if parsing.num_values(data) > parsing.MAX_VALUES:
+            return None
         try:
+            with parsing.no_collections():
+                document = parsing.parse(data, name)
+            del data  # the table is written from values that take several times as much
+            if not (isinstance(document, dict) and isinstance(document.get("shardlist"), list)):
+                return None
             with _new_file(path) as new:
-                entries = _checked(streamed.entries(), name)
-                write_table(new, entries, streamed.rest, sha256, self._state)
-        except ValueError as error:
+                entries = _checked(document["shardlist"], name)
+                write_table(new, entries, document, sha256, self._state)
+        except ValueError:
             # Another form of document, or a mistake, which the parser of other documents reports.
-            if isinstance(error, WidsError) and self._state.nbytes > MAX_DOCUMENT_NBYTES:
-                raise
             return None
         except OSError as error:
             _logger.warning("%s: its table of shards is not stored: %s", name, str(error))
@@ -302,17 +292,9 @@ class _Progress:
             with suppress(OSError), open(self._path, "ab") as file:
                 file.write(b".")
 
-    def reading(self, file: IO[bytes]) -> Callable[[int], bytes]:
-        """Return the function that reads a file, and shows how far."""
-
-        def read(nbytes: int) -> bytes:
-            data = file.read(nbytes)
-            self.reach(file.tell())
-            return data
-
-        return read
-
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        with suppress(OSError):
+            make_folder(os.path.dirname(self._path))
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):

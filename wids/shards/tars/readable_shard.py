@@ -71,6 +71,22 @@ class ReadableShard:
         """
         raise NotImplementedError
 
+    def of_samples(
+        self,
+        local_indices: Sequence[int] | IntArray,  # noqa: ARG002 - of shards that have no such index
+        on_damage: Callable[[WidsError], object] | None = None,  # noqa: ARG002 - the same
+    ) -> ReadableShard:
+        """Return a shard whose index has all fields of some samples: this one.
+
+        A shard whose index lacks fields, as that of joined samples, reads the samples instead.
+
+        Args:
+            local_indices: The samples, ascending.
+            on_damage: Takes the error of a damaged sample, which then has no fields; None to raise
+                it.
+        """
+        return self
+
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end."""
         raise NotImplementedError

@@ -115,8 +115,8 @@ def eviction_path(folder: str, kind: str) -> str:
 
     Args:
         folder: The cache folder.
-        kind: ``"lock"`` for the file to lock while copies are evicted, ``"json"`` for the record of
-            what the folder holds, ``"queue"`` for the list of what to evict next.
+        kind: ``"lock"`` for the file to lock while copies are evicted, ``"json"`` for the total of
+            what the folder holds.
     """
     return os.path.join(folder, "locks", f"evict.{kind}")
 

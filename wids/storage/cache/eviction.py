@@ -5,20 +5,22 @@ Only files with the cache's own names are ever deleted, and none that a process 
 
 from __future__ import annotations
 
+import json
 import logging
+import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import IO, Final, NamedTuple
 
 from wids.errors import printable
 from wids.storage import abandoned, stages
-from wids.storage.cache import cache_names, eviction_record, sweeping
-from wids.storage.cache.eviction_record import Record, Unfinished
+from wids.storage.cache import cache_names, sweeping
 from wids.storage.cache.leases import delete_if_unused
+from wids.storage.cache.small_files import make_folder
 from wids.storage.cache.turns import folder_lock
+from wids.storage.cache.verified import open_own
 from wids.storage.sizes import nbytes_text
 
 _logger = logging.getLogger(__name__)
@@ -27,6 +29,10 @@ _INDEX_SUFFIX: Final = ".index"
 _WAIT_S: Final = 5.0
 """How long to wait for another process's eviction."""
 _NUM_LISTINGS: Final = 3
+_KEPT_PERCENT: Final = 95
+"""More copies than the limit asks for are deleted, down to this part of the limit."""
+_MOST_AGE_S: Final = 600
+"""How long a total is trusted: files that were added without it are found by the next listing."""
 
 
 class CacheFile(NamedTuple):
@@ -46,15 +52,24 @@ class CacheFile(NamedTuple):
     is_temporary: bool
 
 
+class Total(NamedTuple):
+    """What a cache folder holds at most.
+
+    Attributes:
+        listed_ns: When it was listed, in nanoseconds since 1970.
+        nbytes: The bytes that count, those that are reserved included.
+    """
+
+    listed_ns: int
+    nbytes: int
+
+
 def make_space(
-    folder: str,
-    file: IO[bytes],
-    nbytes: int,
-    limit_nbytes: int,
-    make_room: Callable[[], None],
-    name: str,
+    folder: str, file: IO[bytes], nbytes: int, limit_nbytes: int, make_room: Callable[[], None]
 ) -> int:
     """Evict what a new file needs, and give it a length; return how many bytes too many remain.
+
+    The folder is listed only if it could exceed the limit by the stored total.
 
     Args:
         folder: The cache folder.
@@ -62,101 +77,95 @@ def make_space(
         nbytes: The length that it will have, so that other processes count it.
         limit_nbytes: The limit of the cache.
         make_room: Called if too many files are in use; closes what this process does not need.
-        name: The name that the file will have.
     """
     # One process at a time, or two would each evict for both; but without a long wait for it.
     with folder_lock(cache_names.eviction_path(folder, "lock"), timeout_s=_WAIT_S) as is_held:
         file.flush()
-        # What the file has already is counted with the other files.
-        new_nbytes = max(nbytes, os.fstat(file.fileno()).st_size)
-        new = Unfinished(os.path.basename(file.name), name, new_nbytes)
-        record = eviction_record.load(folder) if is_held else None
-        excess = 1 if record is None else _evict_recorded(folder, record, new, limit_nbytes)
-        if excess > 0:
-            # A temporary name does not have all of the final one.
-            names = {file.temporary: file.name for file in record.unfinished} if record else {}
-            excess = _evict_listed(folder, limit_nbytes, new, names)
-            if excess > 0:
+        has_nbytes = os.fstat(file.fileno()).st_size
+        new_nbytes = max(nbytes, has_nbytes)
+        total = load_total(folder) if is_held else None
+        if total is not None:
+            # What was reserved for this file before counts twice, until the next listing.
+            total = total._replace(nbytes=total.nbytes + new_nbytes)
+        if total is None or total.nbytes > limit_nbytes:
+            # What the file has already is counted with the other files.
+            total = _evict(folder, new_nbytes - has_nbytes, limit_nbytes)
+            if total.nbytes > limit_nbytes:
                 sweeping.sweep(folder)  # files of processes that were killed count too
                 make_room()
-                excess = _evict_listed(folder, limit_nbytes, new, names)
-        if not is_held:
-            eviction_record.forget(folder)
-        # While the lock is held: the next process has to count this file at its full length. After
-        # the record, which may count too much, but not too little.
-        file.truncate(new.nbytes)
-    return max(0, excess)
+                total = _evict(folder, new_nbytes - has_nbytes, limit_nbytes)
+        # Before the file has its length: a kill leaves a total that is too high, never too low.
+        if is_held:
+            save_total(folder, total)
+        else:
+            forget_total(folder)
+        # While the lock is held: the next process has to count this file at its full length.
+        file.truncate(new_nbytes)
+    return max(0, total.nbytes - limit_nbytes)
 
 
-def _evict_recorded(folder: str, record: Record, new: Unfinished, limit_nbytes: int) -> int:
-    """Make space by the record alone; return how many bytes too many remain, by the record."""
-    record = record.settled(cache_names.shards_folder(folder)).reserved(new)
-    with closing(eviction_record.queue(folder, record)) as queue:
-        record = _evict(folder, record, queue, limit_nbytes)
-    eviction_record.save(folder, record)
-    return record.nbytes - limit_nbytes
+def load_total(folder: str) -> Total | None:
+    """Return the stored total of a cache folder, if it can be trusted."""
+    try:
+        with open_own(cache_names.eviction_path(folder, "json")) as file:
+            listed_ns, nbytes = map(operator.index, json.loads(file.read()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    is_recent = 0 <= time.time_ns() - listed_ns < _MOST_AGE_S * 1_000_000_000
+    return Total(listed_ns, nbytes) if is_recent else None
 
 
-def _evict_listed(folder: str, limit_nbytes: int, new: Unfinished, names: Mapping[str, str]) -> int:
-    """Make space after counting all files; return how many bytes too many remain.
-
-    Args:
-        folder: The cache folder.
-        limit_nbytes: The limit.
-        new: The new file.
-        names: The final names of unfinished files, as far as they are known.
-    """
-    made_ns = time.time_ns()
-    held = held_files(_list_files(cache_names.shards_folder(folder)))
-    unfinished = tuple(Unfinished(f.name, names.get(f.name, ""), f.nbytes) for f in held.temporary)
-    record = Record(made_ns, held.nbytes(), unfinished=unfinished).reserved(new)
-    files = held.in_order(limit_nbytes - (record.nbytes - held.nbytes()))
-    victims = [(None, file.nbytes, file.name, at) for at, file in enumerate(files, 1)]
-    record = _evict(folder, record, iter(victims), limit_nbytes)
-    listed = [(file.used_ns, file.nbytes, file.name) for file in files]
-    eviction_record.save_listing(folder, record, listed)
-    return record.nbytes - limit_nbytes
+def save_total(folder: str, total: Total) -> None:
+    """Store a total, or have the next process list the folder."""
+    path = cache_names.eviction_path(folder, "json")
+    # Not under a temporary name, which a killed process would leave: a part does not parse.
+    forget_total(folder)
+    with suppress(OSError):
+        make_folder(os.path.dirname(path))
+        # For this user alone, who decides by it what to delete.
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(json.dumps(total).encode())
 
 
-def _evict(
-    folder: str,
-    record: Record,
-    victims: Iterator[tuple[int | None, int, str, int]],
-    limit_nbytes: int,
-) -> Record:
-    """Delete files until the limit is kept; return what is held then.
+def forget_total(folder: str) -> None:
+    """Have the next process that makes space list the folder."""
+    with suppress(OSError):
+        os.unlink(cache_names.eviction_path(folder, "json"))
+
+
+def _evict(folder: str, new_nbytes: int, limit_nbytes: int) -> Total:
+    """List a folder, and delete files until the limit is kept; return what is held then.
 
     A copy with a lease is passed over and not waited for (CACHE-7, CACHE-8).
 
     Args:
         folder: The cache folder.
-        record: What is held.
-        victims: When each file was last used, unless it was listed just now; its length, its name,
-            and where to resume after it.
+        new_nbytes: What the new file will have beyond its present length.
         limit_nbytes: The limit.
     """
-    nbytes, at = record.nbytes, record.at
-    while nbytes > limit_nbytes and (victim := next(victims, None)) is not None:
-        used_ns, victim_nbytes, name, at = victim
-        path = os.path.join(cache_names.shards_folder(folder), name)
-        nbytes -= _evicted(path, used_ns, victim_nbytes)
-    return replace(record, nbytes=nbytes, at=at)
+    listed_ns = time.time_ns()
+    held = held_files(contents(folder))
+    nbytes = held.nbytes() + new_nbytes
+    if nbytes > limit_nbytes:
+        least_nbytes = limit_nbytes * _KEPT_PERCENT // 100
+        for file in held.in_order(limit_nbytes - new_nbytes):
+            # Beyond the limit some more, so that the next downloads need no listing.
+            if nbytes <= limit_nbytes and nbytes - file.nbytes < least_nbytes:
+                break
+            nbytes -= _evicted(file)
+    return Total(listed_ns, nbytes)
 
 
-def _evicted(path: str, used_ns: int | None, nbytes: int) -> int:
-    """Delete a file if it is unused since it was listed; return by how much less is then held."""
-    try:
-        if used_ns not in (None, os.stat(path).st_atime_ns):
-            return 0
-    except OSError:  # deleted since, perhaps by a process that was killed before it noted that
-        pass
-    else:
-        if not delete_if_unused(path):
-            return 0
-        stages.count(stages.EVICTIONS)
-        _logger.info("%s: evicted, %s", printable(path), nbytes_text(nbytes))
-    # Its index counts from now on.
-    return nbytes - eviction_record.length_of(path + _INDEX_SUFFIX)
+def _evicted(file: CacheFile) -> int:
+    """Delete a file if it is unused; return by how much less is then held."""
+    if not delete_if_unused(file.path):
+        return 0
+    stages.count(stages.EVICTIONS)
+    _logger.info("%s: evicted, %s", printable(file.path), nbytes_text(file.nbytes))
+    try:  # its index counts from now on
+        return file.nbytes - os.stat(file.path + _INDEX_SUFFIX).st_size
+    except OSError:
+        return file.nbytes
 
 
 def contents(folder: str) -> list[CacheFile]:
@@ -187,7 +196,7 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
         elif os.path.lexists(file.path):  # or another process has deleted it
             kept.add(file.path)
     for folder in {os.path.dirname(os.path.dirname(file.path)) for file in deleted}:
-        eviction_record.forget(folder)
+        forget_total(folder)
     return len(deleted), sum(file.nbytes for file in deleted), len(kept)
 
 

@@ -352,7 +352,7 @@ class Cache:
             if is_own:
                 open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
-            reserve = partial(self._reserve, file, os.path.basename(path), limit, make_room)
+            reserve = partial(self._reserve, file, limit, make_room)
             space = Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
@@ -379,11 +379,11 @@ class Cache:
                     protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
-        if is_own and limit is None:
-            from wids.storage.cache import eviction_record  # not for local shards
+        if is_own and (limit is None or nbytes > limit):
+            from wids.storage.cache import eviction  # not for local shards
 
-            # Now: others, with a limit, may have listed it at the length that it had.
-            eviction_record.forget(self.folder)
+            # Now: it was not reserved, and others may have listed it at the length that it had.
+            eviction.forget_total(self.folder)
         stages.count(stages.FETCHES)
         name = urls.redact(remote_file.url)
         seconds = time.monotonic() - started_s
@@ -392,7 +392,6 @@ class Cache:
     def _reserve(
         self,
         file: IO[bytes],
-        name: str,
         limit: int | None,
         make_room: Callable[[], None],
         nbytes: int,
@@ -405,7 +404,7 @@ class Cache:
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
         nbytes = 0 if beyond else nbytes
-        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room, name)
+        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room)
         excess = max(excess, beyond)
         if excess > 0 and not self._has_warned:
             self._has_warned = True

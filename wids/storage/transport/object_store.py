@@ -1,8 +1,8 @@
 """Open objects of S3, Google Cloud Storage and Azure with obstore, or else with fsspec.
 
 Which of the two is decided for each bucket by `ObjectStores.driver`: fsspec where the caller asks
-for it, where an option or the form of a URL has no counterpart in obstore, and where only its
-driver is installed.
+for it, where the form of a URL has no counterpart in obstore, and where only its driver is
+installed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ObjectStores:
     Threads can share it, and it survives a fork and pickling: each process opens its own buckets.
 
     Args:
-        options: The caller's options for these URLs, as for s3fs, gcsfs or adlfs.
+        options: The caller's options for these URLs, as docs/object-stores.md lists them.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -156,9 +156,8 @@ class ObjectStores:
             raise FetchError(
                 f"storage_options: driver: expected obstore or fsspec, found {asked!r:.40}"
             )
-        may_fall_back = asked is None and _has_driver(kind)
         if find_spec("obstore") is None:
-            if may_fall_back:
+            if asked is None and _has_driver(kind):
                 driver = _FSSPEC_DRIVERS[kind]
                 _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
                 return None
@@ -166,18 +165,7 @@ class ObjectStores:
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "
                 "pass a handler for it"
             )
-        try:
-            return store_options.settings_for(kind, self.options)
-        except store_options.NoCounterpartError as error:
-            driver = _FSSPEC_DRIVERS[kind]
-            if may_fall_back:
-                message = "storage_options: obstore has no %s; %s is used, which is slower"
-                _logger.warning(message, error, driver)
-                return None
-            raise FetchError(
-                f"storage_options: expected options that obstore has, found {error}; remove it, or "
-                f"pip install {driver}, which has it"
-            ) from None
+        return store_options.settings_for(kind, self.options)
 
     def asked(
         self,
