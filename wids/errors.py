@@ -26,6 +26,19 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MIN_SECRET: Final = 6
+"""Minimum length of a part of a URL that is recognized on its own in other text."""
+
+_MAX_URLS: Final = 256
+"""URLs whose secrets are remembered: more than a process requests at a time."""
+
+# By URL, the latest last. Texts of a server that was asked for one may repeat a part of it.
+_secrets: Final[dict[str, tuple[str, ...]]] = {}
 
 
 def message_of(error: BaseException) -> str:
@@ -38,8 +51,51 @@ def message_of(error: BaseException) -> str:
     return text if " " in text else f"an unexpected error: {type(error).__name__} {text!r}"
 
 
+def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
+    """Have `printable` and `without_quoted_secrets` remove parts of a URL from now on (SEC-4).
+
+    Args:
+        url: The URL.
+        parts: Called if the URL is new; returns its parts.
+    """
+    found = _secrets.pop(url, None)
+    _secrets[url] = tuple(sorted(parts(), key=len, reverse=True)) if found is None else found
+    if len(_secrets) > _MAX_URLS:
+        for oldest in list(_secrets)[:-_MAX_URLS]:
+            _secrets.pop(oldest, None)  # another thread may do the same
+
+
+def without_kept_secrets(text: str) -> str:
+    """Return text without the secrets that were kept, also where a quotation cut them off."""
+    for secret in [secret for parts in list(_secrets.values()) for secret in parts]:
+        start, pieces, done = secret[:MIN_SECRET], [], 0
+        at = text.find(start)
+        while at >= 0:
+            length = _num_shared(text[at : at + len(secret)], secret)
+            # Messages quote the first characters of what was found.
+            if length == len(secret) or text[at + length : at + length + 1] in "'\"…":
+                pieces += [text[done:at], "…"]
+                done = at + length
+            at = text.find(start, max(done, at + 1))
+        text = "".join(pieces) + text[done:]
+    return text
+
+
+def _num_shared(first: str, second: str) -> int:
+    """Return how many characters two texts share at their beginning."""
+    at = 0
+    while at < len(first) and first[at] == second[at]:
+        at += 1
+    return at
+
+
 def printable(text: str) -> str:
-    """Return text on one line, with control characters escaped."""
+    """Return text on one line, with control characters escaped.
+
+    All text that comes from elsewhere passes through here before it is shown. What it repeats of
+    the secrets of URLs that were requested or named lately is removed.
+    """
+    text = without_kept_secrets(text)
     if text.isprintable():
         return text
     return "".join(
@@ -52,7 +108,8 @@ def without_quoted_secrets(text: str) -> str:
     """Return text without the users, passwords and queries of the URLs that it quotes (SEC-4)."""
     # Word by word, which takes linear time: a server may have written the text. In a normalized
     # path, `://` has only one slash.
-    return re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
+    shown = re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
+    return without_kept_secrets(shown)
 
 
 def _without_secrets(word: re.Match[str]) -> str:

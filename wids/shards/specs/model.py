@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
-from wids.errors import FetchError
+from wids.errors import FetchError, printable, without_quoted_secrets
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -69,6 +69,10 @@ class ShardSpec:
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return its values; URLs are without user, password and query."""
+        return _shown(self)
+
     def local_path(self) -> str:
         """Return the path of a local shard.
 
@@ -97,6 +101,18 @@ class ShardSpec:
             "index": self.index and _relative(self.index, folder),
         }
         return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
+
+
+def _shown(part: ShardSpec | SavedTable | PackedShards) -> str:
+    """Return the repr of a dataclass, with its URLs as messages show them (SEC-4)."""
+    values = [(each.name, getattr(part, each.name)) for each in fields(part)]
+    shown = (
+        f"{name}={urls.redact(value)!r}"
+        if isinstance(value, str)
+        else f"{name}={without_quoted_secrets(repr(value))}"
+        for name, value in values
+    )
+    return f"{type(part).__name__}({', '.join(shown)})"
 
 
 class _Unfrozen:
@@ -146,6 +162,10 @@ class SavedTable:
     nbytes: int | None = None
     checksums: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return its values; the URL is without user, password and query."""
+        return _shown(self)
+
     def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Return the table's entry in a JSON document that is in ``folder``."""
         known = {
@@ -170,6 +190,10 @@ class PackedShards:
     url: str
     start: int
     stop: int
+
+    def __repr__(self) -> str:
+        """Return its values; the URL is without user, password and query."""
+        return _shown(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +255,7 @@ class DatasetSpec:
         ends = self.shards[:: max(1, len(self.shards) - 1)]
         shown = [repr(urls.redact(shard.url)) for shard in ends]
         shards = count_text(len(self.shards), "shard")
-        return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>"
+        return printable(f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>")
 
     def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
         """Return the pack of all shards, or the packs of parts, if there are any.
