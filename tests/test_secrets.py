@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -565,3 +566,41 @@ def test_places_to_write(
     said.call(lambda: _tar_written(f"{url}.tar"))
     said.call(lambda: wids.pack_folder("folder", url))
     assert said.leaks() == []
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_new_files_with_secrets_are_their_owners(
+    part: tuple[str, ...], server: Server, tmp_path: Path
+) -> None:
+    """Specs, their tables and journals have URLs, and can be read by nobody else (SEC-66)."""
+    served(server, tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    shards = [signed(f"{server.url}/{name}") for name in NAMES]
+    before = os.umask(0o022)
+    create = ["create", *shards, "-o", out / "a.json", "-j", 1, "--digests", *part]
+    page, body = server.pages[f"/{NAMES[1]}"], server.pages[f"/{NAMES[1]}"].body
+    try:
+        page.body = b"<html>no tar</html>" * 600
+        assert run(*create)[0] == 1
+        assert set(_modes(out).values()) == {0o600}  # the journal
+        page.body = body
+        assert run(*create)[0] == 0
+        spec = wids.DatasetSpec(tuple(wids.ShardSpec(url, 1) for url in shards * 9_000))
+        spec.save(out / "large.json")
+        wids.DatasetSpec((wids.ShardSpec("/a.tar", 1),)).save(out / "plain.json")
+        modes = _modes(out)
+        assert modes.pop("plain.json") == 0o644
+        modes.pop("a.index", None)  # has no URLs
+        assert set(modes.values()) == {0o600}
+        assert set(modes) >= {"large.json", "large.shards"}
+
+        (out / "plain.json").chmod(0o640)  # as the owner wants it, also of a document that changes
+        spec.save(out / "plain.json")
+        assert {_modes(out)[f"plain.{end}"] for end in ("json", "shards")} == {0o640}
+    finally:
+        os.umask(before)

@@ -68,6 +68,6 @@ def counted_shards(
         from wids.shards.counting import check_empty
 
         broken = opener.broken.numbers
-        check_empty(opener, [n for n in empty.tolist() if n not in broken], open_length, progress)
+        check_empty(opener, [n for n in empty.tolist() if n not in broken], progress)
     is_table = isinstance(opener.counts, StatedCounts)
     return ShardReader(opener, pool, edges[:0] if is_table else edges)

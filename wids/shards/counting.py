@@ -70,12 +70,7 @@ def count_samples(
     return [count or 0 for count in counts]
 
 
-def check_empty(
-    opener: ShardOpener,
-    numbers: Iterable[int],
-    open_length: Callable[[int], int],
-    progress: bool | None,
-) -> None:
+def check_empty(opener: ShardOpener, numbers: Iterable[int], progress: bool | None) -> None:
     """Open shards of which 0 samples are stated, since nobody would find samples in them later.
 
     Those that do not exist are passed over. Raises as `count_samples`, and `MismatchError` for a
@@ -87,6 +82,12 @@ def check_empty(
     answers = ask_lengths(opener.facts.store.fetcher, names, is_tolerant=True)
     pairs = zip(doubtful, answers, strict=True)
     found = [number for number, answer in pairs if not isinstance(answer, NotFoundError)]
+
+    def open_length(number: int) -> int:
+        # Not through the pool, since nobody reads an empty shard.
+        with opener(number, local=opener.facts.options.access != "range") as shard:
+            return len(shard)
+
     _counted(opener, found, open_length, progress)
 
 

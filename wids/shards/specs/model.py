@@ -333,6 +333,9 @@ class DatasetSpec:
     ) -> None:
         """Write the JSON document atomically: a reader sees the old file or the new one.
 
+        A file that is replaced keeps its permissions. A new one can be read by its owner alone if
+        URLs in it have a user or a query.
+
         Args:
             path: Path, or URL of a scheme that fsspec can write.
             storage_options: As for `ShardListDataset`.
@@ -341,13 +344,14 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
-        from wids.shards.specs.saved_document import save_document
+        from wids.shards.specs.saved_document import private_mode, save_document
         from wids.storage import upload
 
         target = upload.absolute(path)
         document = self.lazy_document(urls.parent(target))
         check_references(target, map(attrgetter("url"), chain(self.shards, self.all_packs())))
-        save_document(target, document, storage_options=storage_options)
+        mode = private_mode(map(attrgetter("url"), chain(self.shards, self.all_packs())))
+        save_document(target, document, mode, storage_options=storage_options)
 
 
 def check_references(target: str, references: Iterable[str]) -> None:

@@ -283,6 +283,11 @@ def redact(url: str) -> str:
     return printable(_without_secrets(url))
 
 
+def has_secrets(url: str) -> bool:
+    """Return whether messages show only a part of a URL: it has a user, a query or arguments."""
+    return _without_secrets(url) != url
+
+
 def _without_secrets(url: str) -> str:
     kind = scheme(url)
     if kind == "":
