@@ -38,7 +38,7 @@ from wids.shards.specs.model import (
     ShardSpec,
     check_references,
 )
-from wids.shards.specs.naming import dataset_name, is_document, tar_urls
+from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
 from wids.shards.specs.saved_document import private_mode, save_document
 from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
@@ -325,7 +325,7 @@ def prepare_spec(
 def _named_shards(
     names: Sequence[str], fetcher: Fetcher, split: str | None, output: str
 ) -> DatasetSpec:
-    if len(names) == 1 and (split is not None or is_document(names[0])):
+    if len(names) == 1 and (split is not None or is_document(names[0]) or is_list(names[0])):
         return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
     if split is not None:
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")

@@ -41,7 +41,7 @@ class OtherSide(ABC):
 
     @abstractmethod
     def read(self, entries: IntArray) -> list[Fields | None]:
-        """Return the fields of entries, in new dicts with the key as ``__key__``.
+        """Return the fields of entries, in new dicts with the key as ``__key__`` if they have one.
 
         None stands for an entry that turns out not to exist.
         """
@@ -101,12 +101,14 @@ class OtherSide(ABC):
         values = plain_values([fields.get(field) for fields in found], decode)
         return [fields.get(KEY) for fields in found], values
 
-    def read_part(self, entry: int, field: str, start: int, stop: int) -> tuple[str, bytes] | None:
+    def read_part(
+        self, entry: int, field: str, start: int, stop: int
+    ) -> tuple[str | None, bytes] | None:
         """Return the key of an entry and bytes of one of its fields; None if it lacks the field."""
         fields = self.read_one(entry, local=False)
         if fields is None or field not in fields:
             return None
-        return fields[KEY], as_bytes(fields[field])[start:stop]
+        return fields.get(KEY), as_bytes(fields[field])[start:stop]
 
     def members(
         self, entries: IntArray, samples: IntArray, number_of: Callable[[str], int]
