@@ -246,7 +246,7 @@ def test_http_is_not_listed(server: Server) -> None:
 
 
 def test_a_text_file_lists_shards(train: Path, server: Server, tmp_path: Path) -> None:
-    """A name on each line, from the folder of the file, by the rules of documents (SPEC-55)."""
+    """A name on each line, from the folder of the file, by the rules of documents (SEC-55)."""
     names = ["train-000001.tar", "train-000000.tar"]
     path = tmp_path / "lists" / "shards.txt"
     path.parent.mkdir()
