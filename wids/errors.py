@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 MIN_SECRET: Final = 6
 """Minimum length of a part of a URL that is recognized on its own in other text."""
 
-_MAX_URLS: Final = 256
+_MAX_URLS: Final = 128
 """URLs whose secrets are remembered: more than a process requests at a time."""
 
-# By URL, the latest last. Texts of a server that was asked for one may repeat a part of it.
-_secrets: Final[dict[str, tuple[str, ...]]] = {}
+# By URL, the latest last; a callable until they are needed. Texts of a server may repeat a part of
+# what it was asked for.
+_secrets: Final[dict[str, tuple[str, ...] | Callable[[], Iterable[str]]]] = {}
+
+# All of them by their first characters, longest first; under the URLs that they are of.
+_starts: Final[dict[frozenset[str], dict[str, list[str]]]] = {}
 
 
 def message_of(error: BaseException) -> str:
@@ -56,29 +60,49 @@ def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
 
     Args:
         url: The URL.
-        parts: Called if the URL is new; returns its parts.
+        parts: Returns its parts, of at least `MIN_SECRET` characters.
     """
-    found = _secrets.pop(url, None)
-    _secrets[url] = tuple(sorted(parts(), key=len, reverse=True)) if found is None else found
+    _secrets[url] = _secrets.pop(url, parts)
     if len(_secrets) > _MAX_URLS:
         for oldest in list(_secrets)[:-_MAX_URLS]:
             _secrets.pop(oldest, None)  # another thread may do the same
 
 
+def _by_start() -> dict[str, list[str]]:
+    """Return all secrets by their first characters."""
+    # Without a lock, which a forked process might find taken: each step is one operation.
+    kept = dict(_secrets)
+    found = _starts.get(frozenset(kept))
+    if found is None:
+        texts: set[str] = set()
+        for url, parts in kept.items():
+            known = parts if isinstance(parts, tuple) else tuple(parts())
+            if url in _secrets:
+                _secrets[url] = known
+            texts.update(known)
+        found = {}
+        for secret in sorted(texts, key=len, reverse=True):
+            found.setdefault(secret[:MIN_SECRET], []).append(secret)
+        _starts.clear()
+        _starts[frozenset(kept)] = found
+    return found
+
+
 def without_kept_secrets(text: str) -> str:
     """Return text without the secrets that were kept, also where a quotation cut them off."""
-    for secret in [secret for parts in list(_secrets.values()) for secret in parts]:
-        start, pieces, done = secret[:MIN_SECRET], [], 0
-        at = text.find(start)
-        while at >= 0:
+    if not _secrets:
+        return text
+    starts, pieces, done, at = _by_start(), [], 0, 0
+    while at < len(text):
+        for secret in starts.get(text[at : at + MIN_SECRET], ()):
             length = _num_shared(text[at : at + len(secret)], secret)
             # Messages quote the first characters of what was found.
             if length == len(secret) or text[at + length : at + length + 1] in "'\"…":
                 pieces += [text[done:at], "…"]
                 done = at + length
-            at = text.find(start, max(done, at + 1))
-        text = "".join(pieces) + text[done:]
-    return text
+                break
+        at = max(at + 1, done)
+    return "".join(pieces) + text[done:]
 
 
 def _num_shared(first: str, second: str) -> int:
@@ -95,7 +119,11 @@ def printable(text: str) -> str:
     All text that comes from elsewhere passes through here before it is shown. What it repeats of
     the secrets of URLs that were requested or named lately is removed.
     """
-    text = without_kept_secrets(text)
+    return escaped_controls(without_kept_secrets(text))
+
+
+def escaped_controls(text: str) -> str:
+    """Return text on one line, with control characters escaped, whatever it has."""
     if text.isprintable():
         return text
     return "".join(

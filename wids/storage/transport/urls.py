@@ -18,8 +18,8 @@ from wids.errors import (
     MIN_SECRET,
     FetchError,
     SpecError,
+    escaped_controls,
     keep_secret,
-    printable,
     without_quoted_secrets,
 )
 
@@ -280,7 +280,7 @@ def redact(url: str) -> str:
     left out here is removed from everything that is shown later, too.
     """
     keep_secrets(url)
-    return printable(_without_secrets(url))
+    return escaped_controls(_without_secrets(url))
 
 
 def has_secrets(url: str) -> bool:
@@ -345,9 +345,9 @@ def _secrets(url: str, named: str | None) -> set[str]:
     shown = _without_secrets(named or url)
     parts = {user, query, user.partition(":")[2], *pairs}
     parts |= {v for v in values if not _PLAIN_VALUE.fullmatch(v) and v not in shown}
-    # Shorter ones would be found in other words and numbers.
+    # With a mark for short ones. Even shorter ones would be found in other words and numbers.
+    parts.update(text for text in (f"{user}@", f"?{query}") if len(text) == MIN_SECRET)
     long = {part for part in parts if len(part) >= MIN_SECRET}
-    long |= {f"{user}@"} if 0 < len(user) < MIN_SECRET else set()
-    long |= {f"?{query}"} if 0 < len(query) < MIN_SECRET else set()
     forms = (unquote, quote, partial(quote, safe=""), lambda part: part.replace("&", "&amp;"))
-    return long.union(form(part) for form in forms for part in long)
+    found = long.union(form(part) for form in forms for part in long)
+    return {part for part in found if len(part) >= MIN_SECRET}
