@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from conftest import raises, write_shards, write_tar
 from loopback import Server
 
-from wids import ShardListDataset
+from wids import ShardListDataset, ShardSpec, SpecError
 
 
 def test_options_may_be_none(train: Path) -> None:
@@ -130,7 +131,9 @@ def test_dataset_is_torchs_where_torch_is_imported(train: Path, start: str) -> N
     assert (result.stdout, result.stderr) == ("40\n", "")
 
 
-def test_localname_names_the_file_of_a_local_shard(train: Path, tmp_path: Path) -> None:
+def test_localname_names_the_file_of_a_local_shard(
+    train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file that it names is read if it exists; otherwise the shard, which is never copied."""
     (tmp_path / "fast").mkdir()
     first = train.parent / "train-000000.tar"
@@ -145,7 +148,32 @@ def test_localname_names_the_file_of_a_local_shard(train: Path, tmp_path: Path) 
         assert dataset.get_shard(0)[0].path == localname(str(first))
     with ShardListDataset(train, localname=lambda _: None) as dataset:
         assert dataset[19][".cls"] == 9
+    named: list[str] = []
+    shards = [
+        ShardSpec(f"file://{train.parent}/train-000001.tar", 5),
+        ShardSpec("train-000002.tar", 7),
+    ]
+    monkeypatch.chdir(train.parent)
+    with ShardListDataset(shards, localname=named.append) as dataset:
+        assert (dataset[0][".cls"], dataset[5][".cls"]) == (8, 3)
     assert os.listdir(tmp_path / "fast") == [first.name]
+    paths = [str(train.parent / f"train-00000{n}.tar") for n in (1, 2)]
+    assert sorted(set(named)) == paths  # as docs/migration.md says
+
+
+@pytest.mark.parametrize(
+    ("localname", "found"),
+    [(lambda _: 3, "TypeError: expected str"), (lambda url: {}[url], "KeyError: ")],
+)
+def test_an_error_of_localname_names_it(
+    train: Path, server: Server, localname: Callable[[str], str], found: str
+) -> None:
+    """The function is named, the shard, and what went wrong, for local and remote shards."""
+    url = server.page("/0.tar", (train.parent / "train-000000.tar").read_bytes())
+    for shards in ([(str(train.parent / "train-000000.tar"), 8)], [(url, 8)]):
+        with pytest.raises(SpecError, match="expected localname to return") as error:
+            ShardListDataset(shards, localname=localname)[0]
+        assert found in str(error.value)
 
 
 def test_cache_misses_are_logged(train: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from servers import free_port
 
 import wids
 from wids.cli import main as cli
+from wids.shards.specs.model import SavedTable
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -365,6 +369,14 @@ CALLS: dict[str, Callable[[str], object]] = {
     "two": lambda url: len(wids.ShardListDataset([url, url])),
     "with a base": lambda url: len(wids.ShardListDataset(url, base=url)),
     "a loaded spec": lambda url: repr(wids.load_spec(url)),
+    "its parts": lambda url: [
+        (s := wids.load_spec(url)),
+        str(s.shards),
+        s.shards[0],
+        s.all_packs(),
+    ],
+    "its table": lambda url: str(wids.DatasetSpec((), table=SavedTable(url, "1")).table),
+    "a shard's values": lambda url: f"{wids.ShardSpec('a.tar', index=url, extras={'from': url})}",
     "a saved table": wids.load_table,
     "a look": lambda url: [repr(look := wids.peek(url)), look[0]["__key__"], look._repr_html_()],
     "verified": lambda url: [str(problem) for problem in wids.verify_spec(url)],
@@ -389,6 +401,122 @@ def test_calls(url: str, said: Said) -> None:
             leaks[name] = found
 
     assert not leaks, json.dumps(leaks, indent=1)
+
+
+def part_of(body: bytes, asked: str) -> tuple[bytes, dict[str, str], int]:
+    """Return a part of a file, with the headers and the status of the response."""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    start, stop = int(first), min(len(body), int(last or len(body)) + 1)
+    return body[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"}, 206
+
+
+class Echo:
+    """A server that repeats what was requested, path and query, in a header or in the file.
+
+    Args:
+        header: The header; ``""`` for the beginning of an HTML page, ``"name"`` for the name of a
+            dataset.
+        name: The end of the path of the file for which it does; others are as they should be.
+        files: The files, by path.
+        location: Prefix of the address to which it leads first, by a redirect.
+    """
+
+    def __init__(self, header: str, name: str, files: Path, location: str) -> None:  # noqa: C901
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if location and not path.startswith("/SECRET"):
+                    self.answer(302, b"", {"Location": f"{location}{path}?Sig=hidden-SECRET"})
+                    return
+                file = files / path.rpartition("/")[2]
+                body, headers, status = b"", {}, 404
+                if file.exists():
+                    body, status = file.read_bytes(), 200
+                if status == 200 and "Range" in self.headers:
+                    body, headers, status = part_of(body, self.headers["Range"])
+                if path.endswith(name):
+                    if header == "name":
+                        own = {"name": self.path, "info": self.path, "classes": [self.path]}
+                        body = json.dumps(json.loads(body) | own).encode()
+                    elif header:
+                        self.server.num_requests += 1  # type: ignore[attr-defined]
+                        number = self.server.num_requests  # type: ignore[attr-defined]
+                        headers[header] = f'"{self.path}-{number}"'
+                    else:
+                        body, headers, status = f"<p>{self.path}</p>".encode() * 99, {}, 200
+                self.answer(status, body, headers)
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+                self.send_response(status)
+                for key, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.http.num_requests = 0  # type: ignore[attr-defined]
+        threading.Thread(target=self.http.serve_forever, args=(0.005,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/train.json"
+
+
+@pytest.mark.parametrize(
+    "location", ["/SECRET-in-the-path", pytest.param("", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("name", "train.json"),
+        *(
+            (header, name)
+            for header in ("", "Content-Encoding", "Content-Range", "ETag", "Location")
+            for name in ("train.json", "train.index", NAMES[1])
+        ),
+    ],
+)
+def test_a_server_that_repeats_the_request(
+    header: str, name: str, location: str, said: Said, tmp_path: Path, own_cache: Path
+) -> None:
+    """Nothing of the path and query of a request is shown, also not without a host (SEC-38).
+
+    A page in place of a pack is not stored.
+    """
+    files = tmp_path / "site"
+    files.mkdir()
+    write_shards(files, [4, 3])
+    if name.endswith(".index"):
+        tars = sorted(files.glob("*.tar"))
+        assert run("create", *tars, "-o", files / "train.json", "-j", 1)[0] == 0
+    server = Echo(header, name, files, location)
+    leaks = {}
+    url = f"{server.url}{QUERY}"
+    try:
+        for what in ("a dataset", "a batch", "by range", "a look", "verified", "a shard"):
+            said.call(lambda what=what: CALLS[what](url))  # type: ignore[misc]
+            if found := said.leaks():
+                leaks[what] = found
+        for command in ("info", "info --json", "verify", "sample --cat nothing", "prefetch"):
+            said.run(*filled(COMMANDS[command], server.url))
+            if found := said.leaks():
+                leaks[command] = found
+    finally:
+        server.http.shutdown()
+        server.http.server_close()
+
+    assert not leaks, json.dumps(leaks, indent=1)
+    if header == "name":
+        return  # a copy of the document is kept as it is, and is the user's own
+    stored = [path for path in own_cache.rglob("*") if path.is_file()]
+    assert not [path for path in stored if SECRET.encode() in path.read_bytes()]
 
 
 @pytest.mark.long
@@ -438,3 +566,41 @@ def test_places_to_write(
     said.call(lambda: _tar_written(f"{url}.tar"))
     said.call(lambda: wids.pack_folder("folder", url))
     assert said.leaks() == []
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_new_files_with_secrets_are_their_owners(
+    part: tuple[str, ...], server: Server, tmp_path: Path
+) -> None:
+    """Specs, their tables and journals have URLs, and can be read by nobody else (SEC-66)."""
+    served(server, tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    shards = [signed(f"{server.url}/{name}") for name in NAMES]
+    before = os.umask(0o022)
+    create = ["create", *shards, "-o", out / "a.json", "-j", 1, "--digests", *part]
+    page, body = server.pages[f"/{NAMES[1]}"], server.pages[f"/{NAMES[1]}"].body
+    try:
+        page.body = b"<html>no tar</html>" * 600
+        assert run(*create)[0] == 1
+        assert set(_modes(out).values()) == {0o600}  # the journal
+        page.body = body
+        assert run(*create)[0] == 0
+        spec = wids.DatasetSpec(tuple(wids.ShardSpec(url, 1) for url in shards * 9_000))
+        spec.save(out / "large.json")
+        wids.DatasetSpec((wids.ShardSpec("/a.tar", 1),)).save(out / "plain.json")
+        modes = _modes(out)
+        assert modes.pop("plain.json") == 0o644
+        modes.pop("a.index", None)  # has no URLs
+        assert set(modes.values()) == {0o600}
+        assert set(modes) >= {"large.json", "large.shards"}
+
+        (out / "plain.json").chmod(0o640)  # as the owner wants it, also of a document that changes
+        spec.save(out / "plain.json")
+        assert {_modes(out)[f"plain.{end}"] for end in ("json", "shards")} == {0o640}
+    finally:
+        os.umask(before)

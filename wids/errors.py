@@ -26,6 +26,23 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MIN_SECRET: Final = 6
+"""Minimum length of a part of a URL that is recognized on its own in other text."""
+
+_MAX_URLS: Final = 128
+"""URLs whose secrets are remembered: more than a process requests at a time."""
+
+# By URL, the latest last; a callable until they are needed. Texts of a server may repeat a part of
+# what it was asked for.
+_secrets: Final[dict[str, tuple[str, ...] | Callable[[], Iterable[str]]]] = {}
+
+# All of them by their first characters, longest first; under the URLs that they are of.
+_starts: Final[dict[frozenset[str], dict[str, list[str]]]] = {}
 
 
 def message_of(error: BaseException) -> str:
@@ -38,8 +55,75 @@ def message_of(error: BaseException) -> str:
     return text if " " in text else f"an unexpected error: {type(error).__name__} {text!r}"
 
 
+def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
+    """Have `printable` and `without_quoted_secrets` remove parts of a URL from now on (SEC-4).
+
+    Args:
+        url: The URL.
+        parts: Returns its parts, of at least `MIN_SECRET` characters.
+    """
+    _secrets[url] = _secrets.pop(url, parts)
+    if len(_secrets) > _MAX_URLS:
+        for oldest in list(_secrets)[:-_MAX_URLS]:
+            _secrets.pop(oldest, None)  # another thread may do the same
+
+
+def _by_start() -> dict[str, list[str]]:
+    """Return all secrets by their first characters."""
+    # Without a lock, which a forked process might find taken: each step is one operation.
+    kept = dict(_secrets)
+    found = _starts.get(frozenset(kept))
+    if found is None:
+        texts: set[str] = set()
+        for url, parts in kept.items():
+            known = parts if isinstance(parts, tuple) else tuple(parts())
+            if url in _secrets:
+                _secrets[url] = known
+            texts.update(known)
+        found = {}
+        for secret in sorted(texts, key=len, reverse=True):
+            found.setdefault(secret[:MIN_SECRET], []).append(secret)
+        _starts.clear()
+        _starts[frozenset(kept)] = found
+    return found
+
+
+def without_kept_secrets(text: str) -> str:
+    """Return text without the secrets that were kept, also where a quotation cut them off."""
+    if not _secrets:
+        return text
+    starts, pieces, done, at = _by_start(), [], 0, 0
+    while at < len(text):
+        for secret in starts.get(text[at : at + MIN_SECRET], ()):
+            length = _num_shared(text[at : at + len(secret)], secret)
+            # Messages quote the first characters of what was found.
+            if length == len(secret) or text[at + length : at + length + 1] in "'\"…":
+                pieces += [text[done:at], "…"]
+                done = at + length
+                break
+        at = max(at + 1, done)
+    return "".join(pieces) + text[done:]
+
+
+def _num_shared(first: str, second: str) -> int:
+    """Return how many characters two texts share at their beginning."""
+    at = 0
+    while at < len(first) and first[at] == second[at]:
+        at += 1
+    return at
+
+
 def printable(text: str) -> str:
-    """Return text on one line, with control characters escaped."""
+    """Return text on one line, with control characters escaped.
+
+    All text that comes from elsewhere passes through here before it is shown. What it repeats of
+    the secrets of URLs that were requested or named lately is removed.
+    """
+    return escaped_controls(without_kept_secrets(text))
+
+
+def escaped_controls(text: str) -> str:
+    """Return text on one line, with control characters escaped, whatever it has."""
     if text.isprintable():
         return text
     return "".join(
@@ -52,7 +136,8 @@ def without_quoted_secrets(text: str) -> str:
     """Return text without the users, passwords and queries of the URLs that it quotes (SEC-4)."""
     # Word by word, which takes linear time: a server may have written the text. In a normalized
     # path, `://` has only one slash.
-    return re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
+    shown = re.sub(r"[^\s'\"]+", _without_secrets, text) if ":/" in text else text
+    return without_kept_secrets(shown)
 
 
 def _without_secrets(word: re.Match[str]) -> str:

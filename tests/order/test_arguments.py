@@ -21,13 +21,13 @@ from wids import ChunkedSampler, DistributedChunkedSampler, ShardListSampler
         ((3, 9), range(3, 9)),
         (0, []),
         ((5, 5), []),
-        ((9, 3), []),
+        ((20, 20), []),
         ((22, 20), []),
         (20, range(20)),
     ],
 )
 def test_num_samples_is_a_count_or_a_range(num_samples: Any, expected: Any) -> None:
-    """Zero means no samples, and a pair is a range: it excludes its end, and may be empty."""
+    """Zero means no samples, and a pair is a range: it excludes its end, where it may be empty."""
     assert sorted(ChunkedSampler(DATA, num_samples=num_samples)) == list(expected)
     union = {i for rank in distributed(2, num_samples=num_samples) for i in rank}
     assert union == set(expected)
@@ -39,6 +39,7 @@ def test_num_samples_is_a_count_or_a_range(num_samples: Any, expected: Any) -> N
         ({"num_samples": 21}, "within the dataset's 20 samples, found 21"),
         ({"num_samples": (3, 21)}, "found (3, 21)"),
         ({"num_samples": (22, 21)}, "found (22, 21)"),
+        ({"num_samples": (5, 3)}, "(start, stop), with start first, within"),
         ({"num_samples": -1}, "num_samples: expected an integer of at least 0, found -1"),
         ({"num_samples": 1.5}, "found 1.5"),
         ({"num_samples": True}, "found True"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises, sample_members, settle, write_tar
@@ -173,3 +175,57 @@ def test_a_spec_of_counts_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = [(f"https://example.invalid/{n}.tar", 10) for n in range(1000)]
     with wids.ShardListDataset(spec) as dataset:
         assert len(dataset) == 10_000
+
+
+def _stated(tars: list[str], where: str, folder: Path, num_samples: int) -> Any:
+    """Return shards of which the second has this count, in a spec, a table of one, or a file."""
+    counts = dict.fromkeys(tars, 3) | {tars[1]: num_samples}
+    if where == "sizes.json":
+        (folder / where).write_text(json.dumps(counts))
+        return [str(folder / name) for name in tars]
+    note = " " * ((1 << 20) if where == "table" else 0)
+    entries = [{"url": name, "nsamples": count, "note": note} for name, count in counts.items()]
+    (folder / "train.json").write_text(json.dumps({"wids_version": 1, "shardlist": entries}))
+    return str(folder / "train.json")
+
+
+@pytest.mark.parametrize("where", ["spec", "table", "sizes.json"])
+def test_a_shard_that_is_stated_to_be_empty_is_looked_at(where: str, tmp_path: Path) -> None:
+    """A wrong 0 is an error when the dataset is made, as no sample would reveal it (SPEC-54)."""
+    tars = ["0.tar", "1.tar", "2.tar"]
+    for name, length in zip(tars, (3, 5, 3), strict=True):
+        write_tar(tmp_path / name, sample_members(0, length))
+    shards = _stated(tars, where, tmp_path, 0)
+
+    with raises(wids.MismatchError, "1.tar", "says 0 samples, the shard has 5"):
+        wids.ShardListDataset(shards)
+    with (
+        pytest.warns(UserWarning, match="1.tar"),
+        wids.ShardListDataset(shards, on_error="skip") as dataset,
+    ):
+        assert len(dataset) == 6
+
+    write_tar(tmp_path / "1.tar", [])
+    with wids.ShardListDataset(shards) as dataset:
+        assert len(dataset) == 6
+
+
+def test_a_remote_shard_that_is_stated_to_be_empty(server: Server, tmp_path: Path) -> None:
+    """It is read, unless its index has no samples either; a large one only on request (SPEC-54)."""
+    path = write_tar(tmp_path / "0.tar", sample_members(0, 5))
+    url = server.page("/0.tar", path.read_bytes())
+    with raises(wids.MismatchError, "/0.tar", "says 0 samples, the shard has 5"):
+        wids.ShardListDataset([(url, 0)])
+    large = claim(server, "/large.tar", 2 * 10**9)
+    with raises(wids.SpecError, "2.0 GB"):
+        wids.ShardListDataset([(large, 0)])
+
+    empty = write_tar(tmp_path / "1.tar", [])
+    spec = wids.build_spec([path, empty], pack=tmp_path / "train.index")
+    spec.save(tmp_path / "train.json")
+    for name in ("train.json", "train.index", "1.tar"):
+        server.page(f"/{name}", (tmp_path / name).read_bytes())
+    del server.log[:]
+    with wids.ShardListDataset(f"{server.url}/train.json") as dataset:
+        assert len(dataset) == 5
+    assert not [name for name in server.requests if name.endswith(".tar")]

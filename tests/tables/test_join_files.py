@@ -82,6 +82,8 @@ def write_file(file: Path, form: Callable[[Entries], str | bytes], numbers: rang
         ("{shard}.captions.json", as_object),
         ("{shard}.captions.json", as_list),
         ("{shard}.jsonl", as_lines),
+        ("{shard}.lines.json", as_lines),  # as NeMo's manifests
+        ("{shard}.lines.json.gz", as_lines),
         ("sub/{shard}.NDJSON", as_lines),
         ("{shard}.jsonl.gz", as_lines),
         ("cuts.{number}.json.gz", as_list),

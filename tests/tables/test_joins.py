@@ -725,6 +725,54 @@ def test_arrays_are_copied_and_other_objects_are_not(train: Path) -> None:
             sample[".x"] += 1
 
 
+def test_rows_of_one_key_become_a_list(train: Path) -> None:
+    """The error of several rows for a sample says how, for a table, a frame and a file (JOIN-4)."""
+    keys = [f"s{number // 2:05d}" for number in range(40)]
+    frame = pd.DataFrame({"id": keys, "text": map(str, range(40))})
+    path = train.parent / "all.jsonl"
+    path.write_text(frame.to_json(orient="records", lines=True))
+    with wids.ShardListDataset(train) as dataset:
+        for rows in (frame, pa.table(frame), path):
+            with raises(JoinError, "'s00000' twice", 'frame.groupby("__key__").agg(list)'):
+                dataset.join(rows, on="id")
+        joined = dataset.join(frame.groupby("id").agg(list), on="id")
+        assert joined[3][".text"] == ["6", "7"]
+    assert pickle.loads(pickle.dumps(joined))[19][".text"] == ["38", "39"]  # noqa: S301 - made here
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "mapped"])
+def test_rows_of_arrays_by_their_number(train: Path, kind: str) -> None:
+    """Row ``i`` belongs to sample ``i`` of what the array is joined to (JOIN-13)."""
+    rows = np.arange(60.0, dtype=np.float32).reshape(20, 3)
+    array: Any = rows
+    if kind == "torch":
+        array = torch.from_numpy(rows)
+    if kind == "mapped":
+        np.save(train.parent / "rows.npy", rows)
+        array = np.load(train.parent / "rows.npy", mmap_mode="r")
+    with wids.ShardListDataset(train) as dataset:
+        joined = pickle.loads(pickle.dumps(dataset.join(array, prefix="emb")))  # noqa: S301 - made here
+        for _ in range(2):
+            sample = joined[7]
+            assert (sample[".txt"], sample[".emb"].tolist()) == ("text 7", [21, 22, 23])
+            sample[".emb"] += 1  # its own
+        assert [s[".emb"][0] for s in joined.__getitems__([19, 0, 7])] == [57, 0, 21]
+        assert joined[5:][0][".emb"][0] == 15
+        view = dataset[[9, 2, 17]]
+        assert [s[".value"][0] for s in view.join(array[:3])] == [0, 3, 6]
+        assert [s[".txt"] for s in view.join(array[:3])] == ["text 9", "text 2", "text 17"]
+        labels = dataset.join(array[:, 0], prefix="label")
+        assert [s[".label"] for s in labels] == rows[:, 0].tolist()
+        assert labels.only([".label"])[4][".label"] == 12
+        assert labels.table({"label": ".label"})["label"].to_pylist() == rows[:, 0].tolist()
+        with raises(JoinError, "each of the 20 samples, in their order, found the shape (3, 3)"):
+            dataset.join(array[:3])
+        with raises(JoinError, "each sample once"):
+            dataset[[1, 1, 2]].join(array[:3])
+        with raises(ValueError, "on, columns: expected a table"):
+            dataset.join(array, on="x")
+
+
 def test_columns_that_become_one_field(train: Path) -> None:
     """They are an error that names them, whatever the rows are in (JOIN-2)."""
     keys = [f"s{number:05d}" for number in range(20)]

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
         for name, rows in found:
-            print(json.dumps({"file": name, **rows}))
+            print(printable(json.dumps({"file": name, **rows})))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
         rows_of = ([name, *(rows[column] for column in columns)] for name, rows in found)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from wids.dataset.transformations import Transformation, as_transformations, locate_error
+from wids.errors import printable
 from wids.look import notebook
 from wids.look.in_notebooks import show_in_notebooks
 from wids.look.latest import latest
@@ -341,7 +342,9 @@ class Peek:
         return notebook.peek_html(self)
 
     def __repr__(self) -> str:
-        return f"<Peek {self.title!r}: the beginning of shard {self.number} of {self.num_shards}>"
+        return printable(
+            f"<Peek {self.title!r}: the beginning of shard {self.number} of {self.num_shards}>"
+        )
 
 
 def find_sample(shards: Peek, index: int, key: str | None, shard: int | None) -> tuple[Peek, int]:

@@ -768,7 +768,8 @@ class ShardListDataset(TorchDataset):
         Args:
             other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes
                 one) with a column ``__key__``; a pandas frame with a column or an index
-                ``__key__``; a mapping from keys to values, or to mappings of fields; or the path or
+                ``__key__``; a mapping from keys to values, or to mappings of fields; an array whose
+                first dimension counts the samples of this view, in their order; or the path or
                 URL of a file, ``.parquet``, ``.csv``, ``.tsv``, ``.jsonl`` or ``.json``, also with
                 ``.gz``. With ``{shard}``, the name of a shard without ``.tar``, ``{number}``, the
                 last digits in it, or ``{relative}``, its path from the folder of all shards, it

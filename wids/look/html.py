@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from wids.errors import SampleError
+from wids.errors import SampleError, without_kept_secrets
 from wids.look.field_stats import CAPTION_EXTENSIONS, FieldStats
 from wids.look.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
 from wids.look.style import style
@@ -227,7 +227,7 @@ def paragraph_html(kind: str, text: str) -> str:
 def escaped(text: Any) -> str:
     """Return text as HTML that shows it, with nothing that a browser would run."""
     # Quotes too, since some of the text stands in attributes (SEC-13).
-    safe = html.escape(str(text), quote=True)
+    safe = html.escape(without_kept_secrets(str(text)), quote=True)
     return safe.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
 
 

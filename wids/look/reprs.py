@@ -26,10 +26,10 @@ def dataset_repr(dataset: Any) -> str:
     fields = _known_fields(dataset)
     if fields:
         more = " …" if len(fields) > _MAX_FIELDS else ""
-        parts.append(printable(f"fields {' '.join(fields[:_MAX_FIELDS])}{more}"))
+        parts.append(f"fields {' '.join(fields[:_MAX_FIELDS])}{more}")
     if dataset.transformations:
         parts.append(f"through {', '.join(map(_name, dataset.transformations))}")
-    return f"<{type(dataset).__name__}{name}: {', '.join(parts)}>"
+    return printable(f"<{type(dataset).__name__}{name}: {', '.join(parts)}>")
 
 
 def _known_fields(dataset: Any) -> list[str]:

@@ -83,7 +83,7 @@ def warn_of_unsorted_view(dataset: Sized, num_lengths: int, name: str) -> None:
 def index_range(num_samples: Any, length: int) -> tuple[int, int]:
     """Return the first index and the index after the last one that ``num_samples`` stands for.
 
-    A pair stands for ``range(start, stop)``, which is empty unless start is less than stop: where
+    A pair stands for ``range(start, stop)``. It may be empty where it ends with the dataset: where
     programs cut a dataset for more ranks than it has samples, the last ranges begin past its end.
 
     Raises:
@@ -93,9 +93,9 @@ def index_range(num_samples: Any, length: int) -> tuple[int, int]:
         return 0, length
     pair = num_samples if isinstance(num_samples, tuple | list) else (0, num_samples)
     start, stop = (at_least(0, value, "num_samples") for value in (*pair, None)[:2])
-    if len(pair) != 2 or stop > length:
+    if len(pair) != 2 or stop > length or (start > stop and stop < length):
         raise ValueError(
-            f"num_samples: expected a count or (start, stop) within the dataset's {length} "
-            f"samples, found {num_samples!r}"
+            "num_samples: expected a count or (start, stop), with start first, within the "
+            f"dataset's {length} samples, found {num_samples!r}"
         )
     return min(start, stop), stop

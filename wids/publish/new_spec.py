@@ -29,6 +29,7 @@ from wids.publish.results import results_of
 from wids.shards.indexes.pack import LocalPack
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
+from wids.shards.specs.saved_document import private_mode
 from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
@@ -178,7 +179,7 @@ class Describer:
             storage_options: For the server of the pack.
         """
         tasks = self.tasks(shards)
-        with Journal(journal) as log:
+        with Journal(journal, mode=private_mode(shard.url for shard in shards)) as log:
             self.describe(shards, log)
             described = unsaved_shards(
                 (

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -37,8 +38,8 @@ from wids.shards.specs.model import (
     ShardSpec,
     check_references,
 )
-from wids.shards.specs.naming import dataset_name, is_document, tar_urls
-from wids.shards.specs.saved_document import save_document
+from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
+from wids.shards.specs.saved_document import private_mode, save_document
 from wids.shards.specs.unsaved_shards import unsaved_shards
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.member_names import KeySplit
@@ -192,7 +193,7 @@ class SpecJob:
             document["info"] = info
         if self.base is not None:
             self._set_base(document, self.base, pack)
-        save_document(self.output, document, storage_options=self.storage_options)
+        save_document(self.output, document, self._mode, storage_options=self.storage_options)
 
     def append(
         self, executor: Executor | None, on_problem: Callable[[Problem], None]
@@ -240,7 +241,7 @@ class SpecJob:
             WidsError: A shard cannot be read.
         """
         own, describer = part.of(self._distinct), replace(self._describer, executor=executor)
-        with part_journal(self.journal, part, self._plan) as log:
+        with part_journal(self.journal, part, self._plan, self._mode) as log:
             describer.describe(own, log)
             records = map(log.record, describer.tasks(own))
             return unsaved_shards((record.spec() for record in records), self.output)
@@ -253,7 +254,13 @@ class SpecJob:
             FileExistsError: A part is of other shards or options.
             ValueError: A shard has changed since its part was made.
         """
-        collect_parts(self.journal, self._plan, self._describer.tasks(self._distinct))
+        tasks = self._describer.tasks(self._distinct)
+        collect_parts(self.journal, self._plan, tasks, self._mode)
+
+    @cached_property
+    def _mode(self) -> int:
+        """The permissions of new files with the URLs of the shards."""
+        return private_mode(chain([self.base or ""], (shard.url for shard in self.named.shards)))
 
     @cached_property
     def _distinct(self) -> Sequence[ShardSpec]:
@@ -318,7 +325,7 @@ def prepare_spec(
 def _named_shards(
     names: Sequence[str], fetcher: Fetcher, split: str | None, output: str
 ) -> DatasetSpec:
-    if len(names) == 1 and (split is not None or is_document(names[0])):
+    if len(names) == 1 and (split is not None or is_document(names[0]) or is_list(names[0])):
         return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
     if split is not None:
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")

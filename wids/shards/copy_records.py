@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -65,18 +66,26 @@ def url_digest(url: str) -> str:
     return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def open_copy(store: Cache, remote_file: RemoteFile, *, is_suspect: bool = False) -> CachedCopy:
+def open_copy(
+    store: Cache,
+    remote_file: RemoteFile,
+    check: Callable[[IO[bytes]], None] = lambda _: None,
+    *,
+    is_suspect: bool = False,
+) -> CachedCopy:
     """Open the copy of a file, and fetch it again if it was changed in the cache; see `Cache.open`.
 
     Args:
         store: The cache.
         remote_file: The file.
+        check: Called with the complete file before it has its name; if it raises, nothing is
+            stored.
         is_suspect: Whether to compare its bytes even if its time is the recorded one.
 
     Raises:
         FetchError: The file cannot be fetched or stored.
     """
-    prepare = partial(_dumped_record, remote_file.url)
+    prepare = partial(_dumped_record, remote_file.url, check)
     copy = store.open(remote_file, prepare)
     if _is_as_recorded(copy, remote_file.url, is_suspect=is_suspect):
         return copy
@@ -119,5 +128,6 @@ def _is_as_recorded(copy: CachedCopy, url: str, *, is_suspect: bool) -> bool:
     return True
 
 
-def _dumped_record(url: str, file: IO[bytes]) -> bytes:
+def _dumped_record(url: str, check: Callable[[IO[bytes]], None], file: IO[bytes]) -> bytes:
+    check(file)
     return CopyRecord.of_file(url, file.name, os.fstat(file.fileno())).dump()

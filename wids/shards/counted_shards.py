@@ -11,7 +11,6 @@ from wids.shards.reader import ShardReader
 from wids.shards.shard_pool import OpenShard, ShardPool, default_size
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
-from wids.storage.array_types import IntArray
 from wids.storage.cache.store import Cache
 
 
@@ -48,20 +47,27 @@ def counted_shards(
 
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.share_nbytes)
-    if isinstance(opener.counts, StatedCounts):
-        return ShardReader(opener, pool, np.zeros(0, np.int64))
-    counts = [count for count in opener.counts if count is not None]
-    if len(counts) < len(spec.shards):
-        from wids.shards.counting import count_samples  # 1 ms, with the modules that ask servers
 
-        counts = count_samples(
-            opener,
-            opener.counts,
-            # Through the pool, so that the shards of a small dataset stay open.
-            lambda number: len(pool.get(number, local=options.access != "range")),
-            progress,
-        )
-    if sum(counts) >= 1 << 63:
-        raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
-    edges: IntArray = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-    return ShardReader(opener, pool, edges)
+    def open_length(number: int) -> int:
+        # Through the pool, so that the shards of a small dataset stay open.
+        return len(pool.get(number, local=options.access != "range"))
+
+    if isinstance(opener.counts, StatedCounts):
+        edges = opener.counts.edges
+    else:
+        counts = [count for count in opener.counts if count is not None]
+        if len(counts) < len(spec.shards):
+            from wids.shards.counting import count_samples  # 1 ms, with modules that ask servers
+
+            counts = count_samples(opener, opener.counts, open_length, progress)
+        if sum(counts) >= 1 << 63:
+            raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
+        edges = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+    empty = np.flatnonzero(edges[1:] == edges[:-1])
+    if len(empty):
+        from wids.shards.counting import check_empty
+
+        broken = opener.broken.numbers
+        check_empty(opener, [n for n in empty.tolist() if n not in broken], progress)
+    is_table = isinstance(opener.counts, StatedCounts)
+    return ShardReader(opener, pool, edges[:0] if is_table else edges)

@@ -7,11 +7,11 @@ Local shards are scanned. Remote shards are downloaded; large downloads need the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from wids.errors import WidsError
+from wids.errors import NotFoundError, WidsError
 from wids.shards.download_cost import download_cost, too_large_error
 from wids.shards.fetch_all import fetch_all
 from wids.shards.foreign.written_beside import with_stated_counts
@@ -63,22 +63,56 @@ def count_samples(
             counts[number] = stated[number].num_samples
         opener.take_stated(stated)
         missing = [number for number in missing if counts[number] is None]
-    if missing:
-        cost = _checked_cost(opener, missing)
-        _fetch(opener, counts, open_length, cost, progress)
-    with Bar("counting samples", len(missing), "shard", wanted=progress) as bar:
-        for num_counted, number in enumerate(missing, start=1):
-            if counts[number] is None:
-                with _passing_over(counts, number):
-                    counts[number] = open_length(number)
-            bar.reach(num_counted)
+    for number, count in _counted(opener, missing, open_length, progress).items():
+        counts[number] = count
     if len(opener.broken.numbers) == len(counts):  # it would be read as nothing, without an error
         raise opener.broken.first_error()
     return [count or 0 for count in counts]
 
 
+def check_empty(opener: ShardOpener, numbers: Iterable[int], progress: bool | None) -> None:
+    """Open shards of which 0 samples are stated, since nobody would find samples in them later.
+
+    Those that do not exist are passed over. Raises as `count_samples`, and `MismatchError` for a
+    shard with samples.
+    """
+    indexes = ((number, opener.known_index(number)) for number in numbers)
+    doubtful = [number for number, index in indexes if index is None or len(index)]
+    names = [opener.local.path(number) or opener.shards[number].url for number in doubtful]
+    answers = ask_lengths(opener.facts.store.fetcher, names, is_tolerant=True)
+    pairs = zip(doubtful, answers, strict=True)
+    found = [number for number, answer in pairs if not isinstance(answer, NotFoundError)]
+
+    def open_length(number: int) -> int:
+        # Not through the pool, since nobody reads an empty shard.
+        with opener(number, local=opener.facts.options.access != "range") as shard:
+            return len(shard)
+
+    _counted(opener, found, open_length, progress)
+
+
+def _counted(
+    opener: ShardOpener,
+    numbers: Sequence[int],
+    open_length: Callable[[int], int],
+    progress: bool | None,
+) -> dict[int, int]:
+    """Return the number of samples of shards, after downloading those that are remote."""
+    counts: dict[int, int] = {}
+    if numbers:
+        cost = _checked_cost(opener, numbers)
+        _fetch(opener, counts, open_length, cost, progress)
+    with Bar("counting samples", len(numbers), "shard", wanted=progress) as bar:
+        for num_counted, number in enumerate(numbers, start=1):
+            if number not in counts:
+                with _passing_over(counts, number):
+                    counts[number] = open_length(number)
+            bar.reach(num_counted)
+    return counts
+
+
 @contextmanager
-def _passing_over(counts: list[int | None], number: int) -> Iterator[None]:
+def _passing_over(counts: dict[int, int], number: int) -> Iterator[None]:
     """Count no samples in a shard that is noted as broken."""
     try:
         yield
@@ -110,7 +144,7 @@ def _checked_cost(opener: ShardOpener, numbers: Sequence[int]) -> dict[int, int 
 
 def _fetch(
     opener: ShardOpener,
-    counts: list[int | None],
+    counts: dict[int, int],
     open_length: Callable[[int], int],
     nbytes_of: Mapping[int, int | None],
     progress: bool | None,

@@ -41,13 +41,9 @@ class LocalShards:
 
     def _named_path(self, url: str) -> str | None:
         """Return the path that ``localname`` maps a local shard to; None if no file is there."""
-        localname = self._facts.store.localname
-        named = None if localname is None else localname(url)
-        if named is None:
-            return None
-        path = os.path.abspath(os.path.expanduser(os.fspath(named)))
+        path = self._facts.store.named_path(url)
         # `localname` may return a cache path, as for remote shards, where a local one has no file.
-        return path if os.path.exists(path) else None
+        return path if path is not None and os.path.exists(path) else None
 
     def open(self, number: int, path: str) -> Shard:
         """Map the file of a shard."""

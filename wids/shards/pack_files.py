@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import FileIO
-from typing import Final
+from typing import IO, Final
 
 from wids.errors import WidsError
 from wids.shards.copy_records import open_copy
-from wids.shards.indexes.pack import Pack, load_pack
+from wids.shards.indexes.pack import MAGIC, Pack, load_pack
 from wids.shards.indexes.range_pack import RangePack
 from wids.shards.side_files import versioned_file
 from wids.shards.tars.mapped_file import read_or_map
@@ -98,14 +98,22 @@ def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack
     Raises:
         OSError: The copy cannot be read.
         WidsError: The pack cannot be fetched or stored.
+        ValueError: It is not a pack.
     """
-    copy = open_copy(store, remote_file)
+    copy = open_copy(store, remote_file, _check_kind)
     # The map made from the file keeps the copy from being evicted.
     pack = load_pack(copy.path, copy.file, num_shards)
     if pack is not None or copy.was_fetched:
         return pack
-    copy = open_copy(store, remote_file, is_suspect=True)
+    copy = open_copy(store, remote_file, _check_kind, is_suspect=True)
     return load_pack(copy.path, copy.file, num_shards)
+
+
+def _check_kind(file: IO[bytes]) -> None:
+    """Raise `ValueError` for a file of another kind, such as a page that a server sent instead."""
+    file.seek(0)
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("expected a pack of indexes, found something else; it is not stored")
 
 
 def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:

@@ -123,7 +123,10 @@ class RowKeys:
 
     listed: Callable[[], Iterator[Any]]
     name: str
-    remedy: ClassVar[str] = "keep one of these rows"
+    remedy: ClassVar[str] = (
+        "keep one of these rows; or, for a list of the values of each key, group them first, as "
+        'pandas does: frame.groupby("__key__").agg(list), with the column that you name as on='
+    )
     fields: ClassVar[Sequence[str]] = ()
     entries: ClassVar[IntArray | None] = None
 

@@ -12,6 +12,8 @@ from itertools import islice
 from math import isnan
 from typing import Any
 
+import numpy as np
+
 from wids.storage.array_types import IntArray
 from wids.tables.column_paths import KEY
 from wids.tables.join_keys import RowKeys
@@ -156,6 +158,28 @@ def _take_of_mapping(
 ) -> list[Fields]:
     keys = [listed[row] for row in rows]
     return [{**value_fields(mapping[key], names), KEY: key} for key in keys]
+
+
+def is_array(other: Any) -> bool:
+    """Return whether an object is an array, or like one, and neither a frame nor of Arrow."""
+    others = ("iloc", "__arrow_c_stream__", "__arrow_c_array__")
+    is_other = isinstance(other, type) or any(hasattr(other, name) for name in others)
+    return not is_other and all(hasattr(other, name) for name in ("shape", "dtype", "__getitem__"))
+
+
+def array_rows(array: Any, names: Names) -> RowSide:
+    """Return the rows of an array as one field, whose own name is empty; they have no keys."""
+    field = names[""]
+    return RowSide("the array", [field], partial(iter, ()), partial(_take_of_array, array, field))
+
+
+def _take_of_array(array: Any, field: str, rows: Sequence[int]) -> list[Fields]:
+    # One by one: not every array takes a list in any order.
+    values = [array[row] for row in rows]
+    if values and hasattr(values[0], "numpy"):  # a tensor
+        values = [value.numpy() for value in values]
+    # Copies of their own; `[()]` makes a number of an array without dimensions.
+    return [{field: np.array(value)[()]} for value in values]
 
 
 def entry_rows(entries: Sequence[tuple[str, Any]], names: Names, what: str) -> RowSide:

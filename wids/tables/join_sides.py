@@ -39,7 +39,7 @@ class OtherSide(ABC):
 
     @abstractmethod
     def read(self, entries: IntArray) -> list[Fields | None]:
-        """Return the fields of entries, in new dicts with the key as ``__key__``.
+        """Return the fields of entries, in new dicts with the key as ``__key__`` if they have one.
 
         None stands for an entry that turns out not to exist.
         """

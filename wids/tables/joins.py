@@ -24,7 +24,15 @@ from wids.tables.join_datasets import DatasetSide
 from wids.tables.join_files import FileSide, is_per_shard, whole_file
 from wids.tables.join_keys import DatasetKeys, Keyed, digest_of, match_keys
 from wids.tables.join_names import Names, Wanted
-from wids.tables.join_rows import RowSide, frame_rows, import_arrow, mapping_rows, table_rows
+from wids.tables.join_rows import (
+    RowSide,
+    array_rows,
+    frame_rows,
+    import_arrow,
+    is_array,
+    mapping_rows,
+    table_rows,
+)
 from wids.tables.join_samples import KeyedSamples
 from wids.tables.join_sides import OtherSide
 from wids.tables.join_store import EveryPosition, PositionMap
@@ -71,7 +79,8 @@ def joined_reader(
 
     Args:
         view: The dataset.
-        other: A second dataset as a `JoinableView`, a table, a frame, a mapping, or a pattern.
+        other: A second dataset as a `JoinableView`, a table, a frame, a mapping, an array, or a
+            pattern.
         missing: How to treat samples whose key the other side does not have.
         prefix: Comes before the names of the other side's fields.
         on: The column of the other side that has the keys.
@@ -109,11 +118,11 @@ def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
             raise TypeError(f"columns: expected a list of names, found {columns!r:.80}")
         columns = tuple(columns)
     wanted = Wanted(on, columns)
-    if wanted != Wanted() and isinstance(other, JoinableView | Mapping):
+    if wanted != Wanted() and (isinstance(other, JoinableView | Mapping) or is_array(other)):
+        kind = "dataset" if isinstance(other, JoinableView) else type(other).__name__
         raise ValueError(
-            "on, columns: expected a table, a frame or files as the other side, found a "
-            f"{'mapping' if isinstance(other, Mapping) else 'dataset'}, which has its own keys; "
-            "open a dataset with fields="
+            f"on, columns: expected a table, a frame or files as the other side, found a {kind}, "
+            "which has no such columns; open a dataset with fields="
         )
     return wanted
 
@@ -130,6 +139,11 @@ def _joint(
         files = FileSide(view.reader, other, names, wanted, is_optional=is_optional)
         joint = Joint(view.samples, files, EveryPosition(), fills)
         return joint, _present_in_files(view, files, missing)
+    if is_array(other):
+        rows = _by_number(view, other)
+        return Joint(view.samples, array_rows(other, names), rows, fills), rows.at(
+            as_int_array(view.positions)
+        ) >= 0
     if isinstance(other, JoinableView):
         keyed: Keyed = other.keys("the other dataset")
         positions = _positions(view, keyed)
@@ -167,10 +181,28 @@ def _rows(
 def _not_joinable(other: Any) -> TypeError:
     return TypeError(
         "join: expected a wids.ShardListDataset or a view, a pyarrow.Table, a pandas frame, a "
-        'mapping from keys, or the name of a file, as "{shard}.captions.json", found '
-        f"{type(other).__name__} {other!r:.80}; a subset is a view, dataset[indices], and a column "
-        "with its keys a frame, column.to_frame()"
+        "mapping from keys, an array with a row for each sample, or the name of a file, as "
+        f'"{{shard}}.captions.json", found {type(other).__name__} {other!r:.80}; a subset is a '
+        "view, dataset[indices], and a column with its keys a frame, column.to_frame()"
     )
+
+
+def _by_number(view: JoinableView, array: Any) -> PositionMap:
+    """Return the row of each sample of a view: as many as there are samples, in their order."""
+    positions = as_int_array(view.positions)
+    count = len(positions)
+    if not array.shape or array.shape[0] != count:
+        raise JoinError(
+            f"join: expected an array with a row for each of the {count:,} samples, in their "
+            f"order, found the shape {tuple(array.shape)}; join it to the dataset or view that it "
+            "was made from, or make a mapping from keys of it"
+        )
+    start = int(positions.min()) if count else 0
+    targets = np.full(int(positions.max()) + 1 - start if count else 0, -1)
+    targets[positions - start] = np.arange(count)
+    if (targets[positions - start] != np.arange(count)).any():
+        raise JoinError("join: expected a view that has each sample once, for the rows of an array")
+    return PositionMap(start, targets, ())
 
 
 def _positions(view: JoinableView, other: Keyed) -> PositionMap:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from wids.errors import JoinError, PackError
@@ -105,7 +106,7 @@ def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries
         if kind == "JSON lines":
             content: Any = decode_json_lines(data.removeprefix(BOM_UTF8))
         else:
-            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=kept)
+            content = _document(data.decode("utf-8-sig"), kept)
     except (ValueError, RecursionError) as error:
         raise JoinError(f"{name}: expected {kind}, found: {error}") from error
     if isinstance(content, list):
@@ -122,6 +123,18 @@ def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries
         named = dict.fromkeys(column for row in rows for column in row)
         wanted.check(name, list({wanted.key: None, **named}))
     return entries
+
+
+def _document(text: str, kept: Callable[[_Entries], dict[str, Any]]) -> Any:
+    """Return the value of JSON; those of JSON lines that are named so, as NeMo's manifests are."""
+    try:
+        return json.loads(text, object_pairs_hook=kept)
+    except ValueError as error:
+        with suppress(ValueError):
+            lines = decode_json_lines(text.encode())
+            if len(lines) > 1:
+                return lines
+        raise error from None
 
 
 def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> _Entries:

@@ -118,3 +118,39 @@ def test_a_root_without_its_document_is_a_folder(tmp_path: Path) -> None:
     shards(tmp_path / "d")
     (tmp_path / "d" / ".nv-meta").mkdir()
     assert len(wids.load_spec(tmp_path / "d").shards) == 2
+
+
+@pytest.mark.parametrize("name", ["sizes.json", "_info.json", ".nv-meta/.info.json"])
+@pytest.mark.parametrize("text", ["Infinity", "[" * 100_000])
+def test_a_hostile_document_is_an_error_of_its_own(name: str, text: str, tmp_path: Path) -> None:
+    """Neither a number without end nor brackets without end leave as an error of Python."""
+    texts = {
+        "sizes.json": '{"0.tar": HERE}',
+        "_info.json": '{"splits": {"a": {"filenames": ["0.tar"], "shard_lengths": [HERE]}}}',
+        ".nv-meta/.info.json": '{"shard_counts": {"0.tar": HERE}}',
+    }
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(texts[name].replace("HERE", text))
+    with raises(wids.SpecError, path.name):
+        wids.load_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("split.yaml", "[" * 100_000),
+        ("split.yaml", "split_parts: {train: .inf}"),
+        ("split.yaml", "split_parts: {train: [.inf]}"),
+        ("split.json", "[" * 100_000),
+        ("split.json", '{"split_parts": {"train": Infinity}}'),
+    ],
+)
+def test_hostile_splits_are_errors_of_their_own(energon: Path, name: str, text: str) -> None:
+    """The same of a document with splits."""
+    optional("yaml")
+    for other in (energon / ".nv-meta").glob("split.*"):
+        other.unlink()
+    (energon / ".nv-meta" / name).write_text(text)
+    with raises(wids.SpecError, name):
+        wids.load_spec(energon, split="train")

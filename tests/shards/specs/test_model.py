@@ -52,7 +52,9 @@ def test_saved_spec_loads_alike(tmp_path: Path) -> None:
         "https://h/c.tar?sig=1",
     ]
     assert sorted(os.listdir(tmp_path)) == ["d.json", "sub"]
-    assert (tmp_path / "d.json").stat().st_mode & 0o777 == 0o644
+
+    DatasetSpec(spec.shards[:2]).save(tmp_path / "e.json")
+    assert (tmp_path / "e.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_failed_save_leaves_the_old_spec(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.command import run
 from conftest import raises, sample_members, write_shards, write_tar
 from loopback import Server
 
@@ -242,3 +243,34 @@ def test_http_is_not_listed(server: Server) -> None:
         with raises(wids.FetchError, "plain HTTP, commands and handlers have no lists"):
             wids.ShardListDataset(shards)
     assert server.requests == []
+
+
+def test_a_text_file_lists_shards(train: Path, server: Server, tmp_path: Path) -> None:
+    """A name on each line, from the folder of the file, by the rules of documents (SEC-55)."""
+    names = ["train-000001.tar", "train-000000.tar"]
+    path = tmp_path / "lists" / "shards.txt"
+    path.parent.mkdir()
+    path.write_text(f"\ufeff../{names[0]}\r\n\n  {tmp_path / names[1]}  \n", "utf-8")
+    with wids.ShardListDataset(path) as dataset:
+        assert [s["__key__"] for s in dataset][4:6] == ["s00012", "s00000"]
+    assert len(wids.load_spec([path, str(train)]).shards) == 5
+    assert run("create", path, "-o", tmp_path / "new.json", "-j", 1)[0] == 0
+    assert [s.num_samples for s in wids.load_spec(tmp_path / "new.json").shards] == [5, 8]
+
+    long = tmp_path / "long.txt"  # too long for a document that is parsed without a table
+    long.write_text("\n".join(f"{'x' * 40}-{number}.tar" for number in range(30_000)))
+    assert len(wids.load_spec(long).shards) == 30_000
+
+    for name in names:
+        server.page(f"/d/{name}", (tmp_path / name).read_bytes())
+    url = server.page("/d/shards.txt", "\n".join(names).encode())
+    assert [s.url for s in wids.load_spec(f"{url}?a=b").shards] == [
+        f"{server.url}/d/{name}?a=b" for name in names
+    ]
+    for text in ("pipe:cat x.tar", "file:///x.tar"):
+        server.page("/d/shards.txt", text.encode())
+        with raises(wids.SpecError, "shards.txt"):
+            wids.load_spec(url)
+    server.page("/d/shards.txt", b"\xff\xfe\x00")
+    with raises(wids.SpecError, "expected text with the path or URL of a shard on each line"):
+        wids.load_spec(url)

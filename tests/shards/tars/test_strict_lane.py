@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from tars_by_hand import (
     record,
 )
 
+import wids
 from wids.errors import ShardFormatError
 from wids.shards.tars.scan import scan
 
@@ -110,6 +112,33 @@ def test_dangling_hard_link_is_refused() -> None:
 
     with raises(ShardFormatError, 'hard link "a.txt" to an earlier member', '"gone.txt"'):
         scan(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "link"), [("a.txt", "./a.txt"), ("./a.txt", "a.txt"), ("d/a.txt", "d/./a.txt")]
+)
+def test_hard_links_are_found_as_by_others(name: str, link: str, tmp_path: Path) -> None:
+    """A link may name its target by another path to the same place; the last one counts (TAR-4)."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for stored, data in ((name, b"old"), (f"./{name}", b"new!")):
+            member = tarfile.TarInfo(stored)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        member = tarfile.TarInfo("b.txt")
+        member.type, member.linkname = tarfile.LNKTYPE, link
+        tar.addfile(member)
+    with tarfile.open(path) as tar:
+        file = tar.extractfile("b.txt")
+        expected = file.read() if file else b""
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    need(shutil.which("tar"), "needs GNU tar or libarchive")
+    subprocess.run(["tar", "-xf", path, "-C", unpacked], check=True)
+
+    with wids.Shard(path) as shard:
+        samples = {sample["__key__"]: sample for sample in shard}
+    assert samples["b"][".txt"] == expected == (unpacked / "b.txt").read_bytes() == b"new!"
 
 
 def test_flipped_header_bit_is_noticed() -> None:

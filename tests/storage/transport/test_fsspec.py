@@ -60,7 +60,8 @@ def test_missing_drivers_are_errors_that_name_the_extra() -> None:
 )
 def test_no_detour_to_local_files(url: str) -> None:
     """A scheme that leads to another URL could name what a document must not name (SEC-10)."""
-    with raises(FetchError, "found one that leads to another"):
+    advice = "unpack the archive first" if url.startswith("zip:") else "name the file itself"
+    with raises(FetchError, "found one that leads to another", advice):
         saved(url)
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from conftest import raises
 
-from wids.errors import SpecError
+from wids.errors import FetchError, SpecError, printable
 from wids.storage.transport import urls
 
 
@@ -130,6 +130,32 @@ SIGNED = "s3://key%2F1:pass%2Fword@bucket/a?X-Signature=sig%2Fnature&n=1"
 def test_text_of_others_has_no_secret(text: str, shown: str) -> None:
     """A driver may quote a part of the URL, decoded or not, or other URLs."""
     assert urls.without_secrets(text, SIGNED) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("found /a?Sig=abc%2Fdef123&n=1", "found /a?…"),
+        ("found 'x abc%2Fdef1'", "found 'x …'"),  # a quotation that was cut
+        ("found b'Sig=abc%2F'", "found b'…'"),
+        ("Sig=abc/def123&amp;n=1", "…&amp;n=1"),
+        ("abc and n=1", "abc and n=1"),
+        (
+            "original, in 604800 s, of original.tar",
+            "original, in 604800 s, of original.tar",
+        ),
+        ("at /hidden-part/b?token=led-here1", "at /…/b?…"),
+    ],
+)
+def test_what_a_server_repeats_has_no_secret(text: str, shown: str) -> None:
+    """Nothing shows a part of the URLs that were requested last, whole or cut (SEC-38)."""
+    for number in range(300):  # the latest of many
+        urls.keep_secrets(f"https://h/{number}?other=of-{number}-others")
+    urls.keep_secrets("https://h/original.tar?Sig=abc%2Fdef123&n=1", None)
+    urls.keep_secrets("https://h/original.tar?as=original&s=604800")
+    urls.keep_secrets("https://c/hidden-part/b?token=led-here1", "https://h/original.tar")
+    assert printable(text) == shown
+    assert str(FetchError(text)) == shown
 
 
 def test_secrets_are_found_in_linear_time() -> None:

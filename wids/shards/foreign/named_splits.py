@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from wids.errors import NotFoundError, SpecError
+from wids.shards.foreign.statements import OTHER_FORM
 from wids.shards.specs.braces import expand
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, parse
@@ -67,7 +68,7 @@ def _energon_split(info: str, split: str, read: Callable[[str, int], bytes]) -> 
         parts = {name: list(own or ()) for name, own in document["split_parts"].items()}
         names = [name for part in parts.get(split, ()) for name in expand(part)]
         excluded = {name for part in document.get("exclude") or () for name in expand(part)}
-    except (TypeError, KeyError, AttributeError) as error:
+    except OTHER_FORM as error:
         raise SpecError(
             f"{urls.redact(url)}: expected the shards of each split under split_parts, found "
             f"another {type(document).__name__}"
@@ -93,8 +94,10 @@ def _from_yaml(data: bytes, url: str) -> Any:
         ) from error
     try:
         return yaml.safe_load(data)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{urls.redact(url)}: expected YAML, found an error: {error}") from error
+    except (yaml.YAMLError, *OTHER_FORM) as error:
+        raise SpecError(
+            f"{urls.redact(url)}: expected YAML, found an error: {error!s:.300}"
+        ) from error
 
 
 def _no_split(name: str, split: str, found: Sequence[str]) -> SpecError:

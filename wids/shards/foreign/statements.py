@@ -18,6 +18,13 @@ Counts: TypeAlias = "dict[str, int]"
 """Number of samples by the name of a shard, relative to the folder that the file describes."""
 
 
+OTHER_FORM: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError),  # of ``Infinity``, and of brackets nested too deeply
+)
+"""Errors of a document of another form than expected."""
+
+
 class OfShard(NamedTuple):
     """A file with the count of one shard.
 
@@ -77,7 +84,7 @@ def counts_in(data: bytes, url: str, parse: Callable[[Any], Counts]) -> Counts:
         is_lines = urls.path_of(url).endswith(".jsonl")
         lines = [line for line in data.split(b"\n") if line.strip()] if is_lines else ()
         return parse(list(map(json.loads, lines)) if is_lines else json.loads(data))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except OTHER_FORM as error:
         raise SpecError(
             f"{urls.redact(url)}: expected the number of samples of each shard, found text that "
             f"begins with {data[:40].decode('utf-8', 'replace')!r} ({type(error).__name__}: "
@@ -107,7 +114,7 @@ def as_spec(document: Mapping[str, Any], label: str) -> dict[str, Any] | None:
             return {"base": base, "shardlist": _entries_of(by_shard_counts(document))}
         if document and all(name.endswith(".tar") for name in document):
             return {"shardlist": _entries_of(by_shard(document))}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except OTHER_FORM:
         pass
     return None
 
@@ -131,7 +138,7 @@ def _successes(data: bytes, _: int) -> int | None:
     """Return the count in ``00000_stats.json``, where img2dataset counts what it stored."""
     try:
         count = _object(json.loads(data))["successes"]
-    except (ValueError, TypeError, KeyError):
+    except OTHER_FORM:
         return None
     return count if type(count) is int and count >= 0 else None
 

@@ -18,6 +18,7 @@ from wids.errors import SpecError
 from wids.shards.specs import entries, named_parts, parsing
 from wids.shards.specs.model import INFO, VERSION, DatasetSpec, ShardSpec
 from wids.shards.specs.named_parts import Part
+from wids.shards.specs.naming import is_list
 from wids.shards.specs.shard_sequences import ShardTable, joined
 from wids.shards.specs.trust import MAX_DEPTH, Context
 from wids.shards.tars.member_names import KeySplit
@@ -101,20 +102,36 @@ class Documents:
         if not isinstance(found, bytes):
             self._num_values += parsing.num_values(json.dumps(found.facts["document"]))
             return self.document({**found.facts["document"], "shardlist": found}, context)
-        spec = self.document(self.parsed(found, name), context)
+        parse = self._listed if is_list(url) else self.parsed
+        spec = self.document(parse(found, name), context)
         if urls.path_of(url).endswith(f"/{INFO}"):
             self.infos.append(url)
         return spec
 
+    def _listed(self, data: bytes, name: str) -> dict[str, Any]:
+        """Return a text file that lists shards as a document."""
+        self._check_limits(data, 2 * data.count(b"\n"), name)
+        try:
+            lines = data.decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise SpecError(
+                f"{name}: expected text with the path or URL of a shard on each line, found other "
+                f"bytes ({error})"
+            ) from error
+        return {"shardlist": [{"url": line.strip()} for line in lines if line.strip()]}
+
     def parsed(self, document: str | bytes, name: str) -> Any:
         """Parse a document, unless it and the previous ones exceed the limits of a spec."""
-        self._num_values += parsing.num_values(document)
+        self._check_limits(document, parsing.num_values(document), name)
+        return parsing.parse(document, name)
+
+    def _check_limits(self, document: str | bytes, num_values: int, name: str) -> None:
+        self._num_values += num_values
         if len(document) > parsing.MAX_DOCUMENT_NBYTES or self._num_values > parsing.MAX_VALUES:
             raise SpecError(
                 f"{name}: expected at most {parsing.MAX_DOCUMENT_NBYTES} bytes in a document and "
                 f"{parsing.MAX_VALUES} values in a spec, found more"
             )
-        return parsing.parse(document, name)
 
     def document(self, document: Any, context: Context) -> DatasetSpec:
         """Resolve a parsed document, or one of the inline datasets inside it."""
@@ -188,6 +205,8 @@ class Documents:
 
 def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> bytes | TableFile:
     """Return the bytes of a document, or its table if it is large."""
+    if is_list(url):
+        return fetcher.read(url, limit_nbytes)
     place = rewritten(url)
     with suppress(OSError, ValueError):
         if urls.is_local(place) and os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:

@@ -102,7 +102,7 @@ def _replace(path: str, document: dict[str, Any]) -> None:
     # A rename onto a link would replace the link, and leave its target unchanged.
     target = os.path.realpath(path)
     shutil.copy2(target, target + ".bak")
-    save_document(target, document, os.stat(target).st_mode & 0o777)
+    save_document(target, document)
 
 
 def name_with_query(url: str) -> str:

@@ -19,7 +19,7 @@ from wids.shards.specs.documents import Documents, Read
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
 from wids.shards.specs.named_parts import Part, as_component, assembled, combined
-from wids.shards.specs.naming import Folder, is_document, names_in, resolve
+from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
 from wids.shards.specs.shard_sequences import joined
 from wids.storage.fetch import Fetcher
@@ -52,8 +52,9 @@ def load_spec(
     """Load a spec from any form in which a caller may name shards.
 
     Args:
-        shards: Path or URL of a JSON document, an open file or a parsed document; one ``.tar``; a
-            brace pattern (``train-{000000..000146}.tar``); wildcards (``s3://bucket/train-*.tar``,
+        shards: Path or URL of a JSON document, an open file or a parsed document; a ``.txt`` file
+            with the path or URL of a shard on each line; one ``.tar``; a brace pattern
+            (``train-{000000..000146}.tar``); wildcards (``s3://bucket/train-*.tar``,
             ``data/**/*.tar``); several names as ``a.tar::b.tar``; a folder, or a remote one with a
             slash at its end; a spec; or a list of these, of
             ``(path, count)`` pairs and of entries as in a document.
@@ -234,7 +235,7 @@ class _Loader:
         """Load a file or a folder that a caller's name stands for."""
         if isinstance(item, Folder):
             return self.folder(item)
-        if is_document(item.url):
+        if is_document(item.url) or is_list(item.url):
             return self.documents.url(item.url)
         return DatasetSpec((ShardSpec(item.url, nbytes=item.nbytes),))
 
@@ -280,7 +281,7 @@ class _Loader:
 
 def _is_one_document(name: str) -> bool:
     is_one = "::" not in name or names_in(name) == [name]
-    return is_document(name) and is_one and not is_pattern(name)
+    return (is_document(name) or is_list(name)) and is_one and not is_pattern(name)
 
 
 def _name_of(shards: Shards) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
-from wids.errors import FetchError
+from wids.errors import FetchError, printable, without_quoted_secrets
 from wids.shards.tars.member_names import KeySplit
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -63,6 +63,10 @@ class ShardSpec:
     index: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return its values; URLs are without user, password and query."""
+        return _shown(self)
+
     def local_path(self) -> str:
         """Return the path of a local shard.
 
@@ -91,6 +95,18 @@ class ShardSpec:
             "index": self.index and _relative(self.index, folder),
         }
         return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
+
+
+def _shown(part: ShardSpec | SavedTable | PackedShards) -> str:
+    """Return the repr of a dataclass, with its URLs as messages show them (SEC-4)."""
+    values = [(each.name, getattr(part, each.name)) for each in fields(part)]
+    shown = (
+        f"{name}={urls.redact(value)!r}"
+        if isinstance(value, str)
+        else f"{name}={without_quoted_secrets(repr(value))}"
+        for name, value in values
+    )
+    return f"{type(part).__name__}({', '.join(shown)})"
 
 
 class _Unfrozen:
@@ -140,6 +156,10 @@ class SavedTable:
     nbytes: int | None = None
     checksums: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return its values; the URL is without user, password and query."""
+        return _shown(self)
+
     def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Return the table's entry in a JSON document that is in ``folder``."""
         known = {
@@ -164,6 +184,10 @@ class PackedShards:
     url: str
     start: int
     stop: int
+
+    def __repr__(self) -> str:
+        """Return its values; the URL is without user, password and query."""
+        return _shown(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +249,7 @@ class DatasetSpec:
         ends = self.shards[:: max(1, len(self.shards) - 1)]
         shown = [repr(urls.redact(shard.url)) for shard in ends]
         shards = count_text(len(self.shards), "shard")
-        return f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>"
+        return printable(f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>")
 
     def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
         """Return the pack of all shards, or the packs of parts, if there are any.
@@ -303,6 +327,9 @@ class DatasetSpec:
     ) -> None:
         """Write the JSON document atomically: a reader sees the old file or the new one.
 
+        A file that is replaced keeps its permissions. A new one can be read by its owner alone if
+        URLs in it have a user or a query.
+
         Args:
             path: Path, or URL of a scheme that fsspec can write.
             storage_options: As for `ShardListDataset`.
@@ -311,13 +338,14 @@ class DatasetSpec:
             ValueError: The URL cannot be written, or the spec names local files.
             UploadError: The upload failed.
         """
-        from wids.shards.specs.saved_document import save_document
+        from wids.shards.specs.saved_document import private_mode, save_document
         from wids.storage import upload
 
         target = upload.absolute(path)
         document = self.lazy_document(urls.parent(target))
         check_references(target, map(attrgetter("url"), chain(self.shards, self.all_packs())))
-        save_document(target, document, storage_options=storage_options)
+        mode = private_mode(map(attrgetter("url"), chain(self.shards, self.all_packs())))
+        save_document(target, document, mode, storage_options=storage_options)
 
 
 def check_references(target: str, references: Iterable[str]) -> None:

@@ -74,6 +74,11 @@ def is_document(url: str) -> bool:
     return urls.path_of(url).lower().endswith(".json")
 
 
+def is_list(url: str) -> bool:
+    """Whether a path or URL names a text file with the name of a shard on each line."""
+    return urls.path_of(url).lower().endswith(".txt")
+
+
 def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Named | Folder]:
     """Return the files and folders that a name stands for, in the order of brace expansion.
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import IO, Any, Final
 
@@ -25,6 +26,14 @@ _NUM_ENTRIES: Final = 20
 _logger = logging.getLogger(__name__)
 
 
+def private_mode(names: Iterable[str]) -> int:
+    """Return the permissions of a new file with these URLs: the owner's alone if one has secrets.
+
+    As those of `upload.publishing`, they are less what the process's umask removes.
+    """
+    return 0o600 if any(map(urls.has_secrets, names)) else 0o666
+
+
 def save_document(
     path: str | os.PathLike[str],
     document: Mapping[str, Any],
@@ -35,8 +44,12 @@ def save_document(
 ) -> None:
     """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
 
-    A large one gets a table of its shards beside it, for readers with little memory.
+    One that is replaced keeps its permissions. A large one gets a table of its shards beside it,
+    for readers with little memory.
     """
+    with suppress(OSError):
+        if upload.is_local(os.fspath(path)):
+            mode = os.stat(path).st_mode & 0o777
     with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
         try:
             sha256 = _write_json(file, document, "utf-8")

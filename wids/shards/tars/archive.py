@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from mmap import mmap
+from posixpath import normpath
 from typing import Final, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -92,15 +93,18 @@ class MemberColumns:
         return offsets[-1], sizes[-1], heads[-1]
 
     def find(self, name: bytes) -> tuple[int, int, int] | None:
-        """Return the offset, size and head of the last member with a name, or None."""
+        """Return the offset, size and head of the last member with a name, or None.
+
+        ``./a`` and ``a`` are one name, as for readers that unpack the archive into a folder.
+        """
         # Built here, not in `extend`: most tars have no hard links, and a dict of all names costs
         # more than the scan.
         if self._num_by_name < len(self.names):
             new = slice(self._num_by_name, None)
             places = zip(*(column[new] for column in self._columns), strict=True)
-            self._by_name.update(zip(self.names[new], places, strict=True))
+            self._by_name.update(zip(map(normpath, self.names[new]), places, strict=True))
             self._num_by_name = len(self.names)
-        return self._by_name.get(name)
+        return self._by_name.get(normpath(name))
 
 
 class Archive:

@@ -22,7 +22,7 @@ from functools import partial
 from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
-from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
 from wids.storage import abandoned, complete_files, locks, stages
 from wids.storage.cache import cache_names, sweeping
 from wids.storage.cache.cache_names import RemoteFile
@@ -37,6 +37,7 @@ from wids.storage.progress import Bar
 from wids.storage.sizes import nbytes_text
 from wids.storage.stages import fetching
 from wids.storage.transport import urls
+from wids.storage.transport.stream import error_text
 
 Prepare: TypeAlias = Callable[[IO[bytes]], bytes]
 Localname: TypeAlias = Callable[[str], "str | os.PathLike[str] | None"]
@@ -261,12 +262,32 @@ class Cache:
             with suppress(OSError):
                 os.unlink(path)
 
+    def named_path(self, url: str) -> str | None:
+        """Return the absolute path that ``localname`` returns for a URL, if it does.
+
+        It is called with the absolute path of a local shard.
+
+        Raises:
+            SpecError: It raises an error, or returns something else.
+        """
+        if self.localname is None:
+            return None
+        is_local = urls.is_local(url)
+        try:
+            path = self.localname(os.path.abspath(urls.local_path(url)) if is_local else url)
+            path = None if path is None else os.fsdecode(path)
+        except Exception as error:
+            raise SpecError(
+                f"{urls.redact(url)}: expected localname to return the path of a file, or None, "
+                f"found an error: {error_text(error, url)}"
+            ) from error
+        return path and os.path.abspath(os.path.expanduser(path))
+
     def _places(self, remote_file: RemoteFile) -> list[_Place]:
         """Return where a copy can be. A file is fetched to the last of these places."""
-        if self.localname is not None:
-            path = self.localname(remote_file.url)
-            if path is not None:
-                return [_Place(os.path.abspath(os.path.expanduser(os.fspath(path))), is_own=False)]
+        path = self.named_path(remote_file.url)
+        if path is not None:
+            return [_Place(path, is_own=False)]
         own = _Place(cache_names.copy_path(self.folder, remote_file), is_own=True)
         base_name = os.path.basename(urls.path_of(remote_file.url))
         # A base name alone proves nothing: something has to be known to compare the file with.

@@ -19,6 +19,8 @@ _EXTRAS: Final = {
 }  # fmt: skip
 """The extra of this package that installs the driver for a scheme."""
 
+_ARCHIVES: Final = frozenset(("zip", "tar", "libarchive"))
+
 _INDIRECT: Final = frozenset(
     (
         *("local", "asynclocal", "file", "git", "dvc", "reference", "dir", "zip", "tar"),
@@ -103,9 +105,12 @@ class Fsspec:
         urls.check_server(url)
         # SEC-10; `::` chains file systems, so a harmless scheme could hide `simplecache::file:`.
         if scheme in _INDIRECT or "::" in url:
+            remedy = "name the file itself"
+            if scheme in _ARCHIVES:
+                remedy = "unpack the archive first: a tar inside another file has no random access"
             raise FetchError(
                 f"{urls.redact(url)}: expected the URL of a file, found one that leads to another "
-                f'through "{scheme}"; name the file itself'
+                f'through "{scheme}"; {remedy}'
             )
         try:
             system, path = fsspec.core.url_to_fs(url, **self.options)

@@ -185,6 +185,7 @@ class Http:
         self, url: str, location: str, headers: Mapping[str, str], method: str
     ) -> Response:
         """Send one request to ``location``, to which redirects from ``url`` have led."""
+        urls.keep_secrets(location, None if location == url else url)
         urls.check_server(location)
         try:
             address, target = split_url(location)

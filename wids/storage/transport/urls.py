@@ -10,16 +10,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
-from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
+from wids.errors import (
+    MIN_SECRET,
+    FetchError,
+    SpecError,
+    escaped_controls,
+    keep_secret,
+    without_quoted_secrets,
+)
 
 _T = TypeVar("_T")
 
-_SECRET_LENGTH: Final = 6
-"""Minimum length of a part of a URL that is recognized on its own in other text."""
+# Values that stand in messages anyway, such as `original` or `604800`.
+_PLAIN_VALUE: Final = re.compile(r"[a-z]+|[0-9]{1,11}")
 
 # Names without dots to resolve, schemes, `~` or queries: joined without looking further.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
@@ -269,9 +276,16 @@ def unquoted(text: str) -> str:
 def redact(url: str) -> str:
     """Return a URL for a message: printable, without user, password, query and arguments.
 
-    All messages and commands show URLs, and texts that may be URLs, in this form (SEC-4).
+    All messages and commands show URLs, and texts that may be URLs, in this form (SEC-4). What is
+    left out here is removed from everything that is shown later, too.
     """
-    return printable(_without_secrets(url))
+    keep_secrets(url)
+    return escaped_controls(_without_secrets(url))
+
+
+def has_secrets(url: str) -> bool:
+    """Return whether messages show only a part of a URL: it has a user, a query or arguments."""
+    return _without_secrets(url) != url
 
 
 def _without_secrets(url: str) -> str:
@@ -305,19 +319,35 @@ def without_secrets(text: str, *known: str) -> str:
     """
     for url in known:
         text = text.replace(url, redact(url))
-        for secret in sorted(_secrets(url), key=len, reverse=True):
-            text = text.replace(secret, "…")
     return without_quoted_secrets(text)
 
 
-def _secrets(url: str) -> set[str]:
-    """Return the parts of a remote URL that no message may show: as is, decoded and encoded."""
+def keep_secrets(url: str, named: str | None = None) -> None:
+    """Note a URL before it is requested, so that nothing shown repeats its secrets (SEC-38).
+
+    Args:
+        url: The URL.
+        named: The URL that messages name in its place, if a server has led to this one; then parts
+            of the path are secrets too.
+    """
+    if "?" in url or "@" in url or named is not None:
+        keep_secret(url, lambda: _secrets(url, named))
+
+
+def _secrets(url: str, named: str | None) -> set[str]:
+    """Return the parts of a remote URL that nothing may show: as is, decoded and encoded."""
     if scheme(url) in ("", "file", "pipe"):
         return set()
-    user = _authority(url).rpartition("@")[0]
-    query = url.partition("?")[2]
-    values = (part.partition("=")[2] for part in query.split("&"))
-    # Short values are not replaced on their own, since messages have words and numbers like them.
-    long = {part for part in (user.partition(":")[2], *values) if len(part) >= _SECRET_LENGTH}
-    found = {user, query, *long} - {""}
-    return found.union(*({unquote(part), quote(part), quote(part, safe="")} for part in found))
+    origin, path, query = _split(url)
+    user, query = origin.partition("://")[2].rpartition("@")[0], query[1:]
+    pairs = query.split("&")
+    values = [*(pair.partition("=")[2] for pair in pairs), *(path.split("/") if named else ())]
+    shown = _without_secrets(named or url)
+    parts = {user, query, user.partition(":")[2], *pairs}
+    parts |= {v for v in values if not _PLAIN_VALUE.fullmatch(v) and v not in shown}
+    # With a mark for short ones. Even shorter ones would be found in other words and numbers.
+    parts.update(text for text in (f"{user}@", f"?{query}") if len(text) == MIN_SECRET)
+    long = {part for part in parts if len(part) >= MIN_SECRET}
+    forms = (unquote, quote, partial(quote, safe=""), lambda part: part.replace("&", "&amp;"))
+    found = long.union(form(part) for form in forms for part in long)
+    return {part for part in found if len(part) >= MIN_SECRET}
