@@ -123,7 +123,9 @@ class Access:
 
     def followed_by(self, *transformations: Transformation) -> Access:
         """Return the same samples, which pass through further transformations."""
-        return replace(self, transformations=[*self.transformations, *transformations])
+        failures = self.failures and self.failures.of_view()
+        steps = [*self.transformations, *transformations]
+        return replace(self, transformations=steps, failures=failures)
 
     def with_on_error(self, on_error: OnError | Policy | None) -> Access:
         """Return the same samples, with another policy for those that cannot be produced.

@@ -137,7 +137,8 @@ class ShardListDataset(TorchDataset):
         max_failed: The largest share of samples to pass over, such as 0.01: beyond it their error
             is raised, as soon as the broken shards have more of all samples, or more samples have
             failed than this share of those read, or of the dataset's if it has more. Each rank
-            counts its own.
+            counts its own. None ends an epoch in which the first 100 samples all fail, or more than
+            half of at least 1,000, since that is a mistake of the program; 1.0 never does.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
@@ -620,20 +621,37 @@ class ShardListDataset(TorchDataset):
             function = Augmentation(function, seed, self._epoch)
         return self._view(self._access.followed_by(function))
 
-    def to_tuple(self, *fields: str) -> Self:
+    def to_tuple(
+        self, *fields: str, missing: Mapping[str, Any] | Literal["error", "skip"] = "error"
+    ) -> Self:
         """Return a view of tuples, for training loops that unpack.
 
         Args:
             fields: A name for each entry of the tuple, with or without its leading dot. Of several
                 names separated by semicolons the first that a sample has is taken, in any case.
+            missing: How to treat a sample that lacks a field: ``"error"``, also with ``on_error``;
+                ``"skip"`` for a view without such samples, by the indexes of the shards; or values
+                by the names of fields: ``{".txt": ""}``.
+
+        Raises:
+            FetchError: With ``"skip"``, a remote shard has no index.
 
         Example:
             >>> dataset.to_tuple(".jpg;.png;.txt", "cls")[2]
             ('text 2', 2)
+            >>> dataset.to_tuple(".json", "cls", missing={".json": None})[2]
+            (None, 2)
         """
         from wids.dataset.tuples import ToTuple
 
-        return self._view(self._access.followed_by(ToTuple(*fields)))
+        if isinstance(missing, str):
+            step, access = ToTuple(*fields), self._access
+            if missing == "skip":
+                access = access.selected(step.in_all(access.reader, access.positions))
+            elif missing != "error":
+                raise ValueError(f'missing: expected "error", "skip" or values, found {missing!r}')
+            return self._view(access.followed_by(step))
+        return self._view(self._access.followed_by(ToTuple(*fields, missing=missing)))
 
     def undecoded(self) -> Self:
         """Return a view of the same samples as they are stored, whose errors are raised.
@@ -717,6 +735,8 @@ class ShardListDataset(TorchDataset):
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)
         self.reader.set_epoch(number)
+        if self._access.failures is not None:
+            self._access.failures.begin_epoch()
 
     def search(
         self, words: str = "", *, where: str = "", field: str = "", seed: int | None = None
