@@ -24,6 +24,30 @@ Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
 
 
+def test_pictures_that_end_early(tmp_path: Path) -> None:
+    """A remark counts and names them, by the bytes of any format (PACK-19)."""
+    (tmp_path / "photos").mkdir()
+    noise = Image.effect_noise((64, 64), 90)
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
+        path = tmp_path / "photos" / f"{kind}.{'jpg' if kind == 'JPEG' else kind.lower()}"
+        noise.save(path, kind)
+        data = path.read_bytes()
+        path.with_stem("whole").write_bytes(data + b"by a camera" * (kind == "JPEG"))
+        if kind != "BMP":
+            path.write_bytes(data[:-600])
+    (tmp_path / "photos" / "a.txt").write_text("no picture")
+
+    status, out, _ = run("pack", "photos", "-o", "new", "-j", 2, "--maxcount", 3, cwd=tmp_path)
+
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if "early" in line]
+    assert "note: 4 pictures end early: GIF.gif, JPEG.jpg, PNG.png, …; `wids verify" in line
+    status, out, _ = run("verify", "--decode", "new.json", cwd=tmp_path)
+    assert status == 1
+    assert all(f'"{name}"' in out for name in ("JPEG", "WEBP"))
+    assert '"whole"' not in out
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two class folders of pictures of different sizes, with captions."""

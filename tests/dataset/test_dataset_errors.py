@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import raises, sample_members, write_tar
+from PIL import Image
 
+import wids
 from wids import (
     DecodeError,
     MismatchError,
@@ -155,3 +161,37 @@ def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
                 pickle.loads(pickle.dumps(dataset))[6]  # noqa: S301 - made here
             with raises(MismatchError, "written again since: open the dataset again"):
                 dataset[6]
+
+
+def test_a_damaged_sample_says_what_to_do(tmp_path: Path) -> None:
+    """The error has the command that shows the sample, and the way to read on without it."""
+    noise, stream = Image.effect_noise((64, 64), 90), io.BytesIO()
+    noise.save(stream, "JPEG")
+    members = [("0.cls", b"1"), ("1.jpg", stream.getvalue()[:-600]), ("1.cls", b"2")]
+    shards = [
+        write_tar(tmp_path / "a.tar", [("a.txt", b"")]),
+        write_tar(tmp_path / "b.tar", members),
+    ]
+    with ShardListDataset(shards) as dataset:
+        advice = f"`wids sample {shards[1]} 1 --raw`"
+        for read in (
+            lambda: dataset[2],
+            lambda: dataset.__getitems__([2, 0]),
+            lambda: list(dataset),
+        ):
+            with raises(DecodeError, ".jpg", advice, 'on_error="skip"'):
+                read()
+        with pytest.raises(TransformError) as caught:  # no damage
+            dataset.map(len).map(len)[0]
+        assert "on_error" not in str(caught.value)
+    words = shlex.split(advice.strip("`"))
+    found = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, check=True
+    )
+    assert ".cls" in found.stdout
+    wids.build_spec(list(map(str, shards)), pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    data = bytearray(shards[1].read_bytes())
+    data[1536 + 700] ^= 1
+    shards[1].write_bytes(data)
+    with ShardListDataset(tmp_path / "a.json") as dataset, raises(ShardFormatError, advice):
+        dataset[2]
