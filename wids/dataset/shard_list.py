@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from wids.dataset.access import Access, OnError
 from wids.dataset.failures import Policy, as_failures
-from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
+from wids.dataset.mapstyle import TorchDataset, check_spawnable, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
 from wids.errors import missing_attribute
 from wids.look.in_notebooks import show_samples_in_notebooks
@@ -378,6 +378,14 @@ class ShardListDataset(TorchDataset):
         from wids.look.reprs import dataset_repr
 
         return dataset_repr(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_spawnable(self.transformations)
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        join_torch(ShardListDataset)  # in a process that was spawned
 
     # Subclasses.
 
