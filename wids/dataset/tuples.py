@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from wids.shards.positions import Positions
+from wids.shards.positions import Positions, select_batch
 from wids.shards.reader import ShardReader
+from wids.shards.tars.index import ShardIndex
 from wids.storage.array_types import BoolArray
+
+_NUM_TOGETHER: Final = 1 << 20
+"""Samples of a view that are looked up together."""
 
 
 class ToTuple:
@@ -83,25 +87,34 @@ class ToTuple:
         Raises:
             FetchError: A shard has no index, and would have to be fetched.
         """
-        at = np.asarray(positions)
-        has = np.zeros((len(self._alternatives), len(at)), bool)
-        numbers = np.searchsorted(reader.edges[1:], at, side="right")
-        for number in np.unique(numbers).tolist():
-            index = reader.index(number) or reader.key_index(number)
-            places = np.flatnonzero(numbers == number)
-            for row, names in enumerate(self._alternatives):
-                is_in, spelt = np.zeros(len(index), bool), {name.lower() for name in names}
-                for name in index.fields:
-                    if name.lower() in spelt:
-                        is_in[index.members_of(name)[0]] = True
-                has[row, places] = is_in[at[places] - reader.starts[number]]
-        found: BoolArray = has[has.any(axis=1)].all(axis=0)
+        has = np.zeros((len(self._alternatives), len(positions)), np.bool_)
+        for first in range(0, len(positions), _NUM_TOGETHER):
+            indices = np.arange(first, min(first + _NUM_TOGETHER, len(positions)))
+            at = select_batch(positions, indices)
+            numbers = np.searchsorted(reader.edges[1:], at, side="right")
+            order = np.argsort(numbers, kind="stable")
+            for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+                number = int(numbers[places[0]])
+                index = reader.index(number) or reader.key_index(number)
+                local_indices = at[places] - reader.starts[number]
+                for row, names in enumerate(self._alternatives):
+                    has[row, first + places] = _having(names, index)[local_indices]
+        found: BoolArray = np.logical_and.reduce(has[has.any(axis=1)])
         return found
 
     def __repr__(self) -> str:
         values = {";".join(names): value for names, value in self._missing.items()}
         missing = f", missing={values!r:.80}" if values else ""
         return f"ToTuple({', '.join(map(repr, self.fields))}{missing})"
+
+
+def _having(names: tuple[str, ...], index: ShardIndex) -> BoolArray:
+    """Return which samples of a shard have a field of one of these names, in any case."""
+    has, spelt = np.zeros(len(index), np.bool_), {name.lower() for name in names}
+    for name in index.fields:
+        if name.lower() in spelt:
+            has[index.members_of(name)[0]] = True
+    return has
 
 
 def _missing_text(names: tuple[str, ...], sample: Mapping[str, Any]) -> str:
