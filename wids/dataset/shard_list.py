@@ -132,7 +132,8 @@ class ShardListDataset(TorchDataset):
             ``num_failed`` and warn once. They pass over a shard too that is missing, incomplete, no
             tar, or not what the spec says, with a warning for each, counted in
             ``num_failed_shards``; ``"next"`` takes samples of the next shard. A shard without a
-            stated count then has no samples. Where a server is away, they raise. A callable is
+            stated count then has no samples. Where a server is away, or a sample lacks a field that
+            a transformation asks for, they raise. A callable is
             called with any error, and its result takes the place of the sample.
         max_failed: The largest share of samples to pass over, such as 0.01: beyond it their error
             is raised, as soon as the broken shards have more of all samples, or more samples have
@@ -762,7 +763,8 @@ class ShardListDataset(TorchDataset):
             seed: A number for the page's random order; None for the order of this dataset.
 
         Raises:
-            ValueError: ``where`` is not a condition; or a shard has no index.
+            ValueError: ``where`` is not a condition, or names a class that the spec does not; or a
+                shard has no index.
             WidsError: A shard cannot be read.
 
         Example:
