@@ -159,12 +159,20 @@ class Failures:
 
     def iterate(self, access: Collectable) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
-        for index, sample in enumerate(access.with_on_error(failed).in_turn()):
-            self.count_read(1)
-            if not self.pass_over(access, [sample]):
-                yield sample
-            elif self.policy == "next":
-                yield from _replaced(access, {index: sample.error}).values()
+        num_read = 0
+        try:
+            for index, sample in enumerate(access.with_on_error(failed).in_turn()):
+                num_read += 1
+                if not isinstance(sample, Failed):
+                    yield sample
+                    continue
+                self.count_read(num_read)
+                num_read = 0
+                self.pass_over(access, [sample])
+                if self.policy == "next":
+                    yield from _replaced(access, {index: sample.error}).values()
+        finally:
+            self.count_read(num_read)
 
     def one(self, access: Collectable, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.
