@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import need, write_tar
+from conftest import need, raises, write_tar
+from pages import ROOT
 from PIL import Image
 
-from wids import Decoder, ShardListDataset
+from wids import Decoder, NotFoundError, ShardListDataset
 from wids.shards.fields import tenbin
+from wids.shards.fields.codecs import BY_EXTENSION, IMAGE_EXTENSIONS
 
 Sample = dict[str, bytes | str]
 
@@ -75,13 +79,25 @@ for path in sys.argv[1:]:
 """
 
 PICTURES = """
-import pickle, sys
-from webdataset.autodecode import ImageHandler, imagespecs
-decoded = []
+import os, pickle, sys
+from functools import partial
+import numpy, webdataset, wids
+from webdataset import autodecode
+decoded, others = [], []
 for path in sys.argv[1:]:
     data = open(path, "rb").read()
-    decoded.append({spec: ImageHandler(spec)("png", data) for spec in imagespecs})
-pickle.dump(decoded, sys.stdout.buffer)
+    decoded.append({})
+    for spec in autodecode.imagespecs:
+        decoded[-1][spec] = expected = webdataset.imagehandler(spec)("png", data)
+        # The line of docs/from-webdataset.md.
+        decode = wids.Decoder(decoders={"png": partial(webdataset.imagehandler(spec), "png")})
+        found = decode({".png": data})[".png"]
+        if type(found) is not type(expected) or not numpy.array_equal(found, expected):
+            others.append((path, spec))
+os.environ["WDS_DATA"] = "/data"
+url = list(webdataset.SimpleShardList("${DATA}/a.tar"))[0]["url"]
+names = set(autodecode.decoders), set(autodecode.IMAGE_EXTENSIONS)
+pickle.dump((decoded, others, url, names), sys.stdout.buffer)
 """
 
 
@@ -178,19 +194,34 @@ def test_fields_of_webdatasets_writer(tmp_path: Path) -> None:
         check_equal(value, expected[name])
 
 
-MODES = ["L", "RGB", "RGBA", "P", "1"]
+MODES = ["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "YCbCr"]
+DEEP = ["I;16", "I", "F"]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """A picture of each mode, and what webdataset decodes it to, in one process."""
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """A picture of each mode with what webdataset decodes it to, and what else it has to say."""
     folder = tmp_path_factory.mktemp("pictures")
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 7, 4), np.uint8)
-    paths = [folder / f"{mode}.png" for mode in MODES]
-    for mode, path in zip(MODES, paths, strict=True):
-        Image.fromarray(pixels).convert(mode).save(path)
-    decoded = pickle.loads(run_webdataset(PICTURES, *map(str, paths)))  # noqa: S301 - made here
-    return dict(zip(MODES, zip(paths, decoded, strict=True), strict=True))
+    numbers = np.random.default_rng(0)
+    pixels = numbers.integers(0, 256, (6, 7, 4), np.uint8)
+    deep = numbers.integers(-300, 70_000, (6, 7))
+    made = {mode: Image.fromarray(pixels).convert(mode) for mode in MODES}
+    for mode, kind in zip(DEEP, (np.uint16, np.int32, np.float32), strict=True):
+        made[mode] = Image.fromarray(deep.astype(kind))
+    # Only TIFF has them all.
+    formats = {mode: "TIFF" if mode in ("CMYK", "YCbCr", "I", "F") else "PNG" for mode in made}
+    paths = [folder / f"{mode}.png" for mode in made]
+    for path, (mode, image) in zip(paths, made.items(), strict=True):
+        image.save(path, formats[mode])
+    found = pickle.loads(run_webdataset(PICTURES, *map(str, paths)))  # noqa: S301 - made here
+    return dict(zip(made, zip(paths, found[0], strict=True), strict=True)), *found[1:]
+
+
+@pytest.fixture
+def pictures(answers: tuple[Any, ...]) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """A picture of each mode, and what webdataset decodes it to."""
+    found: dict[str, tuple[Path, dict[str, Any]]] = answers[0]
+    return found
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,6 +240,51 @@ def test_pictures_as_webdataset_decodes_them(
             check_equal(np.asarray(found), np.asarray(value))
         else:
             check_equal(found, value)
+
+
+@pytest.mark.parametrize("mode", [*MODES, *DEEP])
+def test_values_that_differ_from_webdatasets(
+    mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]
+) -> None:
+    """They are the ones that docs/from-webdataset.md names: "torch", and more than 8 bits."""
+    path, expected = pictures[mode]
+    differ = set()
+    for specification, value in expected.items():
+        found = np.asarray(Decoder(specification)({".png": path.read_bytes()})[".png"])
+        if found.dtype != np.asarray(value).dtype or not np.array_equal(found, value):
+            differ.add(specification)
+    assert differ == (set(expected) if mode in DEEP else {"torch"})
+
+
+def test_the_line_that_gives_webdatasets_values(answers: tuple[Any, ...]) -> None:
+    """Its own function as a decoder has its values, for pictures of any mode."""
+    assert answers[1] == []
+
+
+def test_fields_that_one_of_both_decodes(answers: tuple[Any, ...]) -> None:
+    """The page names the fields that only one of both decodes, and no other."""
+    own = {name for name, codec in BY_EXTENSION.items() if codec.kind != "image"}
+    values, images = answers[3]
+    page = (ROOT / "docs/from-webdataset.md").read_text("utf-8")
+    (line,) = [line for line in page.splitlines() if "stay bytes there" in line]
+    assert set(re.findall(r"`\.(\w+)`", line.split("|")[1])) == own - values
+    assert values <= own
+    assert images > IMAGE_EXTENSIONS
+    (line,) = [line for line in page.splitlines() if "stay bytes here" in line]
+    assert set(re.findall(r"`\.(\w+)`", line.split("|")[1])) <= images - IMAGE_EXTENSIONS
+
+
+def test_variables_of_webdataset(
+    answers: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``${DATA}`` is ``$WDS_DATA`` there; here the program expands it, as the page says."""
+    assert answers[2] == "/data/a.tar"
+    write_tar(tmp_path / "a.tar", [("a.txt", b"")])
+    monkeypatch.setenv("WDS_DATA", str(tmp_path))
+    with raises(NotFoundError, "${DATA}"):
+        ShardListDataset("${DATA}/a.tar")
+    with ShardListDataset(os.path.expandvars("${WDS_DATA}/a.tar")) as dataset:
+        assert len(dataset) == 1
 
 
 def test_tenbin_is_the_format_of_webdataset() -> None:

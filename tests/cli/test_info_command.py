@@ -74,7 +74,7 @@ def test_fields_of_a_remote_dataset(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_shards_that_are_not_there_are_not_counted(server: Server, shards: Path) -> None:
-    """A pattern with a wrong bound is said so, and only what exists is counted, with its bytes."""
+    """Of a pattern with a wrong bound what exists is counted, and the status is 1 (SPEC-25)."""
     paths = sorted(shards.glob("*.tar"))
     for path in paths:
         server.page(f"/{path.name}", path.read_bytes())
@@ -82,7 +82,7 @@ def test_shards_that_are_not_there_are_not_counted(server: Server, shards: Path)
     pattern = re.sub(r"(\d+)\.tar", r"{\1..000005}.tar", paths[0].name)
     for folder in (str(shards), server.url):
         status, out, err = run("info", f"{folder}/{pattern}")
-        assert status == 0
+        assert status == 1
         assert re.search(r"shards +3\n", out)
         assert f"{folder}/train-{{000000..000005}}.tar; 000000 to 000002 exist" in err
         assert "000003 and 2 more do not" in err

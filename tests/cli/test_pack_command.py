@@ -16,12 +16,38 @@ from command import interrupted, run, write_bare_shards
 from conftest import need, sample_members, write_tar
 from events import in_time
 from PIL import Image
+from recordings import film, sound
 
 from wids import ShardListDataset
 from wids.cli import main as cli
+from wids.shards.fields.encode import encode
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
+
+
+def test_pictures_that_end_early(tmp_path: Path) -> None:
+    """A remark counts and names them, by the bytes of any format (PACK-19)."""
+    (tmp_path / "photos").mkdir()
+    noise = Image.effect_noise((64, 64), 90)
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
+        path = tmp_path / "photos" / f"{kind}.{'jpg' if kind == 'JPEG' else kind.lower()}"
+        noise.save(path, kind)
+        data = path.read_bytes()
+        path.with_stem("whole").write_bytes(data + b"by a camera" * (kind == "JPEG"))
+        if kind != "BMP":
+            path.write_bytes(data[:-600])
+    (tmp_path / "photos" / "a.txt").write_text("no picture")
+
+    status, out, _ = run("pack", "photos", "-o", "new", "-j", 2, "--maxcount", 3, cwd=tmp_path)
+
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if "early" in line]
+    assert "note: 4 pictures end early: GIF.gif, JPEG.jpg, PNG.png, …; `wids verify" in line
+    status, out, _ = run("verify", "--decode", "new.json", cwd=tmp_path)
+    assert status == 1
+    assert all(f'"{name}"' in out for name in ("JPEG", "WEBP"))
+    assert '"whole"' not in out
 
 
 @pytest.fixture
@@ -64,7 +90,7 @@ def test_pack(photos: Path) -> None:
         "    loader = DataLoader(\n"
         "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2\n"
         "    )\n"
-        "    for batch in loader:  # a list of samples, since pictures may differ in size\n"
+        "    for batch in loader:  # a list of samples, which may differ in size\n"
         "        images = [sample['.jpg'] for sample in batch]\n"
         "        labels = [sample['.cls'] for sample in batch]\n"
     )
@@ -123,9 +149,11 @@ def test_the_next_commands_work_as_printed(photos: Path, pack: Run) -> None:
     [
         (["1.png", "2.jpg"], "images = [sample.get('.jpg', sample.get('.png', None))"),
         (["1.jpg", "2.txt"], "images = [sample.get('.jpg', None)"),
-        (["1.wav"], "values = [sample['.wav']"),
+        (["1.wav"], "audio = [sample['.wav']"),
+        (["1.mp4", "1.json"], "clips = [sample['.mp4'] for sample in batch]\n    records"),
         (["1.txt", "1.json", "2.txt", "2.json"], "texts = [sample['.txt']"),
-        (["1.wav", "2.flac"], 'keys = [sample["__key__"]'),
+        (["1.wav", "2.flac"], "audio = [sample.get('.flac', sample.get('.wav', None))"),
+        (["1.abc", "2.def"], 'keys = [sample["__key__"]'),
     ],
 )
 def test_the_lines_are_for_the_fields_that_there_are(
@@ -140,6 +168,10 @@ def test_the_lines_are_for_the_fields_that_there_are(
         path = tmp_path / "in" / name
         if path.suffix in (".png", ".jpg"):
             Image.new("RGB", (4, 4)).save(path)
+        elif path.suffix == ".mp4":
+            path.write_bytes(film(2))
+        elif path.suffix in (".wav", ".flac"):
+            path.write_bytes(encode(path.suffix[1:], sound()))
         else:
             path.write_text("7")
     status, out, _ = pack("pack", "in")

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from command import run, write_bare_shards
-from conftest import write_tar
+from conftest import optional, write_tar
+from recordings import film, sound
+
+from wids.shards.fields.encode import encode
 
 
 @pytest.fixture
@@ -24,6 +27,30 @@ def test_keys_in_several_shards(tmp_path: Path) -> None:
     assert (status, expected in err) == (1, True)
     status, out, _ = run("verify", tmp_path / "a.json")
     assert (status, expected in out) == (1, True)
+
+
+def test_audio_and_video_that_do_not_decode(tmp_path: Path) -> None:
+    """With --decode each one that is damaged or ends early is a problem, and no other (SPEC-54)."""
+    optional("av")
+    optional("soundfile")
+    audio, moving = sound(), film(50)
+    wav_bytes = encode("wav", audio)
+    members = {
+        "good.wav": wav_bytes,
+        "good.flac": encode("flac", audio),
+        "good.ogg": encode("ogg", audio),
+        "good.mp4": moving,
+        "cut1.wav": wav_bytes[: len(wav_bytes) // 2],
+        "cut2.flac": encode("flac", audio)[:-9000],
+        "cut3.mp4": moving[: len(moving) // 2],
+        "other.mp3": b"no sound at all" * 100,
+        "another.mkv": b"no film at all" * 100,
+    }
+    path = write_tar(tmp_path / "media.tar", list(members.items()))
+    status, out, _ = run("verify", path, "--decode")
+    found = {(line.split('"')[1], line.split('"')[3]) for line in out.splitlines() if '"' in line}
+    bad = {tuple(name.split(".")) for name in members if not name.startswith("good")}
+    assert (status, found) == (1, {(key, f".{field}") for key, field in bad})
 
 
 def test_verify(shards: Path) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import pickle
+import shlex
+import subprocess
+import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises, sample_members, write_tar
+from PIL import Image
+from torch.utils.data import DataLoader
 
+import wids
 from wids import (
     DecodeError,
     MismatchError,
@@ -155,3 +165,109 @@ def test_shard_with_another_count_later_is_noticed(tmp_path: Path) -> None:
                 pickle.loads(pickle.dumps(dataset))[6]  # noqa: S301 - made here
             with raises(MismatchError, "written again since: open the dataset again"):
                 dataset[6]
+
+
+def test_a_damaged_sample_says_what_to_do(tmp_path: Path) -> None:
+    """The error has the command that shows the sample, and the way to read on without it."""
+    noise, stream = Image.effect_noise((64, 64), 90), io.BytesIO()
+    noise.save(stream, "JPEG")
+    members = [("0.cls", b"1"), ("1.jpg", stream.getvalue()[:-600]), ("1.cls", b"2")]
+    shards = [
+        write_tar(tmp_path / "a.tar", [("a.txt", b"")]),
+        write_tar(tmp_path / "b.tar", members),
+    ]
+    with ShardListDataset(shards) as dataset:
+        advice = f"`wids sample {shards[1]} 1 --raw`"
+        for read in (
+            lambda: dataset[2],
+            lambda: dataset.__getitems__([2, 0]),
+            lambda: list(dataset),
+        ):
+            with raises(DecodeError, ".jpg", advice, 'on_error="skip"'):
+                read()
+        with pytest.raises(TransformError) as caught:  # no damage
+            dataset.map(len).map(len)[0]
+        assert "on_error" not in str(caught.value)
+    words = shlex.split(advice.strip("`"))
+    found = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, check=True
+    )
+    assert ".cls" in found.stdout
+    wids.build_spec(list(map(str, shards)), pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    data = bytearray(shards[1].read_bytes())
+    data[1536 + 700] ^= 1
+    shards[1].write_bytes(data)
+    with ShardListDataset(tmp_path / "a.json") as dataset, raises(ShardFormatError, advice):
+        dataset[2]
+
+
+def no_return(sample: Any) -> None:
+    """Forget to return the sample, as programs do."""
+
+
+def whole(sample: Any) -> Any:
+    return sample
+
+
+def refused(loader: Any) -> str:
+    """Return the error of a loader, whose workers end at once."""
+    try:
+        next(iter(loader))
+    except (TypeError, IndexError) as error:
+        traceback.clear_frames(error.__traceback__)  # torch keeps it and the loader in a cycle
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_that_torch_cannot_make(tmp_path: Path, num_workers: int) -> None:
+    """The error names the cause in the program, and not a type of torch's table."""
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "PNG")
+    path = write_tar(tmp_path / "a.tar", [("a.png", stream.getvalue()), ("b.png", b"")])
+    with ShardListDataset(path)[:1] as dataset:
+        for collate in (None, wids.collate):
+            options: Any = {"num_workers": num_workers, "collate_fn": collate}
+            text = refused(DataLoader(dataset.map(no_return), **options))
+            assert "found None" in text
+            assert "`return sample`" in text
+            text = refused(DataLoader(dataset.to_tuple(".png"), **options))
+            assert "pictures of PIL" in text
+            assert 'transformations="torch"' in text
+        assert 'transformations="torch"' in refused(DataLoader(dataset, num_workers=num_workers))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # by torch, beside the error
+def test_functions_that_workers_cannot_find(train: Path) -> None:
+    """Where workers are spawned, the error says which function, and what to do."""
+    with ShardListDataset(train) as dataset:
+        for view in (
+            dataset.map(lambda sample: sample),
+            dataset.map(lambda sample, _: sample, seed=0),
+            dataset.map(functools.partial(lambda _, sample: sample, 1)),
+        ):
+            text = refused(DataLoader(view, num_workers=1, multiprocessing_context="spawn"))
+            assert "found test_functions_that_workers_cannot_find.<locals>.<lambda>" in text
+            assert 'multiprocessing_context="fork"' in text
+        with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+            pickle.dumps(dataset.map(lambda sample: sample))  # as for any object
+        pickle.loads(pickle.dumps(dataset.map(whole))).close()  # noqa: S301 - made here
+
+
+def test_a_random_map_takes_a_generator(train: Path) -> None:
+    """A function of one argument is an error at once, and not in the first batch."""
+    with ShardListDataset(train) as dataset:
+        for function in (whole, lambda sample: sample):
+            with raises(TypeError, "map(seed=0)", "two arguments", "(sample"):
+                dataset.map(function, seed=0)
+        assert dataset.map(max, seed=0)
+
+
+def test_a_sampler_of_another_dataset(train: Path) -> None:
+    """An index that is too large for the dataset asks for the sampler's."""
+    with ShardListDataset(train) as dataset:
+        loader = DataLoader(dataset[:5], batch_size=30, sampler=wids.ChunkedSampler(dataset))
+        assert "was the sampler made for another dataset?" in refused(loader)
+        with raises(IndexError, "index 99 is out of range") as caught:
+            dataset[99]
+        assert "sampler" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from conftest import optional, raises, write_tar
 from torch.utils.data import DataLoader
 
 import wids
-from wids import DecodeError, ShardListDataset
+from wids import DecodeError, ShardListDataset, TransformError
+from wids.storage.shared_number import SharedNumber
 
 BAD = (1, 2, 7)
 LENGTH = 9
@@ -186,3 +188,122 @@ def test_policies_travel_and_may_be_assigned(spec: list[str]) -> None:
         with raises(ValueError, 'expected "skip", "next", a callable or None', "'ignore'"):
             dataset.on_error = "ignore"  # type: ignore[assignment]
         assert dataset.on_error == "skip"
+
+
+def whole(tmp_path: Path, length: int, num_shards: int = 1) -> list[Any]:
+    """Return shards of numbers, with their lengths."""
+    shards = []
+    for shard in range(num_shards):
+        members = [(f"{n:05}.cls", b"%d" % n) for n in range(shard * length, (shard + 1) * length)]
+        shards.append((write_tar(tmp_path / f"{shard}.tar", members), length))
+    return shards
+
+
+def mistaken() -> Any:
+    raise NameError("jgp is not defined")
+
+
+def fails(is_bad: Any) -> Any:
+    """Return a function of a program that fails for some numbers."""
+    return lambda sample: mistaken() if is_bad(sample[".cls"]) else sample
+
+
+def error_text(samples: Any) -> str:
+    """Return the error that ends a pass, with its traceback."""
+    try:
+        list(samples)
+    except TransformError as error:
+        text = "".join(traceback.format_exception(error))
+        # torch keeps the error and its loader in a cycle, whose workers would take 10 s to end.
+        traceback.clear_frames(error.__traceback__)
+        return text
+    return ""
+
+
+@pytest.mark.parametrize("policy", ["skip", "next"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_mistake_of_the_program_ends_the_epoch(
+    tmp_path: Path, policy: Any, num_workers: int
+) -> None:
+    """A hundred samples that all fail raise with their cause and its traceback (VIEW-46)."""
+    with ShardListDataset(whole(tmp_path, 400), on_error=policy) as dataset:
+        list(dataset)  # other views count by themselves
+        view = dataset.map(fails(lambda number: number < 150))
+        loader = DataLoader(view, batch_size=10, num_workers=num_workers, collate_fn=list)
+        expected = ["NameError: jgp is not defined"]
+        # With "next" the first sample tries a hundred others.
+        expected += ["max_failed=1.0"] if policy == "skip" else ["none of the next 100"]
+        text = error_text(loader)
+        assert [part for part in expected if part not in text] == []
+        assert "in mistaken" in text  # from workers too, as torch passes tracebacks on
+        assert view.num_failed < 150
+
+
+def test_more_than_half_of_a_thousand_is_no_damage(tmp_path: Path) -> None:
+    """The commonest cause is raised; up to a half is passed over (VIEW-46)."""
+    shards = whole(tmp_path, 1200)
+
+    def unfit(sample: Any) -> Any:
+        return sample[".cls"][0] if sample[".cls"] % 40 == 1 else sample
+
+    def count(share: int, **options: Any) -> int:
+        with ShardListDataset(shards, on_error="skip", **options) as dataset:
+            view = dataset.map(unfit).map(fails(lambda number: number % 20 < share))
+            return sum(1 for _ in range(3) for _ in view)
+
+    assert count(9) == 3 * 660
+    with raises(TransformError, "NameError", "of 1,0", "most of them so"):
+        count(11)
+    assert count(11, max_failed=1.0) == 3 * 540
+    assert count(20, max_failed=1.0) == 0
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_each_epoch_is_judged_by_itself(tmp_path: Path, is_announced: bool) -> None:
+    """A good epoch does not hide a bad one, whatever the sampler (VIEW-46)."""
+    is_bad = SharedNumber()
+    with ShardListDataset(whole(tmp_path, 300), on_error="skip") as dataset:
+        view = dataset.map(fails(lambda _: is_bad.value))
+        # Ranks read a part of the dataset in each epoch.
+        sampler: Any = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=0)
+        loader = DataLoader(view, 10, sampler=sampler if is_announced else None, collate_fn=list)
+        for _ in range(2):
+            assert sum(map(len, loader)) == (150 if is_announced else 300)
+        is_bad.set(1)
+        with raises(TransformError, "NameError", "100 of 100"):
+            list(loader)
+
+
+def test_a_program_that_reads_one_by_one(tmp_path: Path) -> None:
+    """Classes that override ``__getitem__`` are judged too, and good samples count (VIEW-46)."""
+
+    class Doubled(ShardListDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return sample if isinstance(sample, ShardListDataset) else [sample, sample]
+
+    shards = whole(tmp_path, 300)
+    for policy in ("skip", "next"):
+        options: Any = {"on_error": policy}
+        with Doubled(shards, **options) as dataset:
+            view = dataset.map(fails(lambda number: number % 2 == 0 or number < 90))
+            assert len(list(view)) == (105 if policy == "skip" else 300)
+            with raises(TransformError, "NameError"):
+                list(dataset.map(fails(lambda number: number < 150)))
+
+
+def test_broken_shards_are_exceptions_unless_most_are(tmp_path: Path) -> None:
+    """Two that come first are passed over; where all are missing, the epoch ends (VIEW-46)."""
+    shards = whole(tmp_path, 400, 6)
+    for path, _ in shards[:2]:
+        path.unlink()
+    with ShardListDataset(shards, on_error="skip") as dataset:
+        for _ in range(2):
+            assert len(list(dataset)) == 1600
+    for path, _ in shards[2:]:
+        path.unlink()
+    with ShardListDataset(shards, on_error="skip") as dataset:
+        with raises(wids.NotFoundError, "0.tar", "801 of 801"):
+            list(dataset)
+    with ShardListDataset(shards, on_error="skip", max_failed=1.0) as dataset:
+        assert list(dataset) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
+from conftest import optional
 from pages import ROOT
 
 from wids.dataset.stage_times import ADVICE, StageTimes, stage_times
@@ -42,3 +44,22 @@ def test_each_bottleneck_is_on_the_page_of_slow_loops() -> None:
     beside = {"timings", "wids bench", *COUNTS}
     assert sorted(set(names) - beside) == sorted(set(ADVICE) - {"loop"})
     assert "the bottleneck is `loop`" in part
+
+
+@pytest.mark.parametrize(
+    ("stage", "package", "extra"),
+    [("decode", "simplejpeg", "wids[turbo]"), ("check", "zlib_ng", "wids[fast]")],
+)
+def test_what_is_installed_is_no_advice(
+    stage: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An extra is named where its package is missing, and the other advice always."""
+    seconds = {**dict.fromkeys(SECONDS, 0.1), stage: 9.0}
+    times = StageTimes(seconds, dict.fromkeys(COUNTS, 0), 9, 9, 2, 8, 2)
+    assert times.bottleneck == stage
+    optional(package)
+    rest = times.advice
+    assert extra not in rest
+    monkeypatch.setitem(sys.modules, package, None)
+    assert times.advice.startswith(f"install {extra}, ")
+    assert times.advice.endswith(f" or {rest}")

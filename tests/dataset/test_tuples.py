@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,57 @@ def test_a_missing_field_is_a_key_error(mixed: Path) -> None:
     # The text is no `repr`, which that of a KeyError is.
     assert "KeyError: to_tuple: expected the field" in str(caught.value)
     assert "\\" not in str(caught.value)
+
+
+def test_missing_fields_get_values_or_are_left_out(mixed: Path) -> None:
+    """A value by the name of the field; or a view of the samples that have it (VIEW-47)."""
+    with ShardListDataset(mixed) as dataset:
+        fields = ("jpg;text", "cls")
+        values = dataset.to_tuple(*fields, missing={"text": "none"})
+        assert list(values) == [("none", 0), ("none", 1), ("c", 2)]
+        assert repr(values.transformations[-1]) == (
+            "ToTuple('jpg;text', 'cls', missing={'.jpg;.text': 'none'})"
+        )
+        assert dataset.to_tuple(*fields, missing={".jpg": None})[0] == (None, 0)
+        assert list(dataset.to_tuple(*fields, missing="skip")) == [("c", 2)]
+        view = dataset[[2, 0, 1]].to_tuple(".txt", "__key__", missing="skip")
+        assert list(view) == [("other", "c"), ("a", "a"), ("b", "b")]
+        # One that a transformation adds is in no index.
+        added = dataset.map(lambda sample: {**sample, ".n": sample[".cls"] + 1})
+        assert list(added.to_tuple(".n", ".text", missing="skip")) == [(3, "c")]
+        joined = dataset.join({"b": 3}, prefix="n", missing="none")
+        assert list(joined.to_tuple(".n", missing="skip")) in ([(3,)], [(None,), (3,), (None,)])
+        with raises(ValueError, "missing", ".jpg"):
+            dataset.to_tuple("cls", missing={".jpg": 0})
+        with raises(ValueError, "missing", "'none'"):
+            dataset.to_tuple("cls", missing="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["skip", "next"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_missing_field_is_no_damage(mixed: Path, policy: Any, num_workers: int) -> None:
+    """Samples without it are named, and neither left out nor replaced (VIEW-47)."""
+    with ShardListDataset(mixed, on_error=policy, max_failed=1.0) as dataset:
+        views = {
+            'missing="skip"': dataset.to_tuple(".text", ".cls"),
+            "the sample has": dataset.map(lambda sample: sample[".text"]),
+        }
+        for advice, view in views.items():
+            loader = DataLoader(view, batch_size=3, num_workers=num_workers)
+            text = ""
+            try:
+                list(loader)
+            except TransformError as error:
+                text = str(error)
+                # torch keeps the loader in a cycle, whose workers would take 10 s to end.
+                traceback.clear_frames(error.__traceback__)
+            parts = ('"a" (index 0)', '"b"', "damage alone", advice)
+            assert [part for part in parts if part not in text] == []
+            with raises(TransformError, '"b" (index 1)', advice):
+                view[1]
+            with raises(TransformError, '"a" (index 0)', advice):
+                list(view)
+        assert dataset.num_failed == 0
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,29 @@ def test_ranks_that_read_nothing_change_nothing() -> None:
     assert list(same) == list(DistributedChunkedSampler(DATA, num_replicas=2, rank=0))[4:]
 
 
+@pytest.mark.parametrize("num_others", [1, 2, 4, 5])
+def test_runs_end_as_if_the_job_had_never_left(num_others: int) -> None:
+    """A part in which nothing was read does not count, nor for what is repeated (ORDER-50)."""
+    data = Lengths(7)
+
+    def samplers(num_replicas: int) -> list[DistributedChunkedSampler]:
+        options = {"num_replicas": num_replicas, "chunksize": 3}
+        return [DistributedChunkedSampler(data, rank=r, **options) for r in range(num_replicas)]
+
+    whole = [list(sampler) for sampler in samplers(3)]
+    assert sum(map(len, whole)) == 9  # two come again
+    state = samplers(3)[0].state_dict(num_consumed=2)
+    rest = []
+    for sampler in samplers(3):
+        other = samplers(num_others)[0]
+        other.load_state_dict(state)
+        sampler.load_state_dict(other.state_dict())
+        rest.append(list(sampler))
+    assert rest == [indices[2:] for indices in whole]
+    # Two come again that were read before; a new part would repeat the only one that is left.
+    assert len({index for indices in rest for index in indices}) == 3
+
+
 def test_the_length_counts_what_other_ranks_have_read() -> None:
     """Trainers count steps up to ``len``: those of the whole epoch, on any ranks (ORDER-52)."""
     state = DistributedChunkedSampler(DATA, num_replicas=4, rank=0).state_dict(num_consumed=2)

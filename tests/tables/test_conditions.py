@@ -123,3 +123,14 @@ def test_a_number_is_no_text() -> None:
     assert [with_text.accepts(value) for value in ("b", 4, None)] == [True, False, False]
     assert [with_bool.accepts(value) for value in (True, False, 1)] == [True, False, False]
     assert not with_number.accepts(value=False)
+
+
+def test_a_class_that_does_not_exist_is_an_error() -> None:
+    """The error says which classes there are; a column of a table may have other texts."""
+    classes = ["cat", "dog", "bird"]
+    assert parsed(".cls == 'dog'", classes)[0].number == 1
+    with raises(ValueError, "where: .cls", "cat, dog, bird", "found 'zebra'"):
+        parsed(".cls == 'zebra'", classes)
+    with raises(ValueError, "such as bird, found 'birds'"):
+        parsed(".cls != 'birds'", classes)
+    assert parsed("label == 'zebra' and .cls == '7' and .txt == 'zebra'", classes)

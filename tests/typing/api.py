@@ -39,6 +39,8 @@ def dataset() -> None:
     data.check_cache_misses()
     parts: list[wids.ShardListDataset] = data.split([0.9, 0.1], by="shard")
     mapped: wids.ShardListDataset = data.map(len).to_tuple(".jpg;.png", "cls")
+    mapped = data.to_tuple(".txt", "cls", missing={".txt": ""})
+    mapped = data.to_tuple(".txt", "cls", missing="skip")
     data.on_error = "skip"
     lossy = wids.ShardListDataset("a.json", on_error="next", max_failed=0.01, repeated="last")
     num_failed: int = lossy.num_failed + lossy.num_failed_shards

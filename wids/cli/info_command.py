@@ -59,13 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each spec says."""
+    """Print what each spec says; return 1 if shards that names stand for are missing."""
     from wids.look.text import shortened, spec_rows, spec_text, table
 
     if options.columns is not None and (options.json or options.table):
         raise ValueError("--columns: expected neither --json nor --table, found both")
+    missing: list[str] = []
     # All are loaded before anything is printed, so that an error leaves no half of a table.
-    specs = [(path, _found(path, loaded_spec(path, options), options)) for path in options.specs]
+    specs = [
+        (path, _found(path, loaded_spec(path, options), options, missing)) for path in options.specs
+    ]
     found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
         for name, rows in found:
@@ -83,11 +86,15 @@ def run(options: argparse.Namespace) -> int:
             text = heading + spec_text(rows, output_width()) + details
             texts.append(text + _columns_text(spec, options))
         print("\n\n".join(texts))
-    return 0
+    return int(bool(missing))
 
 
-def _found(path: str, spec: DatasetSpec, options: argparse.Namespace) -> DatasetSpec:
+def _found(
+    path: str, spec: DatasetSpec, options: argparse.Namespace, missing: list[str]
+) -> DatasetSpec:
     """Return the spec with the shards that exist and their lengths, if names stand for shards.
+
+    The names that stand for others are appended to ``missing``.
 
     Raises:
         NotFoundError: None of them exists.
@@ -108,6 +115,7 @@ def _found(path: str, spec: DatasetSpec, options: argparse.Namespace) -> Dataset
         if all(isinstance(answer, NotFoundError) for answer in answers):
             raise
         print_note(error)
+        missing.append(path)
     lengths = dict(zip(names, answers, strict=True))
     shards = []
     for shard in spec.shards:

@@ -104,38 +104,50 @@ def report_text(report: PackReport) -> str:
 
 def next_steps(report: PackReport) -> str:
     """Return the two things to do next, as a command and as lines of Python."""
+    from wids.shards.fields.media import media_kind
+
     name = urls.redact(report.spec_path)
+    media = {
+        "audio": 'audio="torch"',  # samples and their rate
+        "video": "video=wids.Clips(16, at=0)",  # the first 16 frames
+    }
+    kinds = set(map(media_kind, report.fields))
+    options = ", ".join(text for kind, text in media.items() if kind in kinds)
+    transformations = f'[wids.Decoder("torch", {options})]' if options else '"torch"'
     lines = [
         f"    wids browse {shlex.quote(name)}",
         "",
         "    import wids",
         "    from torch.utils.data import DataLoader",
         "",
-        f'    dataset = wids.ShardListDataset({name!r}, transformations="torch")',
+        f"    dataset = wids.ShardListDataset({name!r}, transformations={transformations})",
         "    sampler = wids.DistributedChunkedSampler(dataset)",
         "    loader = DataLoader(",
         "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2",
         "    )",
-        "    for batch in loader:  # a list of samples, since pictures may differ in size",
+        "    for batch in loader:  # a list of samples, which may differ in size",
     ]
     return "\n".join([*lines, *(f"        {line}" for line in _lines_of_values(report))])
 
 
 def _lines_of_values(report: PackReport) -> list[str]:
-    """Return lines that take the pictures, and one more field, out of a batch."""
-    from wids.publish.packing.file_samples import IMAGE_ROLE, role
+    """Return lines that take pictures, audio, video and one more field out of a batch."""
+    from wids.publish.packing.file_samples import role
+    from wids.shards.fields.media import media_kind
 
-    everywhere = [f for f, count in report.fields.items() if count == report.num_samples]
-    pictures = [field for field in report.fields if role(field) == IMAGE_ROLE]
-    others = [field for field in everywhere if role(field) != IMAGE_ROLE]
+    kinds = {field: media_kind(field) or role(field) for field in report.fields}
     lines = []
-    if pictures and pictures[0] in everywhere:
-        lines.append(f"images = [sample[{pictures[0]!r}] for sample in batch]")
-    elif pictures:  # in several formats, or in some samples only
-        value = "None"
-        for field in reversed(pictures):
-            value = f"sample.get({field!r}, {value})"
-        lines.append(f"images = [{value} for sample in batch]")
+    for kind, name in (("image", "images"), ("audio", "audio"), ("video", "clips")):
+        fields = [field for field in report.fields if kinds[field] == kind]
+        if fields and report.fields[fields[0]] == report.num_samples:
+            lines.append(f"{name} = [sample[{fields[0]!r}] for sample in batch]")
+        elif fields:  # in several formats, or in some samples only
+            value = "None"
+            for field in reversed(fields):
+                value = f"sample.get({field!r}, {value})"
+            lines.append(f"{name} = [{value} for sample in batch]")
+    everywhere = [f for f, count in report.fields.items() if count == report.num_samples]
+    others = [field for field in everywhere if kinds[field] == field]
     names = {".cls": "labels", ".txt": "texts", ".json": "records"}
     best = sorted(others, key=lambda field: [*names, field].index(field))
     lines += [f"{names.get(f, 'values')} = [sample[{f!r}] for sample in batch]" for f in best[:1]]

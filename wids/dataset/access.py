@@ -6,6 +6,7 @@ Files, caches and shards belong to the reader.
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.dataset.transformations import Transformation, locate_error
-from wids.errors import WidsError
+from wids.errors import DecodeError, ShardFormatError, WidsError
 from wids.shards.positions import (
     Positions,
     in_turn,
@@ -28,6 +29,7 @@ from wids.shards.positions import (
 from wids.shards.reader import OpenByNumber, ShardReader, together
 from wids.storage.range_reader import RangeError
 from wids.storage.stages import READ, SAMPLES, here, this_process, timed, timed_steps
+from wids.storage.transport import urls
 
 OnError: TypeAlias = Callable[[WidsError], Any]
 
@@ -123,7 +125,9 @@ class Access:
 
     def followed_by(self, *transformations: Transformation) -> Access:
         """Return the same samples, which pass through further transformations."""
-        return replace(self, transformations=[*self.transformations, *transformations])
+        failures = self.failures and self.failures.of_view()
+        steps = [*self.transformations, *transformations]
+        return replace(self, transformations=steps, failures=failures)
 
     def with_on_error(self, on_error: OnError | Policy | None) -> Access:
         """Return the same samples, with another policy for those that cannot be produced.
@@ -182,7 +186,8 @@ class Access:
                 return self.sample(position, number, local=True)
             if shard is not None and not is_again and reader.replaces(number, shard, error):
                 return self.sample(position, number, local, is_again=True)
-            return self._stand_in(error, position)
+            is_damaged = shard is not None and isinstance(error, ShardFormatError)
+            return self._stand_in(error, position, is_damaged=is_damaged)
         if not transformations:
             return sample
         if this_process.num_watchers and here.common[0]:
@@ -285,14 +290,24 @@ class Access:
             # (decision 0003).
             located = locate_error(error, sample, shard, key, position)
             located.__cause__ = error
-            return self._stand_in(located, position)
+            is_damaged = isinstance(error, DecodeError) and error.__cause__ is not None
+            is_damaged &= not isinstance(error.__cause__, ModuleNotFoundError)
+            return self._stand_in(located, position, is_damaged=is_damaged)
         return sample
 
-    def _stand_in(self, error: WidsError, position: int) -> Any:
+    def _stand_in(self, error: WidsError, position: int, *, is_damaged: bool = False) -> Any:
         """Return what ``on_error`` returns for a sample that cannot be produced, or raise."""
         failures, on_error = self.failures, self.on_error
         if failures is not None:
             return failures.one(self, index_of(self.positions, position), error)
         if not callable(on_error):
+            if is_damaged:
+                number, local_index = self.reader.locate(position)
+                url = shlex.quote(urls.redact(self.reader.shards[number].url))
+                advice = (
+                    f"look at it: `wids sample {url} {local_index} --raw`, or read on without "
+                    'damaged samples: on_error="skip"'
+                )
+                error.args = (f"{error.args[0]}; {advice}",)
             raise error
         return on_error(error)

@@ -7,6 +7,7 @@ of workers nor a resumed epoch changes what a sample becomes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from wids.order.arguments import at_least
@@ -23,6 +24,16 @@ class Augmentation:
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], seed: int, epoch: SharedNumber) -> None:
+        try:
+            signature(function).bind(None, None)
+        except TypeError:
+            raise TypeError(
+                f"map(seed={seed}): expected a function of two arguments, a sample and a "
+                f"numpy.random.Generator, found {_name(function)}{signature(function)}; take the "
+                "generator, f(sample, rng), or leave seed out"
+            ) from None
+        except ValueError:  # some functions in C do not state theirs
+            pass
         self.function = function
         self.seed = at_least(0, seed, "seed")
         self._epoch = epoch
@@ -46,5 +57,8 @@ class Augmentation:
         return self.function(sample, default_rng((self.seed, self._epoch.value, index)))
 
     def __repr__(self) -> str:
-        name = getattr(self.function, "__qualname__", repr(self.function))
-        return f"Augmentation({name}, seed={self.seed})"
+        return f"Augmentation({_name(self.function)}, seed={self.seed})"
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from wids.dataset.access import Access
-from wids.dataset.failures import Indices, failed
+from wids.dataset.failures import Indices
 from wids.errors import WidsError
 from wids.shards.positions import select_batch
 from wids.storage.array_types import IntArray
@@ -59,6 +59,6 @@ def _each(dataset: Any, indices: Iterable[int]) -> Iterator[Any]:
             # With "next", the access has looked for a replacement already, and found none.
             if failures is None or failures.policy == "next":
                 raise
-            failures.pass_over(access, [failed(error)])
+            failures.pass_over_one(access, error)
         else:
             yield sample

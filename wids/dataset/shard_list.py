@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from wids.dataset.access import Access, OnError
 from wids.dataset.failures import Policy, as_failures
-from wids.dataset.mapstyle import TorchDataset, join_torch, overrides
+from wids.dataset.mapstyle import TorchDataset, check_spawnable, join_torch, overrides
 from wids.dataset.transformations import Transformation, as_transformations, checked
 from wids.errors import missing_attribute
 from wids.look.in_notebooks import show_in_notebooks
@@ -132,12 +132,14 @@ class ShardListDataset(TorchDataset):
             ``num_failed`` and warn once. They pass over a shard too that is missing, incomplete, no
             tar, or not what the spec says, with a warning for each, counted in
             ``num_failed_shards``; ``"next"`` takes samples of the next shard. A shard without a
-            stated count then has no samples. Where a server is away, they raise. A callable is
+            stated count then has no samples. Where a server is away, or a sample lacks a field that
+            a transformation asks for, they raise. A callable is
             called with any error, and its result takes the place of the sample.
         max_failed: The largest share of samples to pass over, such as 0.01: beyond it their error
             is raised, as soon as the broken shards have more of all samples, or more samples have
             failed than this share of those read, or of the dataset's if it has more. Each rank
-            counts its own.
+            counts its own. None ends an epoch in which the first 100 samples all fail, or more than
+            half of at least 1,000, since that is a mistake of the program; 1.0 never does.
         dataset_name: The ``__dataset__`` of samples, instead of the spec's name.
         allow_pipe: Whether a spec may name ``pipe:`` commands.
         allow_pickle: Whether to decode pickles, and thereby execute the code in them.
@@ -377,6 +379,14 @@ class ShardListDataset(TorchDataset):
         from wids.look.reprs import dataset_repr
 
         return dataset_repr(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_spawnable(self.transformations)
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        join_torch(ShardListDataset)  # in a process that was spawned
 
     # Subclasses.
 
@@ -620,20 +630,37 @@ class ShardListDataset(TorchDataset):
             function = Augmentation(function, seed, self._epoch)
         return self._view(self._access.followed_by(function))
 
-    def to_tuple(self, *fields: str) -> Self:
+    def to_tuple(
+        self, *fields: str, missing: Mapping[str, Any] | Literal["error", "skip"] = "error"
+    ) -> Self:
         """Return a view of tuples, for training loops that unpack.
 
         Args:
             fields: A name for each entry of the tuple, with or without its leading dot. Of several
                 names separated by semicolons the first that a sample has is taken, in any case.
+            missing: How to treat a sample that lacks a field: ``"error"``, also with ``on_error``;
+                ``"skip"`` for a view without such samples, by the indexes of the shards; or values
+                by the names of fields: ``{".txt": ""}``.
+
+        Raises:
+            FetchError: With ``"skip"``, a remote shard has no index.
 
         Example:
             >>> dataset.to_tuple(".jpg;.png;.txt", "cls")[2]
             ('text 2', 2)
+            >>> dataset.to_tuple(".json", "cls", missing={".json": None})[2]
+            (None, 2)
         """
         from wids.dataset.tuples import ToTuple
 
-        return self._view(self._access.followed_by(ToTuple(*fields)))
+        if isinstance(missing, str):
+            step, access = ToTuple(*fields), self._access
+            if missing == "skip":
+                access = access.selected(step.in_all(access.reader, access.positions))
+            elif missing != "error":
+                raise ValueError(f'missing: expected "error", "skip" or values, found {missing!r}')
+            return self._view(access.followed_by(step))
+        return self._view(self._access.followed_by(ToTuple(*fields, missing=missing)))
 
     def undecoded(self) -> Self:
         """Return a view of the same samples as they are stored, whose errors are raised.
@@ -717,6 +744,8 @@ class ShardListDataset(TorchDataset):
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)
         self.reader.set_epoch(number)
+        if self._access.failures is not None:
+            self._access.failures.begin_epoch()
 
     def search(
         self, words: str = "", *, where: str = "", field: str = "", seed: int | None = None
@@ -734,7 +763,8 @@ class ShardListDataset(TorchDataset):
             seed: A number for the page's random order; None for the order of this dataset.
 
         Raises:
-            ValueError: ``where`` is not a condition; or a shard has no index.
+            ValueError: ``where`` is not a condition, or names a class that the spec does not; or a
+                shard has no index.
             WidsError: A shard cannot be read.
 
         Example:

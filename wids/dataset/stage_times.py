@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Final
 
 from wids.storage.stages import COUNTS, SECONDS
@@ -33,8 +34,9 @@ ADVICE: Final = {
     "index": "store indexes beside the shards (`wids create`), so that none is made when a shard "
     "is opened",
     "check": 'install wids[fast], whose checksums are quicker, or compare none: verify="never"',
-    "decode": "install wids[turbo], decode pictures no larger than needed (Decoder(at_least=…)), "
-    "leave fields out that are not needed (fields=), or store smaller ones (wids.rewrite)",
+    "decode": "install wids[turbo], which decodes JPEGs faster, or decode pictures no larger than "
+    "needed (Decoder(at_least=…)), leave fields out that are not needed (fields=), or store "
+    "smaller ones (wids.rewrite)",
     "transform": "make the transformations faster, or do their first part once and store the "
     "result (wids.rewrite)",
     "collate": "use wids.collate, which shares the memory of large tensors, and make samples "
@@ -48,6 +50,9 @@ ADVICE: Final = {
     "the memory of large tensors), or look into the dataset around the wids.ShardListDataset",
 }
 """What to change, by what bounds a loop. `wids bench` has the same names and advice."""
+
+_PACKAGES: Final = {"check": "zlib_ng", "decode": "simplejpeg"}
+"""What the extras install that some advice begins with."""
 
 
 def usable_processors() -> int:
@@ -112,7 +117,10 @@ class StageTimes:
     @property
     def advice(self) -> str:
         """Which setting to change."""
-        return ADVICE[self.bottleneck]
+        text = ADVICE[self.bottleneck]
+        package = _PACKAGES.get(self.bottleneck)
+        # What is installed is no advice. That it is missing comes first, and ends with "or".
+        return text.partition(" or ")[2] if package and find_spec(package) else text
 
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name, for monitoring.

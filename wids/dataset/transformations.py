@@ -63,10 +63,13 @@ def locate_error(error: Exception, sample: Any, shard: str, key: str, index: int
         return type(error)(
             f"{place}: {error}", shard=shard, key=key, field=error.field, index=index
         )
+    name = error.args[-1] if isinstance(error, KeyError) and error.args else None
+    is_field = isinstance(name, str) and name[:1] == "." and isinstance(sample, dict)
     return TransformError(
         f"{place}: a transformation raised {type(error).__name__}: {_text(error, sample)}",
         shard=shard,
         key=key,
+        field=name if is_field and name not in sample else None,
         index=index,
     )
 

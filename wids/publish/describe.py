@@ -5,6 +5,7 @@ Reads the tar from the first byte to the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +32,7 @@ class ShardRecord:
         blob: Its index with checksums, serialized as in a pack; those of members only if these
             were read.
         source: Digest of what the shard was made from; ``""`` for an existing one.
+        cut_short: Members that are pictures without their end, as far as that was looked at.
 
     A rewritten shard of which nothing changed is not written. Its record has a count, and no bytes.
     """
@@ -43,6 +45,7 @@ class ShardRecord:
     sha256: str | None
     blob: bytes
     source: str = ""
+    cut_short: Sequence[str] = ()
 
     @property
     def is_kept(self) -> bool:

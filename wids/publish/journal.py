@@ -199,6 +199,8 @@ class Journal:
     def add(self, record: ShardRecord) -> None:
         """Append the description of a shard."""
         fields = {name: value for name, value in vars(record).items() if name != "blob"}
+        if not fields["cut_short"]:  # as in nearly all records, and all of earlier versions
+            del fields["cut_short"]
         key, _ = self._find((record.url, record.key_split))
         self._places[key] = self._append(fields, record.blob)
 

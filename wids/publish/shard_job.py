@@ -82,6 +82,7 @@ class ShardJob:
         originals: For each task the shard of the input that is kept if the task finds nothing to
             write, or None. None of these is ever under a name of the output, so none is deleted or
             replaced.
+        cut_short: Gets the pictures without their end that were written.
     """
 
     tasks: Sequence[ShardTask]
@@ -91,6 +92,7 @@ class ShardJob:
     resume: bool = True
     is_comparable: bool = True
     originals: Sequence[FinalShard | None] = ()
+    cut_short: list[str] = field(default_factory=list)
 
     @property
     def plan(self) -> str:
@@ -229,6 +231,8 @@ class ShardJob:
             _logger.info(_KEPT, name, num_kept, len(shards))
             if schemes["pipe"]:
                 _logger.warning(_COMMANDS, name, schemes["pipe"])
+        for task in self.tasks:
+            self.cut_short.extend(log.record(_place(task)).cut_short)
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):

@@ -22,6 +22,7 @@ from wids.publish.problems import Problem, log_problem, problem_of
 from wids.publish.results import results_of
 from wids.publish.table_check import table_problems
 from wids.shards.fields.decode import Decoder
+from wids.shards.fields.media import media_extensions
 from wids.shards.indexes import index_file
 from wids.shards.indexes.pack import LocalPack, Pack, load_pack
 from wids.shards.specs.loader import Shards, load_with
@@ -284,7 +285,12 @@ def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
 
 
 def _decode_problems(shard: Shard) -> list[str]:
-    decoder = Decoder()
+    from wids.shards.fields.audio import check_audio
+    from wids.shards.fields.video import check_film
+
+    audio, video = (media_extensions(kind) for kind in ("audio", "video"))
+    checks = {**dict.fromkeys(audio, check_audio), **dict.fromkeys(video, check_film)}
+    decoder = Decoder(decoders=checks)
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for local_index, sample in enumerate(shard):

@@ -100,9 +100,11 @@ def select_batch(positions: Positions, indices: Any) -> IntArray:
         TypeError: ``indices`` are not integers.
     """
     array = as_array(indices)
-    return positions_at(
-        positions, array.astype(np.int64) if array.dtype == bool else array, indices
-    )
+    array = array.astype(np.int64) if array.dtype == bool else array
+    try:
+        return positions_at(positions, array, indices)
+    except IndexError as error:
+        raise IndexError(f"{error}; was the sampler made for another dataset?") from None
 
 
 def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> IntArray:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.shards.class_names import class_name, is_of_classes
+from wids.storage.sizes import first_of
 from wids.tables.column_paths import INDEX, KEY
 from wids.tables.column_types import json_text
 from wids.tables.table import read_table
@@ -142,8 +143,11 @@ def parsed(text: str, classes: Sequence[str] = ()) -> tuple[Comparison, ...]:
         if match is None:
             raise _not_a_condition(text, text[at:])
         column, sign, value = match["column"], match["operator"], _value(text, match["value"])
-        is_class = sign in _EQUALITY and value in classes and is_of_classes(column)
-        number = classes.index(value) if is_class else None
+        is_name = sign in _EQUALITY and isinstance(value, str) and is_of_classes(column)
+        number = classes.index(value) if is_name and value in classes else None
+        # A column of a table may have other texts; fields of this name have numbers.
+        if is_name and classes and number is None and column[:1] == "." and not value.isdigit():
+            raise _no_class(column, value, classes)
         comparisons.append(Comparison(column, sign, value, number))
         at = match.end()
         if at == len(text):
@@ -346,9 +350,14 @@ def _check_class(column: pa.ChunkedArray, comparison: Comparison, classes: Seque
     is_number = pa.types.is_integer(column.type)
     if not (is_name and classes and is_number and is_of_classes(comparison.column)):
         return
-    near = ", ".join(get_close_matches(value, classes) or [*classes[:_MAX_NAMED], "…"])
-    raise ValueError(
-        f"where: {comparison.column}: expected the name of a class, such as {near}, found {value!r}"
+    raise _no_class(comparison.column, value, classes)
+
+
+def _no_class(column: str, value: str, classes: Sequence[str]) -> ValueError:
+    near = get_close_matches(value, classes)
+    some = ", ".join(near) if near else first_of(classes, _MAX_NAMED)
+    return ValueError(
+        f"where: {column}: expected the name of a class, such as {some}, found {value!r:.80}"
     )
 
 

@@ -22,7 +22,8 @@ from wids.publish.packing.shard_tasks import cut, make_task, ordered
 from wids.publish.replaced import Replaced
 from wids.publish.shard_job import ShardJob
 from wids.shards.tars.member_names import KeySplit
-from wids.storage.sizes import parse_nbytes
+from wids.storage.sizes import first_of, parse_nbytes
+from wids.storage.transport import urls
 
 
 def pack_folder(
@@ -121,6 +122,14 @@ class PackJob:
         plan = self.plan
         spec = self.writing.run(executor=executor, progress=progress)
         others = Replaced(self.writing.output)
+        remarks = list(plan.remarks)
+        names = sorted(self.writing.cut_short)
+        if names:
+            verb = "picture ends" if len(names) == 1 else "pictures end"
+            remarks.append(
+                f"{len(names):,} {verb} early: {first_of(names)}; `wids verify --decode "
+                f"{urls.redact(self.spec_path)}` names all that cannot be decoded"
+            )
         remark = others.remark_on_others({shard.url for shard in spec.shards})
         counts = Counter(field for sample in plan.samples for field, _ in sample.members)
         return PackReport(
@@ -128,7 +137,7 @@ class PackJob:
             spec,
             dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             plan.skipped,
-            (*plan.remarks, *([remark] if remark else [])),
+            (*remarks, *([remark] if remark else [])),
         )
 
 

@@ -7,6 +7,7 @@ digest, its checksums and its index are made while it is written.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,11 +18,16 @@ from wids.publish.packing.file_samples import Sample
 from wids.publish.packing.folder_listing import ListedFile
 from wids.publish.packing.shard_tasks import PackTask, nbytes_of
 from wids.publish.threaded_tar import Publishing, ThreadedTar
+from wids.shards.fields.images import ends_early
 from wids.shards.tars.archive import BLOCK_NBYTES
 from wids.shards.tars.member_names import to_bytes
 from wids.storage.locks import READ_FLAGS
 
 _ZEROS: Final = bytes(BLOCK_NBYTES)
+
+_HEAD_NBYTES: Final = 12
+_TAIL_NBYTES: Final = 4096
+"""How much of a file shows whether it is a picture, and whether it has its end."""
 
 
 def _read_into(path: str, handle: int, buffer: memoryview) -> int:
@@ -47,14 +53,16 @@ def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
         FetchError: A file cannot be read, or has changed since it was listed.
         FileExistsError: There is another file under the shard's name.
     """
-    append = partial(_TarOfFiles.append_files, root=task.root)
-    return write_published(task, task.samples, append, _TarOfFiles, how)
+    cut_short: list[str] = []
+    append = partial(_TarOfFiles.append_files, root=task.root, cut_short=cut_short)
+    record = write_published(task, task.samples, append, _TarOfFiles, how)
+    return replace(record, cut_short=cut_short)
 
 
 class _TarOfFiles(ThreadedTar):
     """A shard whose members are read from files."""
 
-    def append_files(self, sample: Sample, *, root: str) -> None:
+    def append_files(self, sample: Sample, *, root: str, cut_short: list[str]) -> None:
         """Append a sample whose members are files, or bytes that were made for it."""
         self._has_partial_sample = True
         for field, source in sample.members:
@@ -63,7 +71,9 @@ class _TarOfFiles(ThreadedTar):
             start, header = self.nbytes, self._header(name, size)
             self._put(header)
             if isinstance(source, ListedFile):
-                crc = self._put_file(f"{root}/{source.path}", source)
+                crc, is_cut_short = self._put_file(f"{root}/{source.path}", source)
+                if is_cut_short:
+                    cut_short.append(source.path)
             else:
                 self._put(source.data)
                 crc = self._crc32(source.data)
@@ -73,9 +83,9 @@ class _TarOfFiles(ThreadedTar):
         self._has_partial_sample = False
         self.num_samples += 1
 
-    def _put_file(self, path: str, file: ListedFile) -> int:
-        """Append the bytes of a file and return their checksum."""
-        left, crc = file.nbytes, 0
+    def _put_file(self, path: str, file: ListedFile) -> tuple[int, bool]:
+        """Append a file; return its checksum, and whether it is a picture without its end."""
+        left, crc, head, tail = file.nbytes, 0, b"", b""
         try:
             handle = os.open(path, READ_FLAGS)
         except FileNotFoundError:
@@ -91,7 +101,10 @@ class _TarOfFiles(ThreadedTar):
                 if not 0 < count <= left:
                     break
                 end = self._end + count
-                crc = self._crc32(self._buffer[self._end : end], crc)
+                piece = self._buffer[self._end : end]
+                crc = self._crc32(piece, crc)
+                head = head or bytes(piece[:_HEAD_NBYTES])
+                tail = (tail + bytes(piece[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
                 self._end = end
                 left -= count
             status = os.fstat(handle)
@@ -103,4 +116,4 @@ class _TarOfFiles(ThreadedTar):
                 "changed since; pack the folder again when nothing writes to it"
             )
         self.nbytes += file.nbytes
-        return crc
+        return crc, ends_early(file.nbytes, head, tail)

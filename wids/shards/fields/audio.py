@@ -28,6 +28,9 @@ MAX_S: Final = 60.0
 _BLOCK_FRAMES: Final = 1 << 20
 """Frames that are decoded at a time: the header of a damaged file may claim any number."""
 
+_END_S: Final = 0.5
+"""By how much less than it states a whole file may have."""
+
 _WRITTEN_FRAMES: Final = 1 << 14
 _ALL_FRAMES: Final = 1 << 60
 _MAX_CHANNELS: Final = 64
@@ -250,6 +253,55 @@ def opened_media(file: IO[bytes]) -> Any:
         container.close()
         raise ValueError(f"expected at most {_MAX_STREAMS} streams, found {num_streams}")
     return container
+
+
+def check_audio(data: bytes) -> None:
+    """Decode all of a file, of which nothing is kept.
+
+    Raises:
+        ModuleNotFoundError: A package is not installed.
+        ValueError: It ends earlier than it states.
+        Exception: The bytes are not audio; any type.
+    """
+    if data[4:8] == b"ftyp":
+        with opened_media(io.BytesIO(data)) as file:
+            check_streams(file, file.streams.audio[0])
+        return
+    import soundfile
+
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        left = file.frames
+        while left and (count := len(file.read(min(left, _BLOCK_FRAMES), dtype="float32"))):
+            left -= count
+        if left:
+            raise ValueError(f"expected {file.frames} frames, found {file.frames - left}")
+    stated = int.from_bytes(data[4:8], "little") + 8
+    if data.startswith(b"RIFF") and len(data) < stated < 0xFFFFFFFF:
+        raise ValueError(f"expected {stated} bytes, found {len(data)}")
+
+
+def check_streams(file: Any, *streams: Any) -> None:
+    """Decode streams of a file to the end, of which nothing is kept.
+
+    Raises:
+        ValueError: The first of them ends earlier than it states.
+        Exception: They cannot be decoded; any type.
+    """
+    first, end_s = streams[0], 0.0
+    stated = stated_s(file, first) or 0.0
+
+    def decode() -> None:
+        nonlocal end_s
+        for packet in file.demux(*streams):
+            for frame in packet.decode():
+                if packet.stream is first and frame.pts is not None:
+                    ticks = frame.pts + (getattr(frame, "duration", 0) or 0)
+                    end_s = max(end_s, float((ticks - (first.start_time or 0)) * first.time_base))
+
+    within_s(MAX_S + stated, decode)
+    # Where the file alone states a length, another stream may be a little longer.
+    if end_s < stated - max(_END_S, stated / 20):
+        raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
 
 
 def _joined(blocks: list[Samples], num_channels: int) -> Samples:

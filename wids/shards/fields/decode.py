@@ -51,7 +51,7 @@ class Decoder:
     ``"l8"``                          numpy.ndarray    uint8           (h, w)
     ``"rgb8" "rgba8"``                numpy.ndarray    uint8           (h, w, 3 or 4)
     ``"l" "rgb" "rgba"``              numpy.ndarray    float32, 0..1   (h, w) or (h, w, 3 or 4)
-    ``"torch"``                       torch.Tensor     uint8, uint16   (channels, h, w)
+    ``"torch"`` (not webdataset's)    torch.Tensor     uint8, uint16   (channels, h, w)
     ``"torchl8"``                     torch.Tensor     uint8           (h, w)
     ``"torchrgb8" "torchrgba8"``      torch.Tensor     uint8           (3 or 4, h, w)
     ``"torchl" "torchrgb"`` …         torch.Tensor     float32, 0..1   (h, w) or (3 or 4, h, w)
@@ -61,9 +61,10 @@ class Decoder:
     int32 or float32); palettes, CMYK and other modes become RGB, or RGBA if they are transparent.
     Tensors of three channels are views whose memory is ``torch.channels_last``. With the extra
     ``wids[turbo]`` arrays and tensors of JPEGs are decoded faster, to the same pixels.
-    The other names are webdataset's and mean the same, with two exceptions: webdataset's
-    ``"torch"`` is ``"torchrgb"`` here, and 16-bit grey is scaled to 8 bits instead of clipped at
-    255.
+    The other names are webdataset's and have its values, except for grey of more than 8 bits, which
+    is scaled here and clipped at 255 there. For webdataset's values of its ``"torch"`` write
+    ``"torchrgb"``; for those of deep grey in PNG, ``decoders={"png":
+    functools.partial(webdataset.imagehandler("rgb8"), "png")}``.
 
     Args:
         images: What images become.

@@ -102,6 +102,17 @@ def opened_image(data: bytes) -> Any:
         raise UnidentifiedImageError(f"expected one of {formats}, found none of them") from None
 
 
+def ends_early(nbytes: int, head: bytes, tail: bytes) -> bool:
+    """Whether a file of so many bytes is a picture without its end, by its first and last bytes."""
+    if head.startswith(b"\xff\xd8\xff"):
+        return b"\xff\xd9" not in tail  # programs add data after it
+    if head.startswith(b"\x89PNG"):
+        return b"IEND" not in tail
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return int.from_bytes(head[4:8], "little") + 8 > nbytes
+    return head.startswith(b"GIF8") and not tail.rstrip(b"\0").endswith(b";")
+
+
 def decode_pil(data: bytes, at_least: Size | None = None) -> Any:
     """Return a PIL image in its stored mode."""
     image = opened_image(data)

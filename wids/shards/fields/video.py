@@ -20,6 +20,7 @@ from wids.shards.fields.audio import (
     MAX_S,
     Audio,
     Samples,
+    check_streams,
     needs_generator,
     opened_media,
     read_by_ffmpeg,
@@ -202,6 +203,17 @@ class VideoReader:
                 f"{self._max_nbytes} bytes (`max_nbytes`); decode fewer with wids.Clips"
             )
 
+    def check(self) -> None:
+        """Decode all frames and all sound, of which nothing is kept.
+
+        Raises:
+            ValueError: There are fewer than the film states.
+            Exception: They cannot be decoded; any type.
+        """
+        self._is_lost = True  # as in `frames`
+        check_streams(self._container, self._stream, *self._container.streams.audio[:1])
+        self._is_lost = False
+
     def close(self) -> None:
         """Release the decoder."""
         if not self._is_lost:
@@ -323,6 +335,12 @@ def _all_of(film: Film, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[s
 def _whole(film: IO[bytes]) -> bytes:
     film.seek(0)
     return film.read()
+
+
+def check_film(film: Film) -> None:
+    """Decode all of a film and its sound, of which nothing is kept; raise as `check_audio` does."""
+    with VideoReader(film) as reader:
+        reader.check()
 
 
 def video_decoder(video: Any, max_nbytes: int | None) -> Any:
