@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from wids.storage.checksums import fastest_crc32
 from wids.storage.stages import COUNTS, SECONDS
 
 READY: Final = 0.1
 """A loop that waits for a smaller part of its time is bound by itself."""
+_CHECK_SHARE: Final = 0.1
+"""From this share of all stages on, quicker checksums are worth their installation."""
 
 LABELS: Final = {
     "fetch": "network",
@@ -112,7 +116,10 @@ class StageTimes:
     @property
     def advice(self) -> str:
         """Which setting to change."""
-        return ADVICE[self.bottleneck]
+        found, check = self.bottleneck, self.stages["check"][1]
+        if found in ("loop", "check") or check < _CHECK_SHARE or fastest_crc32() is not zlib.crc32:
+            return ADVICE[found]
+        return f"install wids[fast]: checksums are {check:.0%} of all stages; {ADVICE[found]}"
 
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name, for monitoring.

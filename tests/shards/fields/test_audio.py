@@ -36,6 +36,22 @@ def converted(folder: Path, data: bytes, *arguments: str) -> bytes:
     return target.read_bytes()
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "PCM_U8", "FLOAT"])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_samples_of_wavs(subtype: str, num_channels: int) -> None:
+    """A part of a wav of any depth has the values that soundfile reads as floats, bit by bit."""
+    file = io.BytesIO()
+    values = np.random.default_rng(0).uniform(-1, 1, (9000, num_channels))
+    values[:2] = [[-1.0] * num_channels, [1.0] * num_channels]
+    soundfile.write(file, values, 9000, subtype, format="WAV")
+    expected, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32", always_2d=True)
+    for start, stop in ((0, 9000), (4500, 6750)):
+        decode = wids.Audio("numpy", start_s=start / 9000, duration_s=(stop - start) / 9000)
+        samples, _ = decode(file.getvalue())
+        assert samples.dtype == np.float32
+        assert samples.tobytes() == expected[start:stop].T.tobytes()
+
+
 FILES = {
     "wav": (),
     "flac": (),

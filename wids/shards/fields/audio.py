@@ -178,16 +178,21 @@ def _read_by_libsndfile(
         if start:
             file.seek(start)
 
-        def blocks() -> Iterator[Samples]:
+        # The same values, in a third of the time that libsndfile takes to make them floats.
+        is_short = file.subtype == "PCM_16"
+
+        def blocks() -> Iterator[npt.NDArray[Any]]:
             left = count
             while left:
-                block = file.read(min(left, _BLOCK_FRAMES), dtype="float32", always_2d=True)
+                dtype = "int16" if is_short else "float32"
+                block = file.read(min(left, _BLOCK_FRAMES), dtype=dtype, always_2d=True)
                 if not len(block):  # the header claims more frames than there are
                     return
                 left -= len(block)
                 yield block
 
-        return _joined(list(blocks()), file.channels), file.samplerate
+        samples = _joined(list(blocks()), file.channels)
+        return samples * np.float32(2**-15) if is_short else samples, file.samplerate
 
 
 def read_by_ffmpeg(
