@@ -10,7 +10,7 @@ from conftest import optional
 @pytest.mark.long
 @pytest.mark.alone
 def test_crops_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """With quick checksums, or none, a crop takes at most 1.4 of soundfile's time (1.2 measured)."""
+    """With quick checksums, or none, a crop takes at most 1.4 of soundfile's time (1.2 found)."""
     optional("soundfile")
     found = crops.main(["--rounds", "9", "--files", "40"])
     assert found["soundfile"] == 1.0
