@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import multiprocessing
-import os
 import subprocess
 import sys
 import threading
@@ -179,7 +178,6 @@ def decoded_later(decode: Callable[[], Any], cost: float = 0) -> threading.Threa
     return thread
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def test_pictures_in_a_forked_process() -> None:
     """A process that is forked where the threads already run has threads of its own."""
     stream = io.BytesIO()
