@@ -32,10 +32,12 @@ _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
 """Longest time that the poster of a film may take."""
 
-_NUM_THREADS: Final = 2
 _MAX_LARGE: Final = 256
 """Most requests for large pictures that wait; they hold nothing but their connection."""
 _PATIENCE_S: Final = 5.0
+_LARGE_NBYTES: Final = 40_000_000
+"""Pictures that take more are decoded by one thread. Little is lost: most of Pillow's decoders keep
+Python's lock anyway."""
 
 _T = TypeVar("_T")
 _Task = tuple[float, int, "Future[Any]", threading.Event, Callable[[], Any], float]
@@ -46,14 +48,15 @@ class BusyError(Exception):
 
 
 class _Decoders:
-    """Two threads that decode what is shown, since a page requests many pictures at once (SEC-53).
+    """Threads that decode what is shown, since a page requests many pictures at once (SEC-53).
 
-    Always the same two: the C library keeps what is freed for the thread that had it, so that as
+    Always the same: the C library keeps what is freed for the thread that had it, so that as
     many threads as there are requests would keep that many pictures (decision 0158). Those that are
     small come first. A decoder that is given up keeps its thread until it ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
         self.begin()
 
     def begin(self) -> None:
@@ -86,12 +89,12 @@ class _Decoders:
             if cost == math.inf and self._tasks.qsize() >= _MAX_LARGE:
                 raise BusyError("too many pictures are being made; try again later")
             self._tasks.put((cost, next(self._numbers), future, started, decode, seconds))
-            if len(self._threads) < _NUM_THREADS:
+            if len(self._threads) < self._num_threads:
                 thread = threading.Thread(target=self._work, name="wids-pictures", daemon=True)
                 thread.start()
                 self._threads.append(thread)
         while not started.wait(_PATIENCE_S):
-            if len(self._given_up) == _NUM_THREADS and future.cancel():
+            if len(self._given_up) == self._num_threads and future.cancel():
                 raise ValueError("two films take too long to decode; try again later")
         is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
         with self._lock:
@@ -117,11 +120,13 @@ class _Decoders:
             del future, decode  # or the result would stay until the next task
 
 
-_decoders: Final = _Decoders()
+_decoders: Final = _Decoders(2)
+_one_decoder: Final = _Decoders(1)
 decoded: Final = _decoders.run
 
 if hasattr(os, "register_at_fork"):  # the child has none of the threads
     os.register_at_fork(after_in_child=_decoders.begin)
+    os.register_at_fork(after_in_child=_one_decoder.begin)
 
 
 class Thumbnail(NamedTuple):
@@ -177,7 +182,18 @@ def _decoded_small(data: bytes | Any, size: int) -> tuple[bytes, str] | None:
     if not isinstance(data, bytes):  # the caller's, decoded already: `draft` would change it
         return _small(data, size)
     image = opened_image(data)
-    return _small(image, size) if _num_decoded_pixels(image, size) <= MAX_PIXELS else None
+    num_pixels = _num_decoded_pixels(image, size)
+    if num_pixels > MAX_PIXELS:
+        return None
+    if num_pixels * (16 if image.format == "WEBP" else 4) <= _LARGE_NBYTES:
+        return _small(image, size)
+    return _one_decoder.run(partial(_opened_small, data, size))
+
+
+def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
+    image = opened_image(data)
+    _num_decoded_pixels(image, size)
+    return _small(image, size)
 
 
 def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:

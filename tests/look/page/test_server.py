@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
 from urllib.parse import quote
@@ -292,17 +293,7 @@ def test_two_hundred_clients_that_ask_for_pictures(tmp_path: Path) -> None:
     Image.new("RGB", (1200, 1200), "green").save(stream, "PNG")
     members = [("a.png", stream.getvalue()), ("b.png", picture(1))]
     path = write_tar(tmp_path / "a.tar", members)
-    command = [sys.executable, "-c", _SERVER, str(path)]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        client = Client(server.stdout.readline().strip())
-
-        def megabytes() -> int:
-            server.stdin.write("\n")
-            server.stdin.flush()
-            return int(server.stdout.readline())
-
+    with serving(path) as (client, megabytes):
         assert client.get("picture/0/.png?pixels=256")[0] == client.get("samples")[0] == 200
         before = megabytes()
         with ThreadPoolExecutor(200) as clients:
@@ -314,7 +305,42 @@ def test_two_hundred_clients_that_ask_for_pictures(tmp_path: Path) -> None:
             assert {each.result()[0] for each in asked} == {200}
         assert is_early
         assert megabytes() - before < 100  # 6 MB for each picture, and 0.1 MB for each client
-        server.stdin.close()
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_large_pictures_at_once_take_the_memory_of_one(tmp_path: Path) -> None:
+    """Six requests for a picture of 100 MB when decoded take no more than the first (SEC-53)."""
+    stream = io.BytesIO()
+    Image.new("RGBA", (5000, 5000), (9, 8, 7, 99)).save(stream, "PNG")
+    with serving(write_tar(tmp_path / "a.tar", [("a.png", stream.getvalue())])) as server:
+        client, megabytes = server
+        assert client.get("picture/0/.png?pixels=512")[0] == 200
+        before = megabytes()
+        with ThreadPoolExecutor(6) as clients:
+            answers = clients.map(client.get, ["picture/0/.png?pixels=512"] * 6)
+            assert {status for status, *_ in answers} == {200}
+        assert megabytes() - before < 60
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[tuple[Client, Callable[[], int]]]:
+    """Serve pages in a process of its own; also return what asks for the megabytes of its peak."""
+    command = [sys.executable, "-c", _SERVER, str(path)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as server:
+        question, answer = server.stdin, server.stdout
+        assert question is not None
+        assert answer is not None
+
+        def megabytes() -> int:
+            question.write("\n")
+            question.flush()
+            return int(answer.readline())
+
+        try:
+            yield Client(answer.readline().strip()), megabytes
+        finally:
+            question.close()
 
 
 def test_large_pictures_leave_room_for_others(
