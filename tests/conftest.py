@@ -216,8 +216,9 @@ _LAST_STEP_S = 2.0
 
 def _running(before: set[threading.Thread]) -> list[threading.Thread]:
     new = set(threading.enumerate()) - before
-    # One thread of a process calls obstore for the main thread, and stays for the next call.
-    new = {thread for thread in new if thread.name != "wids-object-store"}
+    # One thread of a process calls obstore for the main thread, and two make small pictures; they
+    # stay for the next call.
+    new = {thread for thread in new if thread.name not in ("wids-object-store", "wids-pictures")}
     return [t for t in new if t.is_alive() and (not t.daemon or t.name.startswith("wids"))]
 
 

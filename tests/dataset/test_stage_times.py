@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 
 import pytest
 from conftest import optional
 from pages import ROOT
 
+from wids.dataset import stage_times as stage_times_module
 from wids.dataset.stage_times import ADVICE, StageTimes, stage_times
+from wids.storage.checksums import fastest_crc32
 from wids.storage.stages import COUNTS, SECONDS
 
 
@@ -25,6 +28,25 @@ def test_workers_that_wait_although_the_loop_does(
     counts = dict.fromkeys(COUNTS, 0.0)
     times = StageTimes(seconds, counts, 10.0, 9.0, 5, num_workers, num_workers)
     assert times.bottleneck == expected
+
+
+@pytest.mark.parametrize(
+    ("check_s", "has_fast", "is_advised"),
+    [(3.0, False, True), (3.0, True, False), (0.5, False, False)],
+)
+def test_checksums_that_cost_much_are_named(
+    monkeypatch: pytest.MonkeyPatch, check_s: float, has_fast: bool, is_advised: bool
+) -> None:
+    """Where decoding audio takes most, and checksums a third of that, wids[fast] is advised."""
+    chosen = fastest_crc32.__wrapped__() if has_fast else zlib.crc32
+    if has_fast and chosen is zlib.crc32:
+        pytest.skip("needs wids[fast]")
+    monkeypatch.setattr(stage_times_module, "fastest_crc32", lambda: chosen)
+    seconds = {**dict.fromkeys(SECONDS, 0.0), "decode": 9.0, "check": check_s}
+    times = StageTimes(seconds, dict.fromkeys(COUNTS, 0.0), 10.0, 9.0, 5, 2, 2)
+    assert times.bottleneck == "decode"
+    assert times.advice.endswith(ADVICE["decode"])
+    assert ("install wids[fast]: checksums are 25% of all stages" in times.advice) == is_advised
 
 
 def test_time_between_batches_of_the_loop_is_its_own() -> None:

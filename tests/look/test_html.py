@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import io
+import math
+import multiprocessing
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import need_weights, raises
+from events import LONG_S, wait_for
 from looks import HOSTILE
 from PIL import Image
 
 from wids.look.html import field_html, sample_html, thumbnail
+from wids.look.pictures import _decoders, decoded
 
 
 @pytest.mark.parametrize(
@@ -129,6 +137,56 @@ def test_looks_at_once_take_the_memory_of_two(tmp_path: Path) -> None:
         text=True,
     )
     assert int(result.stdout) < 180_000_000
+
+
+def test_films_that_hang_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While two that were given up are decoded, no picture is; once they end, it is (SEC-53)."""
+    monkeypatch.setattr("wids.look.pictures._PATIENCE_S", 0.05)
+    released = threading.Event()
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(stream, "PNG")
+    for _ in range(2):
+        with raises(ValueError, "took longer than 0.01 s"):
+            decoded(lambda: released.wait(60), seconds=0.01)
+    with raises(ValueError, "two films take too long to decode"):
+        thumbnail(stream.getvalue())
+    released.set()
+    wait_for(lambda: decoded(lambda: True))
+    assert thumbnail(stream.getvalue()).width == 9
+
+
+def test_small_pictures_come_first() -> None:
+    """Of what waits for the two threads, pictures with fewer pixels are made earlier (SEC-53)."""
+    released, order = [threading.Event() for _ in range(2)], list[float]()
+    both = [decoded_later(event.wait) for event in released]
+    later = [decoded_later(partial(order.append, cost), cost) for cost in (math.inf, 9, 5, 7)]
+    released[0].set()
+    for thread in later:
+        thread.join()
+    assert order == [5, 7, 9, math.inf]  # of one thread, while the other is occupied
+    released[1].set()
+    for thread in both:
+        thread.join()
+
+
+def decoded_later(decode: Callable[[], Any], cost: float = 0) -> threading.Thread:
+    """Have something decoded, and return the thread that waits for it, once it is in the queue."""
+    before = repr(_decoders._numbers)  # count(7)
+    thread = threading.Thread(target=decoded, args=(decode, cost))
+    thread.start()
+    wait_for(lambda: repr(_decoders._numbers) != before)
+    return thread
+
+
+def test_pictures_in_a_forked_process() -> None:
+    """A process that is forked where the threads already run has threads of its own."""
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(stream, "PNG")
+    thumbnail(stream.getvalue())
+    child = multiprocessing.get_context("fork").Process(target=thumbnail, args=(stream.getvalue(),))
+    child.start()
+    child.join(LONG_S)
+    assert child.exitcode == 0
 
 
 def test_archives_are_shown_up_to_a_length() -> None:

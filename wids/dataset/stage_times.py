@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Final
 
+from wids.storage.checksums import fastest_crc32
 from wids.storage.stages import COUNTS, SECONDS
 
 READY: Final = 0.1
 """A loop that waits for a smaller part of its time is bound by itself."""
+_CHECK_SHARE: Final = 0.1
+"""From this share of all stages on, quicker checksums are worth their installation."""
 
 LABELS: Final = {
     "fetch": "network",
@@ -117,10 +121,15 @@ class StageTimes:
     @property
     def advice(self) -> str:
         """Which setting to change."""
-        text = ADVICE[self.bottleneck]
+        text, check = ADVICE[self.bottleneck], self.stages["check"][1]
         package = _PACKAGES.get(self.bottleneck)
-        # What is installed is no advice. That it is missing comes first, and ends with "or".
-        return text.partition(" or ")[2] if package and find_spec(package) else text
+        if package and find_spec(package):
+            # What is installed is no advice. That it is missing comes first, and ends with "or".
+            text = text.partition(" or ")[2]
+        is_slow = self.bottleneck not in ("loop", "check") and check >= _CHECK_SHARE
+        if not is_slow or fastest_crc32() is not zlib.crc32:
+            return text
+        return f"install wids[fast]: checksums are {check:.0%} of all stages; {text}"
 
     def as_dict(self) -> dict[str, float]:
         """Return all numbers by name, for monitoring.

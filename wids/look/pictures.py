@@ -7,12 +7,19 @@ and encoded again.
 from __future__ import annotations
 
 import io
+import math
+import os
 import re
-from threading import BoundedSemaphore
-from typing import IO, Any, Final, NamedTuple
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from itertools import count
+from queue import PriorityQueue
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from wids.shards.fields.images import opened_image
-from wids.shards.fields.safety import within_s
+from wids.shards.fields.safety import time_limit
 
 THUMBNAIL_PIXELS: Final = 256
 MAX_PIXELS: Final = 40_000_000
@@ -25,8 +32,101 @@ _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
 """Longest time that the poster of a film may take."""
 
-_DECODING: Final = BoundedSemaphore(2)
-"""Limits the pictures in memory at full size, since a page requests many at once (SEC-53)."""
+_MAX_LARGE: Final = 256
+"""Most requests for large pictures that wait; they hold nothing but their connection."""
+_PATIENCE_S: Final = 5.0
+_LARGE_NBYTES: Final = 40_000_000
+"""Pictures that take more are decoded by one thread. Little is lost: most of Pillow's decoders keep
+Python's lock anyway."""
+
+_T = TypeVar("_T")
+_Task = tuple[float, int, "Future[Any]", threading.Event, Callable[[], Any], float]
+
+
+class BusyError(Exception):
+    """The error for a picture that is requested while too many others are waited for."""
+
+
+class _Decoders:
+    """Threads that decode what is shown, since a page requests many pictures at once (SEC-53).
+
+    Always the same: the C library keeps what is freed for the thread that had it, so that as
+    many threads as there are requests would keep that many pictures (decision 0158). Those that are
+    small come first. A decoder that is given up keeps its thread until it ends.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without threads and tasks."""
+        self._tasks: PriorityQueue[_Task] = PriorityQueue()
+        self._numbers = count()
+        self._threads: list[threading.Thread] = []
+        self._given_up: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+
+    def run(
+        self, decode: Callable[[], _T], cost: float = math.inf, seconds: float = math.inf
+    ) -> _T:
+        """Return what a function returns, or raise what it raises.
+
+        Args:
+            decode: The function, which may call this one.
+            cost: Those with the lowest are called first; infinity for what is large, or has to be
+                read.
+            seconds: Longest time that it may take.
+
+        Raises:
+            BusyError: Too many large pictures are waited for.
+            ValueError: It takes longer, or decoders that take longer occupy both threads.
+        """
+        if threading.current_thread() in self._threads:
+            return decode()
+        future, started = Future[_T](), threading.Event()
+        with self._lock:
+            if cost == math.inf and self._tasks.qsize() >= _MAX_LARGE:
+                raise BusyError("too many pictures are being made; try again later")
+            self._tasks.put((cost, next(self._numbers), future, started, decode, seconds))
+            if len(self._threads) < self._num_threads:
+                thread = threading.Thread(target=self._work, name="wids-pictures", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        while not started.wait(_PATIENCE_S):
+            if len(self._given_up) == self._num_threads and future.cancel():
+                raise ValueError("two films take too long to decode; try again later")
+        is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
+        with self._lock:
+            if not is_done and not future.done():
+                self._given_up.add(future)
+                raise ValueError(f"decoding took longer than {seconds:g} s, and was given up")
+        return future.result()
+
+    def _work(self) -> None:
+        while True:
+            _, _, future, started, decode, seconds = self._tasks.get()
+            if future.set_running_or_notify_cancel():
+                started.set()
+                try:
+                    with time_limit(seconds):
+                        future.set_result(decode())
+                except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                    # Without the frames of the decoder, which have the picture.
+                    error.__context__ = error.__cause__ = None
+                    future.set_exception(error.with_traceback(None))
+                with self._lock:
+                    self._given_up.discard(future)
+            del future, decode  # or the result would stay until the next task
+
+
+_decoders: Final = _Decoders(2)
+_one_decoder: Final = _Decoders(1)
+decoded: Final = _decoders.run
+
+if hasattr(os, "register_at_fork"):  # the child has none of the threads
+    os.register_at_fork(after_in_child=_decoders.begin)
+    os.register_at_fork(after_in_child=_one_decoder.begin)
 
 
 class Thumbnail(NamedTuple):
@@ -66,13 +166,34 @@ def thumbnail(data: bytes | Any, size: int = THUMBNAIL_PIXELS) -> Thumbnail:
         width, height = image.width, image.height
         form = getattr(image, "format", None) or "image"
         description = f"{form} {width} x {height} {image.mode}"
-        with _DECODING:
-            # An image of the caller's is decoded already, and `draft` would change it.
-            if not isinstance(data, bytes) or _num_decoded_pixels(image, size) <= MAX_PIXELS:
-                return Thumbnail(*_small(image, size), description, width, height)
+        small = decoded(partial(_decoded_small, data, size), width * height)
     except Exception as error:
         raise ValueError(_reason(error)) from error
-    raise ValueError(f"{description}: too many pixels to show")
+    if small is None:
+        raise ValueError(f"{description}: too many pixels to show")
+    return Thumbnail(*small, description, width, height)
+
+
+def _decoded_small(data: bytes | Any, size: int) -> tuple[bytes, str] | None:
+    """Return a picture made smaller, and its type; None if it has too many pixels.
+
+    It is opened here, or the thread that waits would have it in memory at full size.
+    """
+    if not isinstance(data, bytes):  # the caller's, decoded already: `draft` would change it
+        return _small(data, size)
+    image = opened_image(data)
+    num_pixels = _num_decoded_pixels(image, size)
+    if num_pixels > MAX_PIXELS:
+        return None
+    if num_pixels * (16 if image.format == "WEBP" else 4) <= _LARGE_NBYTES:
+        return _small(image, size)
+    return _one_decoder.run(partial(_opened_small, data, size))
+
+
+def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
+    image = opened_image(data)
+    _num_decoded_pixels(image, size)
+    return _small(image, size)
 
 
 def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
@@ -83,26 +204,27 @@ def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
         size: Maximum width and height in pixels.
 
     Raises:
+        BusyError: Too many others are waited for.
         ValueError: The film cannot be decoded, within a few seconds, or has too many pixels.
     """
     from PIL import Image
 
     from wids.shards.fields.video import VideoReader
 
-    def decoded() -> tuple[Any, str]:
-        with VideoReader(film) as reader:
-            if reader.width * reader.height > MAX_PIXELS:
-                raise ValueError("too many pixels to show")
+    def picture() -> Thumbnail:
+        # As many pixels as a picture may have; FFmpeg has the same limit for what is inside.
+        with VideoReader(film, 3 * MAX_PIXELS) as reader:
             # Films often begin in the dark.
             (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
-            return Image.fromarray(pixels), repr(reader)
+            small = _small(Image.fromarray(pixels), size)
+            return Thumbnail(*small, repr(reader), reader.width, reader.height)
 
     try:
-        with _DECODING:
-            image, description = within_s(_POSTER_S, decoded)
+        return decoded(picture, seconds=_POSTER_S)
+    except BusyError:
+        raise
     except Exception as error:
         raise ValueError(_reason(error)) from error
-    return Thumbnail(*_small(image, size), description, image.width, image.height)
 
 
 def _reason(error: Exception) -> str:

@@ -23,13 +23,12 @@ from wids.look.field_stats import (
     field_sizes,
 )
 from wids.look.html import card_html
-from wids.look.pictures import THUMBNAIL_PIXELS
+from wids.look.pictures import THUMBNAIL_PIXELS, decoded
 from wids.look.text import class_names, shortened
 from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import extension
 from wids.shards.fields.media import media_kind, played_type
 from wids.shards.fields.media_facts import media_facts
-from wids.shards.fields.safety import within_s
 from wids.shards.glimpse import Glimpse
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.archive import BLOCK_NBYTES
@@ -309,7 +308,7 @@ def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
         with dataset.only([field]) as selection:
             place = selection.locate(index)
             file = open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
-            return within_s(_HEADER_S, lambda: media_facts(field, file))
+            return decoded(lambda: media_facts(field, file), 0, _HEADER_S)
     except Exception:  # noqa: BLE001 - of any package
         return ""
 

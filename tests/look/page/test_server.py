@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE
 from urllib.parse import quote
 
 import pytest
@@ -17,6 +23,7 @@ from conftest import raises, write_tar
 from events import LONG_S, wait_for
 from looks import HOSTILE, Client, browsing, picture, search, write
 from loopback import Server
+from PIL import Image
 
 import wids
 from wids.look.page.answers import STATIC_ROUTES, error_answer
@@ -259,6 +266,98 @@ def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
             return client.get("about")[0] == 200
 
         wait_for(is_answered)
+
+
+_SERVER = """
+import resource, sys, threading
+import wids
+from wids.look.page.server import Browser
+
+with wids.ShardListDataset(sys.argv[1]) as dataset:
+    browser = Browser(dataset)
+    thread = threading.Thread(target=browser.serve)
+    thread.start()
+    print(browser.url, flush=True)
+    for _ in sys.stdin:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, flush=True)
+    browser.close()
+    thread.join()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_two_hundred_clients_that_ask_for_pictures(tmp_path: Path) -> None:
+    """Each has its picture, two are made at a time, and nobody has a 503 (SEC-53).
+
+    Meanwhile another person looks at pages and small pictures, before those that are large.
+    """
+    stream = io.BytesIO()
+    Image.new("RGB", (1200, 1200), "green").save(stream, "PNG")
+    members = [("a.png", stream.getvalue()), ("b.png", picture(1))]
+    path = write_tar(tmp_path / "a.tar", members)
+    with serving(path) as (client, megabytes):
+        assert client.get("picture/0/.png?pixels=256")[0] == client.get("samples")[0] == 200
+        before = megabytes()
+        with ThreadPoolExecutor(200) as clients:
+            asked = [clients.submit(client.get, "picture/0/.png?pixels=256") for _ in range(200)]
+            wait_for(lambda: any(each.done() for each in asked))
+            for path in ("", "page.js", "about", "samples?start=1", "sample/1"):
+                assert client.get(path)[0] == 200
+            is_early = not all(each.done() for each in asked)
+            assert {each.result()[0] for each in asked} == {200}
+        assert is_early
+        assert megabytes() - before < 100  # 6 MB for each picture, and 0.1 MB for each client
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_large_pictures_at_once_take_the_memory_of_one(tmp_path: Path) -> None:
+    """Six requests for a picture of 100 MB when decoded take no more than the first (SEC-53)."""
+    stream = io.BytesIO()
+    Image.new("RGBA", (5000, 5000), (9, 8, 7, 99)).save(stream, "PNG")
+    with serving(write_tar(tmp_path / "a.tar", [("a.png", stream.getvalue())])) as server:
+        client, megabytes = server
+        assert client.get("picture/0/.png?pixels=512")[0] == 200
+        before = megabytes()
+        with ThreadPoolExecutor(6) as clients:
+            answers = clients.map(client.get, ["picture/0/.png?pixels=512"] * 6)
+            assert {status for status, *_ in answers} == {200}
+        assert megabytes() - before < 60
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[tuple[Client, Callable[[], int]]]:
+    """Serve pages in a process of its own; also return what asks for the megabytes of its peak."""
+    command = [sys.executable, "-c", _SERVER, str(path)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as server:
+        question, answer = server.stdin, server.stdout
+        assert question is not None
+        assert answer is not None
+
+        def megabytes() -> int:
+            question.write("\n")
+            question.flush()
+            return int(answer.readline())
+
+        try:
+            yield Client(answer.readline().strip()), megabytes
+        finally:
+            question.close()
+
+
+def test_large_pictures_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While too many large pictures are waited for, the next is a 503, and pages work (SEC-53)."""
+    monkeypatch.setattr("wids.look.pictures._MAX_LARGE", 0)
+    path = write_tar(tmp_path / "a.tar", [("a.png", picture(1))])
+    with browsing([(path, 1)]) as client:
+        status, _, body = client.get("picture/0/.png")
+        assert status == 503
+        assert "too many pictures" in json.loads(body)["error"]
+        assert client.get("about")[0] == 200
+        assert "<img" in client.json("samples")["cards"][0]["html"]
 
 
 def connected(client: Client) -> socket.socket:

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import struct
 import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,22 @@ def converted(folder: Path, data: bytes, *arguments: str) -> bytes:
     command = [str(FFMPEG), "-loglevel", "error", "-i", "in.wav", *arguments]
     subprocess.run(command, check=True, cwd=folder, timeout=60)
     return target.read_bytes()
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "PCM_U8", "FLOAT"])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_samples_of_wavs(subtype: str, num_channels: int) -> None:
+    """A part of a wav of any depth has the values that soundfile reads as floats, bit by bit."""
+    file = io.BytesIO()
+    values = np.random.default_rng(0).uniform(-1, 1, (9000, num_channels))
+    values[:2] = [[-1.0] * num_channels, [1.0] * num_channels]
+    soundfile.write(file, values, 9000, subtype, format="WAV")
+    expected, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32", always_2d=True)
+    for start, stop in ((0, 9000), (4500, 6750)):
+        decode = wids.Audio("numpy", start_s=start / 9000, duration_s=(stop - start) / 9000)
+        samples, _ = decode(file.getvalue())
+        assert samples.dtype == np.float32
+        assert samples.tobytes() == expected[start:stop].T.tobytes()
 
 
 FILES = {
@@ -284,6 +301,52 @@ def test_a_header_that_lies() -> None:
     data[4:8] = struct.pack("<I", 2**31)
     samples, _ = wids.Audio("numpy")(bytes(data))
     assert samples.shape == (2, 8000)
+
+
+def with_rate(data: bytes, rate: int) -> bytes:
+    """Return a wav whose header states another rate."""
+    return data[:24] + struct.pack("<I", rate) + data[28:]
+
+
+def test_a_rate_that_makes_much_of_little() -> None:
+    """Channels x rate x length: a low rate would make gigabytes when it is resampled (SEC-65)."""
+    decode = wids.Audio("numpy", rate=16_000, max_nbytes=8_000_000)
+    assert decode(with_rate(wav(), 200))[0].shape == (2, 640_000)
+    with raises(ValueError, "longer than 8000000 bytes when decoded"):
+        decode(with_rate(wav(), 100))
+    for rate in (1, 2**31 - 1):  # soxr would take minutes
+        with raises(ValueError, f"expected a rate to resample to 16000 Hz, found {rate} Hz"):
+            decode(with_rate(wav(), rate))
+
+
+def test_packets_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg itself refuses a packet of more samples than the limit (SEC-65)."""
+    data = converted(tmp_path, wav(), "out.m4a")
+    assert wids.Audio("numpy")(data)[0].shape[0] == 2
+    monkeypatch.setattr(audio, "_MAX_PACKET_SAMPLES", 2 * 1023)  # AAC has 1024 of each channel
+    with raises(wids.DecodeError, "decoder refuses"):
+        wids.Decoder(audio="numpy")({".m4a": data})
+
+
+_PEAK = """
+import resource, sys
+import wids
+decode = wids.Audio("numpy")
+decode(open(sys.argv[1], "rb").read())  # imports what it needs
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+samples, _ = decode(open(sys.argv[2], "rb").read())
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / samples.nbytes)
+"""
+
+
+def test_a_long_sound_takes_its_memory_once(tmp_path: Path) -> None:
+    """40 MB of samples, of a flac of a few kilobytes, are not copied to be joined (SEC-65)."""
+    for name, num_frames in (("short", 10), ("long", 5_000_000)):
+        silence = np.zeros((num_frames, 2), np.int16)
+        soundfile.write(tmp_path / f"{name}.flac", silence, 48_000, "PCM_16")
+    paths = [str(tmp_path / f"{name}.flac") for name in ("short", "long")]
+    factor = subprocess.check_output([sys.executable, "-c", _PEAK, *paths], timeout=100)
+    assert float(factor) < 1.6
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"\0" * 100, b"ID3" + b"\xff" * 100])

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from conftest import need, optional, raises
-from recordings import FFMPEG, film, picture
+from recordings import FFMPEG, film, film_of_pngs, picture, png, wav
 from torch.utils.data import DataLoader
 
 import wids
@@ -350,3 +350,113 @@ def test_frames_of_the_film_are_right() -> None:
     for number in (0, 17, 29):
         difference = frames[number].astype(int) - picture(number, (64, 48))
         assert np.abs(difference).mean() < 12
+
+
+_PEAK = """
+import resource, sys
+import wids
+from wids.look.pictures import poster
+import io
+
+decoders = {
+    "frames": wids.Decoder(video="frames"),
+    "clip": wids.Decoder(video=wids.Clips(2, at=0.0)),
+    "sound": wids.Decoder(audio="numpy"),
+    "poster": lambda sample: {".mov": poster(io.BytesIO(sample[".mov"]))},
+}
+def tried(name):
+    data = open(name, "rb").read()
+    field = "." + name.rpartition(".")[2]
+    try:
+        return decoders[sys.argv[1]]({field: data})[field]
+    except ValueError as error:
+        return error
+tried(sys.argv[2])  # imports what it needs
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = tried(sys.argv[3])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, type(found).__name__)
+"""
+
+
+def peak(way: str, harmless: Path, bomb: Path) -> tuple[int, str]:
+    """Return the megabytes that decoding takes in a process of its own, and the type it ends in."""
+    command = [sys.executable, "-c", _PEAK, way, str(harmless), str(bomb)]
+    megabytes, kind = subprocess.check_output(command, text=True, timeout=100).split()
+    return int(megabytes), kind
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["frames", "clip", "poster"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_frame_that_is_larger_than_its_track_says(
+    tmp_path: Path, way: str, is_first: bool
+) -> None:
+    """One frame of 256 million pixels in a track of 64 x 64 takes no memory (SEC-65).
+
+    As the first frame it is decoded by FFmpeg to find out what the stream is.
+    """
+    harmless, bomb = tmp_path / "a.mov", tmp_path / "b.mov"
+    small, large = png(64, 64), png(16_000, 16_000)
+    harmless.write_bytes(film_of_pngs([small, small, small]))
+    bomb.write_bytes(film_of_pngs([large, small] if is_first else [small, large, small]))
+    assert bomb.stat().st_size < 2_000_000
+    megabytes, kind = peak(way, harmless, bomb)
+    assert megabytes < 100
+    if is_first or way != "poster":  # which needs the first frame alone
+        assert kind in ("DecodeError", "ValueError")
+
+
+@pytest.mark.long
+def test_a_picture_inside_a_sound(tmp_path: Path) -> None:
+    """The cover of an m4a, which FFmpeg decodes while it probes, takes no memory (SEC-65)."""
+    need(FFMPEG, "ffmpeg")
+    (tmp_path / "a.wav").write_bytes(wav())
+    for name, side in (("small", 64), ("large", 16_000)):
+        (tmp_path / f"{name}.png").write_bytes(png(side, side))
+        inputs = ["-i", "a.wav", "-i", f"{name}.png", "-map", "0", "-map", "1"]
+        options = ["-c:v", "copy", "-c:a", "aac", "-disposition:v:0", "attached_pic"]
+        command = [str(FFMPEG), "-loglevel", "error", *inputs, *options, f"{name}.m4a"]
+        subprocess.run(command, check=True, cwd=tmp_path, timeout=60)
+    megabytes, kind = peak("sound", tmp_path / "small.m4a", tmp_path / "large.m4a")
+    assert kind == "tuple"
+    assert megabytes < 100
+
+
+@pytest.mark.parametrize("name", ["mpegts", "mpeg"])
+def test_films_that_are_probed_without_limits(name: str) -> None:
+    """FFmpeg has no limits for streams that follow the header: these are refused (SEC-65)."""
+    with raises(wids.DecodeError, "decoder refuses"):
+        wids.Decoder(video="frames")({".mp4": film(5, format_name=name)})
+
+
+def test_decoders_that_hang_count_until_they_end() -> None:
+    """While two that were given up still run, nothing else is decoded; then it is (SEC-65)."""
+    released = threading.Event()
+    for _ in range(2):
+        with raises(ValueError, "took longer than 0.01 s"):
+            safety.within_s(0.01, lambda: released.wait(60))
+    called: list[int] = []
+    with raises(ValueError, "2 decoders that were given up still run"):
+        safety.within_s(0.01, lambda: called.append(1))
+    assert not called
+    assert len([t for t in threading.enumerate() if t.name == "wids-decode"]) == 2
+    released.set()
+    assert safety.within_s(9, lambda: 5) == 5
+
+
+def test_a_decoder_that_was_given_up_ends_after_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it occupies is free once the frame is decoded, not once the film is (SEC-65)."""
+    monkeypatch.setattr(video, "MAX_S", 0.1)
+    frames: list[Any] = []
+    given_up = threading.Event()
+    monkeypatch.setattr(
+        video.VideoReader, "_pixels", lambda _, frame: (frames.append(frame), given_up.wait(60))
+    )
+    with raises(wids.DecodeError, "took longer than 0.1 s"):
+        wids.Decoder(video="frames")({".mp4": film(30)})
+    given_up.set()
+    for thread in threading.enumerate():
+        if thread.name == "wids-decode":
+            thread.join(10)
+            assert not thread.is_alive()
+    assert len(frames) == 1

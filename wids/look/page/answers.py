@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any, Final
 
 from wids.errors import WidsError, message_of, printable
+from wids.look.pictures import BusyError
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ Route = Callable[[str, Query], Answer | dict[str, Any]]
 def error_answer(error: Exception, path: str) -> tuple[int, str, bytes]:
     """Return the answer to a request that failed, for a path."""
     text = message_of(error)
+    if isinstance(error, BusyError):
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, text)
     if isinstance(error, WidsError | OSError | ModuleNotFoundError):
         return _error(HTTPStatus.BAD_GATEWAY, text)
     if isinstance(error, ValueError | IndexError | KeyError):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-MAX_CONNECTIONS: Final = 64
-"""Each takes a thread. A browser opens six at a time."""
+MAX_CONNECTIONS: Final = 320
+"""Each takes a thread, and about 0.1 MB. A browser opens six at a time. 256 may wait for large
+pictures, so that there is room for others."""
 
 
 class Connections:

@@ -27,7 +27,7 @@ from wids.look.page.answers import (
 )
 from wids.look.page.questions import Questions
 from wids.look.page.sample_rows import field_row, link_of, picture_entry
-from wids.look.pictures import THUMBNAIL_PIXELS, poster, thumbnail
+from wids.look.pictures import THUMBNAIL_PIXELS, Thumbnail, decoded, poster, thumbnail
 from wids.look.preview import Browsable
 from wids.look.text import class_names, share_text, total_of
 from wids.shards.field_file import open_field
@@ -202,10 +202,14 @@ class Pages(Site):
         nbytes = field_sizes(shard_index, local_index).get(field)
         if extension(field) not in IMAGE_EXTENSIONS or nbytes is None or nbytes > _MAX_SHOWN_NBYTES:
             raise KeyError(f"sample {index} has no picture {field} to show")
-        with self._dataset.only([field]) as selection:
-            data = bytes(selection[index][field])
         pixels = min(max(number_in(query, "pixels", _MAX_ZOOM_PIXELS), 32), _MAX_ZOOM_PIXELS)
-        picture = thumbnail(data, pixels)
+
+        def small() -> Thumbnail:
+            # Read when its turn has come: those that wait have no bytes in memory.
+            with self._dataset.only([field]) as selection:
+                return thumbnail(bytes(selection[index][field]), pixels)
+
+        picture = decoded(small)
         return 200, picture.media_type, picture.data
 
     def _poster_of(self, index: int, fields: Iterable[str]) -> str:

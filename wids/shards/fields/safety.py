@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from wids.shards.fields.archives import archive_nbytes
@@ -63,31 +66,62 @@ def check_archive(data: bytes, max_nbytes: int | None) -> None:
         raise ValueError(f"it is longer than {limit} bytes when decompressed (`max_nbytes`)")
 
 
+_MAX_GIVEN_UP: Final = 2
+"""Most decoders that may run on after they were given up: what they occupy is still occupied."""
+_given_up: Final[set[threading.Thread]] = set()
+_limits: Final = threading.local()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Let `check_time` raise in this thread once this time is over."""
+    _limits.until_s = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        del _limits.until_s
+
+
+def check_time() -> None:
+    """Raise ValueError if nobody waits for this thread any more: called for each frame."""
+    if time.monotonic() > getattr(_limits, "until_s", math.inf):
+        raise ValueError("decoding took too long, and was given up")
+
+
 def within_s(seconds: float, decode: Callable[[], T]) -> T:
     """Return what a function returns, which runs in a thread of its own for a limited time.
 
     A thread that takes longer is left behind, and does not keep the process from ending: native
-    code cannot be interrupted.
+    code cannot be interrupted. While two such threads run, no other is started.
 
     Args:
         seconds: Longest time to wait.
         decode: The function. What it reads must not be used after a time-out.
 
     Raises:
-        ValueError: It takes longer.
+        ValueError: It takes longer, or two that took longer have not ended in this time either.
         Exception: The function raised it.
     """
     result: Future[T] = Future()
 
     def run() -> None:
         try:
-            result.set_result(decode())
+            with time_limit(seconds):
+                result.set_result(decode())
         except BaseException as error:  # noqa: BLE001 - raised by `result` below
             result.set_exception(error)
 
+    for left in tuple(_given_up):
+        if len(_given_up) >= _MAX_GIVEN_UP:
+            left.join(seconds)
+        if not left.is_alive():
+            _given_up.discard(left)
+    if len(_given_up) >= _MAX_GIVEN_UP:
+        raise ValueError(f"{len(_given_up)} decoders that were given up still run; not decoded")
     thread = threading.Thread(target=run, name="wids-decode", daemon=True)
     thread.start()
     thread.join(seconds)
     if not result.done():
+        _given_up.add(thread)
         raise ValueError(f"decoding took longer than {seconds:g} s, and was given up")
     return result.result()

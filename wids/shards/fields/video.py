@@ -26,7 +26,7 @@ from wids.shards.fields.audio import (
     read_by_ffmpeg,
     stated_s,
 )
-from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, within_s
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, check_time, within_s
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class VideoReader:
         self._max_nbytes = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
         file = io.BytesIO(film) if isinstance(film, bytes) else film
         self._is_lost = False
-        self._container = opened_media(file)
+        self._container = opened_media(file, min(_MAX_PIXELS, self._max_nbytes // 3))
         try:
             self._stream = _checked_stream(self._container)
             # One thread: a loader has a worker for each processor.
@@ -176,6 +176,7 @@ class VideoReader:
         offset = max(0, math.floor((start_s + self._start_s) / self._stream.time_base))
         self._container.seek(offset, stream=self._stream, backward=True)
         for frame in self._container.decode(self._stream):
+            check_time()
             if frame.pts is not None:
                 yield frame
 
