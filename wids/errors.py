@@ -67,7 +67,7 @@ def warn(text: str, line: Line | None = None) -> None:
     warnings.warn_explicit(text, UserWarning, *found, registry=_warned)
 
 
-_warned: Final[dict[str, object]] = {}
+_warned: Final[dict[str | tuple[str, type[Warning], int], int]] = {}
 
 
 def message_of(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def outage_ends(server: str) -> float | None:
     if values[at] <= 0:
         return None
     with writing:
-        since_s, now_s = values[at], time.monotonic()
+        since_s, now_s = float(values[at]), time.monotonic()
         if since_s <= 0:
             return None
         values[at] = -now_s
