@@ -31,6 +31,7 @@ import hypothesis
 import pytest
 from loopback import Server
 
+from wids.storage.transport import shared_refusals
 from wids.storage.transport.gate import Gate
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
     monkeypatch.setattr("wids.storage.transport.shared_refusals._shared", [])
+    own = [0.0] * len(shared_refusals._own)
+    monkeypatch.setattr("wids.storage.transport.shared_refusals._own", own)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_refusals(server: Server, log: pytest.LogCaptureFixture) -> None:
     """A server that refuses a request, and one that is away, are named with what follows."""
     url = server.page("/a", b"abc", faults=[Fault(503)] * 12)
     assert Fetcher().read(url, 10) == b"abc"
-    happened(log, "it refused a request", "; waiting up to")
+    happened(log, "it refused a request", "; waiting up to", "answers again, after")
     assert f"at most {gate.FIRST // 2} at a time now" in log.text
 
 

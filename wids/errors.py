@@ -26,10 +26,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
 MIN_SECRET: Final = 6
 """Minimum length of a part of a URL that is recognized on its own in other text."""
@@ -43,6 +46,42 @@ _secrets: Final[dict[str, tuple[str, ...] | Callable[[], Iterable[str]]]] = {}
 
 # All of them by their first characters, longest first; under the URLs that they are of.
 _starts: Final[dict[frozenset[str], dict[str, list[str]]]] = {}
+
+_LIBRARIES: Final = tuple(os.path.dirname(file) + os.sep for file in (__file__, os.__file__))
+_INSTALLED: Final = re.compile(r"[\\/](site|dist)-packages[\\/]|^<frozen")
+
+Line = tuple[str, int]
+"""A file and the number of a line in it."""
+
+
+def user_line() -> Line | None:
+    """Return the line of the program that led here: the innermost one outside of libraries.
+
+    In a forked process it is the line at which the fork began, such as that of the training loop.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, unlike any other way
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_LIBRARIES) and not _INSTALLED.search(path):
+            return path, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def warn(text: str, line: Line | None = None) -> None:
+    """Warn at the line of the program that led here.
+
+    Args:
+        text: What is wrong, and what to do.
+        line: The line to name in a thread, or in a process that was spawned.
+    """
+    found = user_line()
+    if found is None or (line and found[0].startswith("<")):  # spawned processes begin in <string>
+        found = line or ("wids", 1)
+    warnings.warn_explicit(text, UserWarning, *found, registry=_warned)
+
+
+_warned: Final[dict[str | tuple[str, type[Warning], int], int]] = {}
 
 
 def message_of(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -307,3 +309,39 @@ def test_broken_shards_are_exceptions_unless_most_are(tmp_path: Path) -> None:
             list(dataset)
     with ShardListDataset(shards, on_error="skip", max_failed=1.0) as dataset:
         assert list(dataset) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("fork", "    for _ in loader:"),
+        ("spawn", "    return wids.ShardListDataset(shards, on_error='skip')"),
+    ],
+)
+def test_a_warning_of_workers_names_the_line_of_the_program_once(
+    spec: list[str], tmp_path: Path, method: str, line: str
+) -> None:
+    """The loop, or in spawned workers the dataset; once for all workers, and never wids itself."""
+    program = tmp_path / "train.py"
+    program.write_text(f"""
+import wids
+from torch.utils.data import DataLoader
+shards = {[*spec, str(tmp_path / "gone.tar")]}
+def made():
+    return wids.ShardListDataset(shards, on_error='skip')
+if __name__ == "__main__":
+    dataset = made()
+    loader = DataLoader(dataset, batch_size=1, num_workers=2, collate_fn=list,
+                        multiprocessing_context="{method}")
+    for _ in loader:
+        pass
+""")
+    write_tar(tmp_path / "gone.tar", [("9.cls", b"1")]).write_bytes(b"no tar" * 500)
+    found = subprocess.run(
+        [sys.executable, program], check=True, capture_output=True, text=True
+    ).stderr.splitlines()
+    (of_sample,) = [text for text in found if "num_failed counts" in text]
+    (of_shard,) = [text for text in found if "num_failed_shards counts" in text]
+    number = program.read_text().splitlines().index(line) + 1
+    assert of_sample.startswith(f"{program}:{number}: UserWarning: ")
+    assert of_shard.startswith(f"{program}:")  # it was found when the samples were counted

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from events import LONG_S, wait_for
 
 PROGRAM = """
 import os, struct, time
@@ -53,6 +56,38 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
     # Until all processes have closed the pipe of standard error.
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+IMPORTING = """
+import os, sys
+from wids.publish.processes import process_pool, start_early
+
+start_early(2, ["slow_module"])
+with process_pool(2, 2) as executor:
+    executor.submit(os.getpid).result()
+"""
+
+
+def test_ctrl_c_while_workers_import(tmp_path: Path) -> None:
+    """Ctrl-C, which reaches all processes of a terminal, has one traceback: that of the program."""
+    (tmp_path / "slow_module.py").write_text(
+        "import os, time\n"
+        "open('begun', 'w').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for((tmp_path / "begun").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=LONG_S)  # until all processes have ended
+    assert errors.count("Traceback") == 1, errors
+    assert errors.endswith("KeyboardInterrupt\n")
 
 
 BUSY = """

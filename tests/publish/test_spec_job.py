@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import raises, sample_members, write_tar
 from loopback import Server
 
@@ -32,6 +33,24 @@ def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:
 def run(job: SpecJob) -> wids.DatasetSpec:
     """Run a job without processes."""
     return job.run(None, lambda _: None, name=None, info="of tests", has_pack=True)
+
+
+def test_a_job_says_that_another_one_wrote_the_spec(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two jobs with one output that both succeed, the later one says that it replaced it."""
+    write_tar(tmp_path / "train-0.tar", sample_members(0, 2))
+    jobs = [job_of([str(tmp_path / "train-0.tar")], tmp_path / "a.json") for _ in range(2)]
+    run(jobs[0])
+    assert not caplog.records
+    run(jobs[1])
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path}/a.json: another process wrote it while this one described the shards; "
+        "this one replaces it"
+    )
+    run(job_of([str(tmp_path / "train-0.tar")], tmp_path / "a.json"))
+    assert len(caplog.records) == 1, "what was there before is replaced on purpose"
 
 
 def test_a_job_makes_a_spec_with_its_pack(tmp_path: Path) -> None:

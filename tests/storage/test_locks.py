@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import in_child
+from events import LONG_S
 
 from wids.storage import locks
 
@@ -225,3 +228,29 @@ def test_without_flock(path: Path, handles: list[int], monkeypatch: pytest.Monke
     assert locks.acquire_shared(handles[0]) is None
     locks.release(handles[0])
     assert not locks.probe(str(path))
+
+
+def test_a_fork_waits_once_for_an_import_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread whose module never ends, such as a server, delays the first fork only."""
+    monkeypatch.setattr(locks, "_LONGEST_IMPORT_S", 0.3)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "endless_module.py").write_text(
+        "import sys; sys.is_begun.set(); sys.is_over.wait()"
+    )
+    monkeypatch.setattr(sys, "is_begun", is_begun := threading.Event(), raising=False)
+    monkeypatch.setattr(sys, "is_over", is_over := threading.Event(), raising=False)
+    thread = threading.Thread(target=importlib.import_module, args=["endless_module"])
+    thread.start()
+    is_begun.wait()
+    began_s = time.monotonic()
+    assert in_child(lambda: True)
+    first_s = time.monotonic() - began_s
+    monkeypatch.setattr(locks, "_LONGEST_IMPORT_S", LONG_S)
+    assert in_child(lambda: True)
+    is_over.set()
+    thread.join()
+
+    assert first_s >= 0.3
+    assert time.monotonic() - began_s < LONG_S, "the second one did not wait"

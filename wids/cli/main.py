@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)
+        from wids.storage import complete_files
+
+        complete_files.delete_unfinished()  # of threads that still wait for a server
         others = set(threading.enumerate()) - {threading.current_thread()}
         if not all(thread.daemon for thread in others):  # exit would wait for a server that hangs
             os._exit(_INTERRUPTED)

@@ -8,7 +8,6 @@ are noted where they are opened (`wids.shards.broken_shards`).
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -16,7 +15,14 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy.typing as npt
 
-from wids.errors import SampleError, ShardFormatError, TransformError, WidsError
+from wids.errors import (
+    SampleError,
+    ShardFormatError,
+    TransformError,
+    WidsError,
+    user_line,
+    warn,
+)
 from wids.shards.reader import ShardReader
 from wids.storage.shared_number import SharedNumber, SharedRows, writing
 from wids.storage.sizes import first_of
@@ -103,7 +109,7 @@ class Failures:
         self._begin()
         self.num_failed.reserve()
         self._epochs.reserve()
-        self._has_warned = False
+        self._line = user_line()
         self._watch()
 
     def _begin(self) -> None:
@@ -275,12 +281,10 @@ class Failures:
     def _warn_once(self, errors: Mapping[int, WidsError]) -> None:
         """Warn of the first sample that failed by itself; each broken shard warns elsewhere."""
         error = next((error for error in errors.values() if not error.is_of_shard), None)
-        if error is not None and not self._has_warned:
-            self._has_warned = True
+        if error is not None and not self.num_failed.common[0]:
+            self.num_failed.common[0] = 1  # for all processes
             done = "left out" if self.policy == "skip" else "replaced by the next good sample"
-            warnings.warn(
-                f"{error}: {done}; dataset.num_failed counts all such samples", stacklevel=2
-            )
+            warn(f"{error}: {done}; dataset.num_failed counts all such samples", self._line)
 
     def _too_many(self, share: float, error: WidsError) -> WidsError:
         return _with_reason(

@@ -6,7 +6,6 @@ docs/prefetching.md describes what it has to provide.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -15,6 +14,8 @@ from threading import Lock
 from typing import Any, Final
 
 from torch.utils.data import BatchSampler
+
+from wids.errors import warn
 
 _END: Final = object()
 
@@ -136,9 +137,8 @@ class _Twin:
         return self._is_same
 
     def _warn(self) -> None:
-        warnings.warn(
+        warn(
             f"{type(self._sampler).__name__}: a copy that was restored from its state yields other "
             "indices, so shards are not fetched ahead; make the order depend on its attributes "
-            "only, or leave out state_dict",
-            stacklevel=3,
+            "only, or leave out state_dict"
         )

@@ -7,7 +7,6 @@ class. So this replaces ``__iter__`` of that class while a loop is timed (decisi
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from wids.dataset.collating import collate as own_collate
 from wids.dataset.stage_times import StageTimes, added, stage_times
+from wids.errors import warn
 from wids.storage import stages
 
 _WINDOW_S: Final = 60.0
@@ -139,10 +139,9 @@ class TimedLoop:
             if share > _MOST_WAITING and not self._has_warned:
                 self._has_warned = True
                 times = self.times()
-                warnings.warn(
+                warn(
                     f"the training loop waited {share:.0%} of the last minute for data; "
-                    f"bottleneck: {times.bottleneck}: {times.advice}",
-                    stacklevel=3,
+                    f"bottleneck: {times.bottleneck}: {times.advice}"
                 )
 
 

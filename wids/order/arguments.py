@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 
+from wids.errors import warn
 from wids.order.wrapped import lengths_of
 from wids.storage.array_types import IntArray
 
@@ -72,11 +72,10 @@ def warn_of_unsorted_view(dataset: Sized, num_lengths: int, name: str) -> None:
     """
     num_shards = len(getattr(getattr(dataset, "spec", None), "shards", ()))
     if num_lengths == 1 < num_shards and getattr(dataset, "is_view", False):
-        warnings.warn(
+        warn(
             f"{name}: the indices of the view do not ascend, so the order cannot follow its "
             f"{num_shards:,} shards, and nearly every sample may open another shard; sort the "
-            "indices first, dataset[sorted(indices)]: a shuffled order does not depend on theirs",
-            stacklevel=2,
+            "indices first, dataset[sorted(indices)]: a shuffled order does not depend on theirs"
         )
 
 

@@ -6,10 +6,10 @@ They make passes over the pure functions of `wids.order.epoch_order`.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Final, Literal
 
+from wids.errors import warn
 from wids.order import epoch_order, fit
 from wids.order.arguments import (
     at_least,
@@ -201,7 +201,7 @@ class ChunkedSampler(EpochSampler[int]):
             self._is_fit_checked = True
             _, num_replicas = self.replica()
             for remark in fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes):
-                warnings.warn(f"{type(self).__name__}: {remark}", stacklevel=3)
+                warn(f"{type(self).__name__}: {remark}")
 
     def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
         # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.

@@ -7,7 +7,6 @@ items of an epoch from a position on.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 from torch.utils.data import Sampler
 
-from wids.errors import missing_attribute
+from wids.errors import missing_attribute, warn
 from wids.order import callers
 from wids.order.arguments import at_least
 from wids.order.history import Place, resumed
@@ -283,7 +282,7 @@ class EpochSampler(Sampler[T]):
         """Warn the caller of the caller; of a kind that is named, only once."""
         if not once or once not in self._warned:
             self._warned.add(once)
-            warnings.warn(f"{type(self).__name__}: {text}", stacklevel=4)
+            warn(f"{type(self).__name__}: {text}")
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes. A restored position counts only in its own epoch.

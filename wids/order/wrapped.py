@@ -6,12 +6,13 @@ not follow shards. They are recognised here, by their attributes; torch is not i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from wids.errors import warn
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,9 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:
     if any(hasattr(part, "lengths") for part in parts) and not hasattr(dataset, "__getitems__"):
-        warnings.warn(
+        warn(
             f"{type(dataset).__name__}: it reads the samples of a batch one by one, so that remote "
-            "shards cost a request for each; ShardListDataset([spec, other_spec]) reads batches",
-            stacklevel=2,
+            "shards cost a request for each; ShardListDataset([spec, other_spec]) reads batches"
         )
     return np.concatenate([np.asarray(lengths_of(part)) for part in parts])
 
@@ -117,10 +117,9 @@ def _of_subset(dataset: Sized, inner: Sized, indices: Iterable[int]) -> Any:
         return [len(dataset)]
     positions = np.asarray(indices)
     if (np.diff(positions) < 0).any():
-        warnings.warn(
+        warn(
             f"{type(dataset).__name__}: its indices are in no order, so that nearly every sample "
-            "opens another shard; use dataset.split([0.9, 0.1]), or sort the indices",
-            stacklevel=2,
+            "opens another shard; use dataset.split([0.9, 0.1]), or sort the indices"
         )
         return [len(dataset)]
     inside = np.searchsorted(positions, np.cumsum(inner_lengths))

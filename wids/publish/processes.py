@@ -79,10 +79,15 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
     """
     if (num_processes or os.cpu_count() or 1) < 2 or not _has_fork_server():
         return
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
+    from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
-    ensure_running()
+    from wids.publish.process_pool import interrupted_later
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
+    resource_tracker.ensure_running()  # it would let signals through again
+    with interrupted_later():
+        ensure_running()
 
 
 def _has_fork_server() -> bool:
@@ -105,6 +110,8 @@ def _end_workers(executor: Pool) -> None:
 def _prepare_worker() -> None:
     """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _exit)
     told = None
     if hasattr(os, "fork"):  # on Windows only a socket can be told, and no signal ends a process

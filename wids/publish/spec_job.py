@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,6 +51,8 @@ from wids.storage.remote_lengths import known_lengths
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
+_logger: Final = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class SpecJob:
@@ -64,6 +67,7 @@ class SpecJob:
         digests: Whether every shard must have a digest.
         on_cost: Called with what reading remote shards costs.
         storage_options: For servers.
+        previous: Which file a local output was when the work began; None for none.
     """
 
     named: DatasetSpec
@@ -74,6 +78,7 @@ class SpecJob:
     digests: bool
     on_cost: Callable[[IndexingCost], None]
     storage_options: Mapping[str, Any]
+    previous: tuple[int, int] | None
 
     @property
     def journal(self) -> str:
@@ -193,6 +198,12 @@ class SpecJob:
             document["info"] = info
         if self.base is not None:
             self._set_base(document, self.base, pack)
+        if _file_at(self.output) != self.previous:
+            _logger.warning(
+                "%s: another process wrote it while this one described the shards; this one "
+                "replaces it",
+                urls.redact(self.output),
+            )
         save_document(self.output, document, self._mode, storage_options=self.storage_options)
 
     def append(
@@ -319,7 +330,8 @@ def prepare_spec(
         _check_names(files)
     if is_new:
         check_references(target, files if base is None else [base])
-    return SpecJob(named, target, base, key_split, repeated, digests, on_cost, storage_options)
+    options = key_split, repeated, digests, on_cost, storage_options
+    return SpecJob(named, target, base, *options, _file_at(target))
 
 
 def _named_shards(
@@ -341,6 +353,15 @@ def _check_output(output: str) -> None:
     folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
     if urls.is_local(output) and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: no such folder, for --output")
+
+
+def _file_at(output: str) -> tuple[int, int] | None:
+    """Return what tells a local file from another of its name; None if there is none."""
+    try:
+        status = os.stat(urls.local_path(output)) if urls.is_local(output) else None
+    except FileNotFoundError:
+        return None
+    return status and (status.st_ino, status.st_mtime_ns)
 
 
 def _check_names(files: Sequence[str]) -> None:

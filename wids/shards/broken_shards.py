@@ -6,7 +6,6 @@ a download that fails would be repeated for each of its samples.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsError
+from wids.errors import (
+    Line,
+    MismatchError,
+    NotFoundError,
+    ShardFormatError,
+    WidsError,
+    user_line,
+    warn,
+)
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.raw_samples import ReadRange
 from wids.storage.array_types import IntArray
@@ -36,6 +43,7 @@ class BrokenShards:
     def __init__(self, shards: Sequence[ShardSpec]) -> None:
         self._shards = shards
         self._flags: SharedArray | None = None
+        self._line: Line | None = None
         self._errors: dict[int, tuple[type[WidsError], str]] = {}
 
     @property
@@ -47,6 +55,7 @@ class BrokenShards:
         """Note broken shards from now on; call it before processes are started."""
         if self._flags is None:
             self._flags = SharedArray("B", max(1, len(self._shards)))
+            self._line = user_line()
 
     @property
     def numbers(self) -> IntArray:
@@ -119,8 +128,8 @@ class BrokenShards:
         if flags[number]:
             return
         flags[number] = 1
-        warnings.warn(
+        warn(
             f"{error}; on_error passes over this shard, and dataset.num_failed_shards counts such "
             "shards",
-            stacklevel=2,
+            self._line,
         )

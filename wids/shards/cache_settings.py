@@ -6,7 +6,6 @@ Limits that cannot work are reported here, before anything is fetched.
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Container, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from wids.errors import warn
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.shard_sequences import has_remote, remote_nbytes_of
 from wids.storage.cache.cache_names import default_folder
@@ -46,10 +46,7 @@ def cache_limit(
         ValueError: The two largest shards do not fit.
     """
     if keep and cache_size is not None:
-        warnings.warn(
-            f"keep=True never deletes a copy, so cache_size={cache_size!r} has no effect",
-            stacklevel=3,  # the line that makes the dataset
-        )
+        warn(f"keep=True never deletes a copy, so cache_size={cache_size!r} has no effect")
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
     if nbytes is None or keep:
         return None
@@ -68,10 +65,7 @@ def cache_limit(
             f"bytes (one is read while the next one is fetched), found {nbytes}{hint}"
         )
     if remote_nbytes and hint:  # the spec does not say how long they are
-        warnings.warn(
-            f"cache_size: no shard fits into {nbytes} bytes{hint}",
-            stacklevel=3,
-        )
+        warn(f"cache_size: no shard fits into {nbytes} bytes{hint}")
     # A dataset that stores no copies has no reason to delete those of others.
     return nbytes if remote_nbytes else None
 

@@ -10,7 +10,7 @@ from wids.storage.cache.store import BackgroundFetch
 from wids.storage.progress import Bar
 from wids.storage.reading_threads import ReadingThreads
 
-_PATIENCE_S: Final = 3.0
+_PATIENCE_S: Final = 0.5
 """How long to wait for downloads to notice that they are cancelled."""
 
 _LOOK_S: Final = 0.2

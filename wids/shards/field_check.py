@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import SequenceMatcher
 from typing import Final
 
-from wids.errors import WidsError
+from wids.errors import WidsError, warn
 from wids.shards.opener import ShardOpener
 from wids.shards.tars.readable_shard import PooledShard
+from wids.storage.shared_number import SharedNumber
 
 _LOOK_S: Final = 2.0
 """How long to look for a field in the indexes of other shards. The indexes of a thousand shards are
@@ -41,6 +41,7 @@ class FieldCheck:
         self._opener = opener
         self._wanted = fields
         self._is_done = False
+        self._warned = SharedNumber()
 
     def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> PooledShard:
         """Open a shard; see `shard_pool.OpenShard`.
@@ -88,11 +89,9 @@ class FieldCheck:
                 f"shards have {known}"
             )
         # If the first shard has some of the fields, the others may just be rare: no warning.
-        if has_none:
-            warnings.warn(
-                f"fields: no shard whose index is known has {names}; they have {known}",
-                stacklevel=2,
-            )
+        if has_none and not self._warned.common[0]:
+            self._warned.common[0] = 1  # for all processes
+            warn(f"fields: no shard whose index is known has {names}; they have {known}")
 
     def _fields(self, number: int) -> set[str] | None:
         """Return the fields of a shard; None if it would have to be fetched."""

@@ -26,7 +26,7 @@ from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.readable_shard import PooledShard
 from wids.shards.tars.shard import Shard
-from wids.storage import stages
+from wids.storage import locks, stages
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.transport import shared_refusals
 
@@ -63,6 +63,7 @@ class ShardOpener:
         are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
         if are_remote:
             shared_refusals.share()
+            locks.prepare()  # 10 ms, before a thread of this process may do it
         budget = None
         if options.access == "auto" and are_remote:
             from wids.shards.range_budget import RangeBudget  # only for remote shards

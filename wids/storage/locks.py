@@ -4,14 +4,21 @@ Locks only save duplicate work: on some network file systems they fail, on other
 everyone, so the code that takes one must be correct without it. Exclusive locks are those of
 `filelock`, imported when the first one is taken; it has no native shared lock, so shared ones are
 `flock` itself, and the two exclude each other.
+
+A process that is forked inherits no lock of a thread that it does not have: neither on files, nor
+those that Python has for each module that is being imported.
 """
 
 from __future__ import annotations
 
+import _imp
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from io import FileIO
 from typing import Any, Final
 from weakref import WeakSet
@@ -124,6 +131,59 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_drop_locks
     )
+
+
+def prepare() -> None:
+    """Import what exclusive locks need, which has hooks of its own for the moment of a fork."""
+    import filelock  # noqa: F401
+
+
+_IMPORT_POLL_S: Final = 0.001
+_LONGEST_IMPORT_S: Final = 10.0
+"""After so long without a new module an import is no longer waited for: it may be one that never
+ends, as that of a module which runs a server, or one that waits for the thread that forks."""
+_IMPORTER: Final = ModuleSpec.__init__.__code__.co_filename
+"""The file of the functions that hold the lock of a module."""
+_endless: Final[set[tuple[int, int]]] = set()
+
+
+def hold_imports() -> None:
+    """Wait until no other thread imports a module; none begins to until `release_imports`.
+
+    For the moment of a fork. The child would have the lock of a module that a thread imports, but
+    not the thread, and would wait for ever when it imports the same module (decision 0154).
+    """
+    num_modules, until_s = 0, 0.0
+    _imp.acquire_lock()  # each import needs it to begin; what is below begins imports of its own
+    while not (importing := _importing()) <= _endless:
+        if len(sys.modules) != num_modules:
+            num_modules, until_s = len(sys.modules), time.monotonic() + _LONGEST_IMPORT_S
+        elif time.monotonic() > until_s:
+            _endless.clear()
+            _endless.update(importing)
+            return
+        _imp.release_lock()
+        try:
+            time.sleep(_IMPORT_POLL_S)
+        finally:
+            _imp.acquire_lock()
+
+
+def release_imports() -> None:
+    """Let other threads import modules again."""
+    _imp.release_lock()
+
+
+def _importing() -> set[tuple[int, int]]:
+    """Return the other threads that import modules, each with how many calls deep."""
+    depths: dict[int, int] = {}
+    for thread, top in sys._current_frames().items():  # noqa: SLF001 - documented, without another name
+        frame = None if thread == threading.get_ident() else top
+        while frame is not None:
+            if frame.f_code.co_filename == _IMPORTER:
+                depths[thread] = depths.get(thread, 0) + 1
+            frame = frame.f_back
+    return set(depths.items())
 
 
 def acquire(handle: int) -> bool | None:

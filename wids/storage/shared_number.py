@@ -12,6 +12,8 @@ from array import array
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
+from wids.storage.locks import hold_imports, release_imports
+
 _NUM_ROWS: Final = 509
 """A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
 
@@ -191,13 +193,19 @@ writing: Final = threading.RLock()
 
 
 def _share_all() -> None:
+    hold_imports()  # without any lock, which a module may need while it is imported
     writing.acquire()
     for rows in list(_alive):
         rows.share()
 
 
-def _begin_in_child() -> None:
+def _end_in_parent() -> None:
     writing.release()
+    release_imports()
+
+
+def _begin_in_child() -> None:
+    _end_in_parent()
     for rows in list(_alive):
         if rows.is_shared:
             rows._attach(rows._table)  # noqa: SLF001 - of this module
@@ -206,7 +214,7 @@ def _begin_in_child() -> None:
 if hasattr(os, "register_at_fork"):
     # A child would otherwise inherit the lock of a thread that it does not have.
     os.register_at_fork(
-        before=_share_all, after_in_parent=writing.release, after_in_child=_begin_in_child
+        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_begin_in_child
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from conftest import raises, write_shards
-from events import after, wait_for
+from events import LONG_S, after, wait_for
 from loopback import Fault, Server
 from s3 import Bucket
 from servers import free_port
@@ -26,6 +27,7 @@ from transfers import DATA, saved, waited_s
 
 import wids
 from wids.errors import FetchError, NotFoundError
+from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import http, retry
 
@@ -80,7 +82,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_outage_in_mid_epoch_is_waited_for(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A store that is killed in an epoch, and started again, costs seconds and one line of log."""
+    """A store that is killed in an epoch, and started again, costs seconds and two lines of log."""
     dataset = wids.ShardListDataset(f"{store.url}/train.json?sign=SECRET", cache_dir=tmp_path / "c")
     with dataset:
         samples = iter(dataset)
@@ -91,10 +93,11 @@ def test_an_outage_in_mid_epoch_is_waited_for(
         restart.join()
 
     assert found == [f"text {n}" for n in range(20)]
-    (line,) = warnings_of(caplog)
+    line, back = warnings_of(caplog)
     assert f"waiting up to 300 s for {store.url}" in line
     assert "train-000001.tar" in line
     assert "SECRET" not in line
+    assert re.fullmatch(rf"{re.escape(store.url)} answers again, after [\d.]+ s", back)
 
 
 @pytest.mark.long
@@ -147,7 +150,7 @@ def test_a_download_resumes_after_an_outage(
 
 
 def test_every_kind_of_read_waits(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """Documents, lengths, parts and whole files wait for a store, each with one line of log."""
+    """Documents, lengths, parts and whole files wait for a store, all with one line of log."""
     name = "/train-000000.tar"
     fetcher = Fetcher()
     nbytes = fetcher.nbytes(store.url + name) or 0
@@ -162,12 +165,60 @@ def test_every_kind_of_read_waits(store: Store, caplog: pytest.LogCaptureFixture
     ]
     store.kill()
     with ThreadPoolExecutor(len(reads)) as threads:
-        restart = store.start_after(lambda: len(warnings_of(caplog)) == len(reads))
+        before = stages.counted()["retries"]
+        restart = store.start_after(
+            lambda: stages.counted()["retries"] >= before + 2 * len(reads)  # and others again
+        )
         results = [threads.submit(read) for read in reads]
         assert all(result.result() for result in results)
         restart.join()
 
-    assert len(warnings_of(caplog)) == len(reads)
+    away, back = warnings_of(caplog)
+    assert "waiting up to" in away
+    assert "answers again" in back
+
+
+def test_all_processes_say_once_that_a_server_is_away(store: Store, tmp_path: Path) -> None:
+    """Threads of forked processes that wait for a server print a line, and one when it is back."""
+    program = f"""
+import os, threading, time, wids
+from wids.storage import stages
+from wids.storage.fetch import Fetcher
+from wids.storage.transport import retry
+retry._SILENT_S = 0.0
+url = "{store.url}/train.json"
+def read():
+    Fetcher().read(url, 1 << 20)
+with wids.ShardListDataset(url, cache_dir="{tmp_path / "cache"}") as dataset:
+    dataset[0]
+    print("read", flush=True)
+    input()
+    children = []
+    for _ in range(3):
+        if not (child := os.fork()):
+            threads = [threading.Thread(target=read) for _ in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            os._exit(0)
+        children.append(child)
+    while stages.counted()["retries"] < 36:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+    print([os.waitpid(child, 0)[1] for child in children])
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)  # type: ignore[call-overload]
+    assert child.stdout.readline() == "read\n"
+    store.kill()
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "waiting\n"
+    store.start()
+    output, errors = child.communicate(timeout=LONG_S)
+    assert output == "[0, 0, 0]\n"
+    away, back = errors.splitlines()
+    assert f"waiting up to 300 s for {store.url}" in away
+    assert f"{store.url} answers again, after " in back
 
 
 def test_a_busy_server_is_waited_for_no_longer_than_stated(
@@ -303,7 +354,7 @@ def test_an_outage_of_a_driver_is_waited_for(
     last = len(bucket.requests) + 8  # more than s3fs asks by itself
     bucket.fault = lambda *_: 503 if len(bucket.requests) <= last else None
     assert fetcher.range_reader(f"{bucket.url}/a.bin", len(DATA))(5, 10) == DATA[5:10]
-    (line,) = warnings_of(caplog)
+    line, _ = warnings_of(caplog)
     assert f"waiting up to 60 s for {bucket.url}" in line
 
     bucket.requests.clear()

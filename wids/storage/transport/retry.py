@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.sizes import count_text
-from wids.storage.transport import urls
+from wids.storage.transport import shared_refusals, urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ _FIRST_CONTACT_S: Final = 8.0
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
 _SILENT_S: Final = 1.0
-"""A read that waits longer is logged."""
+"""If a read waits longer, one line says so, and another one that the server is back."""
 
 _PROGRESS_NBYTES: Final = 1 << 20
 """Bytes after which a server counts as working."""
@@ -65,7 +65,6 @@ class Patience:
         deadline_s: Seconds after which the read is an error, whatever it waits for.
         url: What is read, for messages.
         started_s: When the read began, from which the deadline counts: also for its parts.
-        is_logged: Whether the read has been logged; the parts of a file share this object.
     """
 
     server: str
@@ -73,7 +72,6 @@ class Patience:
     deadline_s: float = math.inf
     url: str = ""
     started_s: float = field(default_factory=time.monotonic)
-    is_logged: bool = False
 
     def again(self) -> Patience:
         """Return the same for a read that begins now."""
@@ -212,6 +210,9 @@ def with_retries(
                 wait_s = failures.wait_s(error, time.monotonic() - started_s)
             else:
                 note_answer(patience.server)
+                if patience.server and (away_s := shared_refusals.outage_ends(patience.server)):
+                    back = printable(patience.server)
+                    _logger.warning("%s answers again, after %s", back, _text(away_s))
                 return result
             stages.count(stages.RETRIES, bool(patience.server))
             with waiting_for("the next attempt"):
@@ -275,8 +276,7 @@ class _Failures:
             return wait_s
         limit_s = self._limit_s(error, spent_s)
         wait_s = min(wait_s, limit_s - self.waited_s)
-        if not self.patience.is_logged and self.waited_s + wait_s >= _SILENT_S:
-            self.patience.is_logged = True
+        if self.waited_s + wait_s >= _SILENT_S and shared_refusals.outage_begins(server):
             _logger.warning(
                 "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
             )

@@ -47,7 +47,7 @@ class ServerState:
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
-    num_shared: int = 0
+    num_shared: float = 0
     yielded_s: float = 0.0
 
     def note_refusal(self) -> None:

@@ -1,6 +1,6 @@
 """Random crops of audio: this library beside soundfile, which a program calls for files.
 
-    python tests/benchmarks/crops.py [--rounds 30] [--files 100]
+    python benchmarks/crops.py [--rounds 30] [--files 100]
 
 Each crop is 2 s of a wav of 10 s (16 kHz, one channel, 16 bits), as a tensor of float32. This
 library reads samples of a tar with a pack, whose checksums it compares; soundfile seeks in a file.
