@@ -93,14 +93,19 @@ class Files:
         self.sizes = sizes
         self.random = random.Random(0)
 
-    def spec(self, name: str, shards: int, samples: int, nbytes: int) -> str:
-        """Return a spec of shards with samples of two members, of ``nbytes`` and of ten bytes."""
+    def spec(
+        self, name: str, shards: int, samples: int, nbytes: int, large_nbytes: int | None = None
+    ) -> str:
+        """Return a spec of shards with samples of two members, of ``nbytes`` and of ten bytes.
+
+        The first sample of each shard has ``large_nbytes``, if given.
+        """
         path = self.folder / f"{name}.json"
         if not path.exists():
             shardlist = []
             for shard in range(shards):
                 tar = self.folder / f"{name}-{shard:05d}.tar"
-                write_tar(tar, shard * samples, samples, nbytes)
+                write_tar(tar, shard * samples, samples, nbytes, large_nbytes)
                 shardlist.append({"url": str(tar), "nsamples": samples})
             path.write_text(json.dumps({"wids_version": 1, "shardlist": shardlist}))
         return str(path)
@@ -207,19 +212,39 @@ class Files:
         right = joins.write_tars(self.folder, "right", joins.shuffled(names), [".cap"], 1250)
         return {"work": "join", "specs": [left, right], "count": len(names)}
 
+    # With a pack, whose headers and members have checksums, beside the same without one.
+
+    def packed(self, spec: str) -> str:
+        """Return a spec of the same shards, with a pack."""
+        from wids import build_spec
+
+        path = Path(spec).with_suffix(".packed.json")
+        if not path.exists():
+            shards = [shard["url"] for shard in json.loads(Path(spec).read_text())["shardlist"]]
+            pack = path.with_suffix(".index")
+            document = build_spec(shards, pack=pack).document()
+            path.write_text(json.dumps({**document, "index": str(pack)}))
+        return str(path)
+
+    def mixed(self) -> str:
+        """Return a spec of small samples, one of which in each shard has a large member."""
+        shards, samples = self.sizes.shards, self.sizes.samples
+        return self.spec("mixed", shards, samples, 1000, large_nbytes=20_000)
+
+    def one_large(self) -> Request:
+        return {**self.single(), "spec": self.mixed()}
+
+    def one_large_batched(self) -> Request:
+        return {**self.batched(), "spec": self.mixed()}
+
     def verified(self) -> Request:
         return {**self.unverified(), "verify": "always"}
 
     def unverified(self) -> Request:
-        from wids import build_spec
-
         count = self.sizes.verified_samples
-        self.spec("verified", 1, count, 100_000)
-        path, pack = self.folder / "published.json", self.folder / "published.index"
-        document = build_spec([self.folder / "verified-00000.tar"], pack=pack).document()
-        path.write_text(json.dumps({**document, "index": str(pack)}))
+        spec = self.packed(self.spec("verified", 1, count, 100_000))
         batches = [self.random.sample(range(count), 64) for _ in range(20)]
-        return {"work": "batched", "spec": str(path), "batches": batches, "verify": "never"}
+        return {"work": "batched", "spec": spec, "batches": batches, "verify": "never"}
 
     def load_spec(self) -> Request:
         path = self.folder / "big.json"
@@ -252,6 +277,23 @@ PILLOW = ("pillow",)
 SECONDS: dict[str, Any] = {"is_absolute": True, "references": ()}
 VERIFY: dict[str, Any] = {"references": ("beside",), "beside": Files.unverified}
 
+
+def packed_row(
+    name: str,
+    request: Callable[[Files], Request],
+    must: float,
+    aim: float,
+    beside: Callable[[Files], Request] | None = None,
+) -> Row:
+    """Return a row of work with a pack, to the same work without one, or to other work."""
+
+    def with_pack(files: Files) -> Request:
+        found = request(files)
+        return {**found, "spec": files.packed(found["spec"])}
+
+    return Row(name, with_pack, must, aim, references=("beside",), beside=beside or request)
+
+
 ROWS = [
     Row("dataset[i], random, shards open", Files.single, 0.25, 0.2, ("bagz", "lmdb")),
     Row("__getitems__, 256 at a time", Files.batched, 0.2, 0.15, ("bagz", "lmdb")),
@@ -269,6 +311,12 @@ ROWS = [
     Row("table of a million .json, seconds", Files.table_json, 6.0, 4.0, **SECONDS),
     Row("first join of a million keys, seconds", Files.join, 2.0, 1.0, **SECONDS),
     Row("100 kB, verify always to never", Files.verified, 1.3, 1.2, **VERIFY),
+    packed_row("dataset[i], pack to none", Files.single, 1.05, 1.0),
+    packed_row("__getitems__, pack to none", Files.batched, 1.05, 1.0),
+    packed_row("dataset[i], pack, 20 kB to neither", Files.one_large, 1.05, 1.0, Files.single),
+    packed_row("__getitems__, the same", Files.one_large_batched, 1.05, 1.0, beside=Files.batched),
+    packed_row("random access, lru_size=10, pack to none", Files.thrash, 1.5, 1.3),
+    packed_row("DataLoader epoch, 2 workers, pack to none", Files.loader_epoch, 1.3, 1.15),
     Row("opening 100,000 shards by a spec, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
     Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
     Row(
@@ -293,13 +341,21 @@ ROWS = [
 ]
 
 
-def write_tar(path: Path, start: int, count: int, nbytes: int, **settings: Any) -> None:
+def write_tar(
+    path: Path,
+    start: int,
+    count: int,
+    nbytes: int,
+    large_nbytes: int | None = None,
+    **settings: Any,
+) -> None:
     """Write samples of two members with the standard library."""
     mtime = settings.pop("mtime", 0)
-    content = os.urandom(nbytes)
+    content, first = os.urandom(nbytes), os.urandom(large_nbytes or nbytes)
     with tarfile.open(path, "w", **settings) as archive:
         for number in range(start, start + count):
-            for field, data in ((".jpg", content), (".cls", b"%010d" % number)):
+            payload = first if number == start else content
+            for field, data in ((".jpg", payload), (".cls", b"%010d" % number)):
                 info = tarfile.TarInfo(f"{number:09d}{field}")
                 info.size, info.mtime = len(data), mtime
                 archive.addfile(info, io.BytesIO(data))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.map_style import MapStyle, Samples
-from peers.peer import Data, UnsupportedError
+from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, Data, UnsupportedError, cropped
 
 
 class Files(MapStyle):
@@ -38,16 +38,22 @@ class Files(MapStyle):
         return read
 
     def pictures(self, data: Data, num_workers: int) -> Any:
-        from peers.peer import PICTURES_AT_A_TIME
+        return self.batches(data, self.picture_of_file, PICTURES_AT_A_TIME, num_workers)
+
+    def crops(self, data: Data, num_workers: int) -> Any:
+        return self.batches(data, crop_of_file, BATCH_SIZE, num_workers)
+
+    def batches(
+        self, data: Data, read: Callable[[str], Any], batch_size: int, num_workers: int
+    ) -> Any:
+        """Return shuffled batches of what is read of each picture's file."""
         from torch.utils.data import DataLoader
 
         paths = sorted(str(path) for path in Path(data.folder).glob("*.jpg"))
         samples: Any = Samples(
-            lambda: lambda indices: [paths[index] for index in indices],
-            len(paths),
-            self.picture_of_file,
+            lambda: lambda indices: [paths[index] for index in indices], len(paths), read
         )
-        return iter(DataLoader(samples, PICTURES_AT_A_TIME, shuffle=True, num_workers=num_workers))
+        return iter(DataLoader(samples, batch_size, shuffle=True, num_workers=num_workers))
 
     def picture_of_file(self, path: str) -> Any:
         """Decode a file."""
@@ -59,6 +65,14 @@ class Files(MapStyle):
         from torch.utils.data import RandomSampler
 
         return iter(RandomSampler(range(num_samples)))
+
+
+def crop_of_file(path: str) -> Any:
+    """Return a crop of a file."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return cropped(image)
 
 
 class Turbo(Files):

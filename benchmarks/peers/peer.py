@@ -9,6 +9,7 @@ as bytes or an integer: ``plain`` says where they are.
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 
 BATCH_SIZE = 64
 PICTURES_AT_A_TIME = 32
+CROP = (224, 224)
 SHUFFLED = 1000
 """Samples among which those shuffle that have no order of their own."""
 
@@ -103,6 +105,10 @@ class Peer:
         """Return shuffled batches of pictures: one uint8 tensor each, of all pixels."""
         _unsupported("it has no loader")
 
+    def crops(self, data: Data, num_workers: int) -> Iterator[Any]:
+        """Return shuffled batches of what `cropped` makes of each picture: one tensor each."""
+        _unsupported("the row is for plain tars and files")
+
     def publish(self, data: Data, folder: str) -> None:
         """Write what a server has to serve."""
         _unsupported("it reads no URLs")
@@ -159,3 +165,14 @@ def pixels(content: bytes) -> Any:
     from PIL import Image
 
     return torch.from_numpy(np.array(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+def cropped(image: Any) -> Any:
+    """Return a random part of a Pillow image as a uint8 tensor, as a caller's own function does."""
+    import numpy as np
+    import torch
+
+    height, width = CROP
+    left, top = random.randint(0, image.width - width), random.randint(0, image.height - height)
+    part = image.crop((left, top, left + width, top + height)).convert("RGB")
+    return torch.from_numpy(np.array(part))

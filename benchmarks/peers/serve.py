@@ -32,7 +32,7 @@ MOST_S = 1.0
 # This folder has modules with the names of libraries; what is installed comes first.
 sys.path[:] = [*sys.path[1:], str(Path(__file__).parents[1])]
 
-from peers.peer import Data, Peer, UnsupportedError  # noqa: E402 - found by the line above
+from peers.peer import BATCH_SIZE, CROP, Data, Peer, UnsupportedError  # noqa: E402 - found by the line above
 
 module, variant = [*sys.argv[1:], ""][:2]
 peer: Peer = importlib.import_module(f"peers.{module}").VARIANTS[variant]()
@@ -157,6 +157,18 @@ def pictures(data: dict[str, Any], num_workers: int) -> dict[str, float]:
     """Return the seconds for a picture in an epoch, after the first batch."""
     made = described(data)
     return _timed(lambda: peer.pictures(made, num_workers), made)
+
+
+def crops(data: dict[str, Any], num_workers: int) -> dict[str, float]:
+    """Return the seconds for a random crop in an epoch, after the first batch."""
+    made = described(data)
+    return _timed(lambda: map(_crops, peer.crops(made, num_workers)), made)
+
+
+def _crops(batch: Any) -> Any:
+    if tuple(batch.shape)[1:] != (*CROP, 3) or len(batch) > BATCH_SIZE:
+        raise AssertionError(f"a batch of crops has the shape {tuple(batch.shape)}")
+    return batch
 
 
 def _timed(begin: Callable[[], Any], data: Data) -> dict[str, float]:
@@ -324,13 +336,24 @@ def private_nbytes() -> int:
 WORKS: dict[str, Callable[..., Any]] = {
     work.__name__: work
     for work in (
-        *(versions, import_library, convert, single, batched, cold, epoch, pictures, opening),
+        *(
+            versions,
+            import_library,
+            convert,
+            single,
+            batched,
+            cold,
+            epoch,
+            pictures,
+            crops,
+            opening,
+        ),
         *(pause, resume, publish, remote_epoch, remote_first, order),
         *(check_samples, check_epoch, check_pictures),
     )
 }
 
-FORKING = ("epoch", "pictures", "pause", "resume", "check_epoch", "check_pictures")
+FORKING = ("epoch", "pictures", "crops", "pause", "resume", "check_epoch", "check_pictures")
 """Works that may start workers."""
 
 

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, SHUFFLED, Data, Peer
+from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, SHUFFLED, Data, Peer, cropped
 
 
 class WebDataset(Peer):
@@ -46,6 +46,14 @@ class WebDataset(Peer):
 
         dataset = self.samples(list(data.shards)).decode("rgb8").to_tuple("jpg")
         batches = dataset.batched(PICTURES_AT_A_TIME)
+        loader = webdataset.WebLoader(batches, batch_size=None, num_workers=num_workers)
+        return chain.from_iterable(loader)
+
+    def crops(self, data: Data, num_workers: int) -> Iterator[Any]:
+        import webdataset
+
+        dataset = self.samples(list(data.shards)).decode("pil").to_tuple("jpg")
+        batches = dataset.map_tuple(cropped).batched(BATCH_SIZE)
         loader = webdataset.WebLoader(batches, batch_size=None, num_workers=num_workers)
         return chain.from_iterable(loader)
 

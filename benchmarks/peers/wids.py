@@ -7,25 +7,23 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, Data, Peer
+from peers.peer import BATCH_SIZE, PICTURES_AT_A_TIME, Data, Peer, cropped
 from peers.states import load_json, save_json
 
 
 class Wids(Peer):
-    """Plain tars, with their index in a file."""
+    """Plain tars, with their indexes in a pack, as README recommends."""
 
     modules = ("wids",)
 
     def convert(self, data: Data) -> None:
-        import wids
-
-        wids.ShardListDataset(list(data.shards), cache_dir=data.folder)
+        self.publish(data, data.folder)
 
     def dataset(self, data: Data, **options: Any) -> Any:
         import wids
 
         options = {"transformations": [], "raw": "bytes", **options}
-        return wids.ShardListDataset(list(data.shards), cache_dir=data.folder, **options)
+        return wids.ShardListDataset(f"{data.folder}/train.json", **options)
 
     def reader(self, data: Data) -> Callable[[int], Any]:
         return self.dataset(data).__getitem__
@@ -62,6 +60,24 @@ class Wids(Peer):
             collate_fn=wids.collate,
         )
         return (batch for (batch,) in loader)
+
+    def crops(self, data: Data, num_workers: int) -> Iterator[Any]:
+        from torch.utils.data import DataLoader
+
+        import wids
+
+        dataset = self.dataset(data, transformations="PIL", fields=[".jpg"]).to_tuple(".jpg")
+        dataset = dataset.map(cropped_first)
+        sampler = wids.ChunkedSampler(dataset)
+        return iter(
+            DataLoader(
+                dataset,
+                BATCH_SIZE,
+                sampler=sampler,
+                num_workers=num_workers,
+                collate_fn=wids.collate,
+            )
+        )
 
     def publish(self, data: Data, folder: str) -> None:
         import wids
@@ -121,6 +137,11 @@ class Wids(Peer):
 
     def plain(self, sample: Any, payload: str) -> tuple[bytes, int]:
         return sample[f".{payload}"], int(sample[".cls"])
+
+
+def cropped_first(sample: tuple[Any]) -> Any:
+    """Return a crop of the picture of a sample."""
+    return cropped(sample[0])
 
 
 class WithPillow(Wids):

@@ -25,6 +25,7 @@ class Dataset:
         length: Number of samples in each.
         payload: Field of the payload.
         nbytes: Length of a payload that is random bytes; None for pictures.
+        size: Width and height of pictures.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Dataset:
     length: int
     payload: str
     nbytes: int | None
+    size: tuple[int, int] = SIZE
 
     @property
     def num_samples(self) -> int:
@@ -45,7 +47,7 @@ class Dataset:
     def content(self, number: int) -> bytes:
         """Return the payload of a sample."""
         if self.nbytes is None:
-            return picture(number % DISTINCT)
+            return picture(number % DISTINCT, self.size)
         return random.Random(number).randbytes(self.nbytes)
 
     def write(self, folder: Path) -> None:
@@ -76,15 +78,15 @@ class Dataset:
 
 
 @lru_cache(DISTINCT)
-def picture(number: int) -> bytes:
+def picture(number: int, size: tuple[int, int] = SIZE) -> bytes:
     """Return a JPEG of about 60 kB: soft colours under some grain, as a photograph has them."""
     import numpy as np
     from PIL import Image
 
     generator = np.random.default_rng(number)
-    width, height = SIZE
+    width, height = size
     coarse = generator.integers(0, 256, (height // 20, width // 20, 3), np.uint8)
-    soft = np.asarray(Image.fromarray(coarse).resize(SIZE, Image.Resampling.BICUBIC), np.int16)
+    soft = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), np.int16)
     grain = generator.normal(0, 8, (height, width, 1)).astype(np.int16)
     pixels = (soft + grain).clip(0, 255).astype(np.uint8)
     buffer = io.BytesIO()

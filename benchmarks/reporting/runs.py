@@ -40,6 +40,7 @@ class Sizes:
     small: Dataset
     large: Dataset
     pictures: Dataset
+    crops: Dataset
     remote: Dataset
     fast: Dataset
     rate_nbytes: float
@@ -55,6 +56,7 @@ FULL = Sizes(
     Dataset("small", 10, 1000, "bin", 1000),
     Dataset("large", 10, 300, "bin", 100_000),
     Dataset("pictures", 5, 120, "jpg", None),
+    Dataset("crops", 5, 384, "jpg", None, (500, 375)),
     Dataset("remote", 8, 150, "bin", 20_000),
     Dataset("fast", 8, 500, "bin", 128_000),
     rate_nbytes=8e6,
@@ -69,6 +71,7 @@ QUICK = Sizes(
     Dataset("small", 4, 300, "bin", 1000),
     Dataset("large", 2, 100, "bin", 10_000),
     Dataset("pictures", 2, 32, "jpg", None),
+    Dataset("crops", 2, 64, "jpg", None, (500, 375)),
     Dataset("remote", 3, 40, "bin", 5000),
     Dataset("fast", 3, 64, "bin", 20_000),
     rate_nbytes=4e6,
@@ -226,7 +229,8 @@ class Run:
         """Write the tars, have each library convert them, and compare what it reads."""
         self.tars.mkdir(parents=True)
         sizes = self.sizes
-        for dataset in (sizes.small, sizes.large, sizes.pictures, sizes.remote, sizes.fast):
+        local = (sizes.small, sizes.large, sizes.pictures, sizes.crops)
+        for dataset in (*local, sizes.remote, sizes.fast):
             dataset.write(self.tars)
         for contestant in self.contestants:
             show(f"prepare {contestant.name}")
@@ -240,7 +244,8 @@ class Run:
         """Return the work that makes the forms of the local datasets."""
 
         def work(contestant: Contestant) -> float:
-            for dataset in (self.sizes.small, self.sizes.pictures, self.sizes.large):
+            sizes = self.sizes
+            for dataset in (sizes.small, sizes.pictures, sizes.crops, sizes.large):
                 found = process.ask("convert", data=self.data(contestant, dataset))
             self.results.note("large_s", contestant.name, found["seconds"])
             self.results.note("large_nbytes", contestant.name, found["nbytes"])
@@ -408,6 +413,10 @@ class Run:
 
         return work
 
+    def crops(self, contestant: Contestant) -> float:
+        """Crop all pictures by the caller's own function, in 2 workers; return them per second."""
+        return 1 / self.epoch_of("crops", self.sizes.crops, contestant, 2)["seconds"]
+
     def epoch_of(
         self, work: str, dataset: Dataset, contestant: Contestant, num_workers: int
     ) -> dict[str, float]:
@@ -508,6 +517,7 @@ class Run:
             "pictures_0": (self.pictures(0), 1),
             "pictures_1": (self.pictures(1), 1),
             "pictures_2": (self.pictures(2), 1),
+            "crops_2": (self.crops, 1),
             "cold": (self.cold, 1),
             "convert": (self.convert, 1),
             "open": (self.opening, 3),

@@ -82,6 +82,21 @@ def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Pat
             dataset[20]
 
 
+def test_a_damaged_index_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is damaged, the shard is opened to be counted (INDEX-25, INDEX-3)."""
+    monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
+    tar = settle(write_tar(tmp_path / "a.tar", sample_members(0, 10)))
+    wids.ShardListDataset([tar]).close()
+    (stored,) = (tmp_path / "cache" / "indexes").glob("*.index")
+    good = stored.read_bytes()
+    for at in [*range(0, 248, 8), *range(248, len(good), 61), None]:
+        flipped = good if at is None else good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+        stored.unlink()
+        stored.write_bytes(flipped)
+        with wids.ShardListDataset([tar]) as dataset:
+            assert (len(dataset), dataset.get_stats()[1]) == (10, at is not None), at
+
+
 def test_more_than_a_gigabyte_is_refused(server: Server) -> None:
     """The error states the bytes, and what to do; nothing was downloaded (SPEC-26)."""
     urls = [claim(server, f"/{n}.tar", 600_000_000) for n in range(2)]

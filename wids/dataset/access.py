@@ -27,6 +27,7 @@ from wids.shards.positions import (
     select_batch,
 )
 from wids.shards.reader import OpenByNumber, ShardReader, together
+from wids.shards.tars.readable_shard import ReadableShard
 from wids.storage.range_reader import RangeError
 from wids.storage.stages import READ, SAMPLES, here, this_process, timed, timed_steps
 from wids.storage.transport import urls
@@ -153,55 +154,60 @@ class Access:
 
     # Reading.
 
-    def sample(
-        self, position: int, number: int = -1, local: bool | None = None, is_again: bool = False
-    ) -> Any:
+    def sample(self, position: int) -> Any:
+        """Read, label and transform a single sample, by its position in the dataset."""
+        reader = self.reader
+        open_shard, local = reader.open, reader.fetches_for_one
+        others = together.get()
+        if others is not None and others[0] is reader:
+            _, open_shard, local = others
+        return self.read(position, bisect_right(reader.ends, position), local, open_shard)
+
+    def read(self, position: int, number: int, local: bool, open_shard: OpenByNumber) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
-            number: The number of its shard, if ``local`` is not None.
-            local: As for `ShardPool.get`; None to read it as a single sample. Neither this nor what
-                follows is keyword-only, since Python matches those by name, at each call.
-            is_again: Whether it was read before, from a copy that was damaged.
+            number: The number of its shard.
+            local: As for `ShardPool.get`.
+            open_shard: Opens the shard.
         """
         reader, transformations = self.reader, self.transformations
-        open_shard = reader.open
-        if local is None:
-            number, local = bisect_right(reader.ends, position), reader.fetches_for_one
-            others = together.get()
-            if others is not None and others[0] is reader:
-                _, open_shard, local = others
-        start, spec = reader.starts[number], reader.shards[number]
-        # As `reader.labels`, whose call would cost more than the labels.
-        labels = (start, spec.url, spec.dataset or self.dataset_name)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
             shard = open_shard(number, local)
-            sample = shard.read(position - start, verify, labels)
+            name, labels = shard.latest_labels
+            if name is not self.dataset_name:
+                labels = reader.labels(number, self.dataset_name)
+                shard.latest_labels = self.dataset_name, labels
+            sample = shard.read(position - labels[0], verify, labels)
         except WidsError as error:  # names the shard
-            if isinstance(error, RangeError) and not local and reader.fetches_for_many:
-                # The server has no ranges, and fetching was not ruled out.
-                return self.sample(position, number, local=True)
-            if shard is not None and not is_again and reader.replaces(number, shard, error):
-                return self.sample(position, number, local, is_again=True)
-            is_damaged = shard is not None and isinstance(error, ShardFormatError)
-            return self._stand_in(error, position, is_damaged=is_damaged)
+            return self._read_again(position, number, local, shard, error)
         if not transformations:
             return sample
         if this_process.num_watchers and here.common[0]:
             return self.transformed_together([sample])[0]
         return self.transformed(sample)
 
-    def watched(self, position: int, number: int = -1, local: bool | None = None) -> Any:
-        """Return `sample`, and count and time it for those who want to know."""
+    def _read_again(
+        self, position: int, number: int, local: bool, shard: ReadableShard | None, error: WidsError
+    ) -> Any:
+        """Read a sample in another way after an error, or return what stands in for it."""
+        reader = self.reader
+        if isinstance(error, RangeError) and not local and reader.fetches_for_many:
+            local = True  # the server has no ranges, and fetching was not ruled out
+        elif shard is None or not reader.replaces(number, shard, error):
+            is_damaged = shard is not None and isinstance(error, ShardFormatError)
+            return self._stand_in(error, position, is_damaged=is_damaged)
+        return self.read(position, number, local, reader.open)
+
+    def watched(self, read: Callable[..., Any], *place: Any) -> Any:
+        """Return ``read(*place)``, a sample; count and time it for those who want to know."""
         here.row[SAMPLES] += 1
         if self.failures is not None:
             self.failures.count_read(1)
-        if here.common[0]:
-            return timed(READ, self.sample, position, number, local)
-        return self.sample(position, number, local)
+        return timed(READ, read, *place) if here.common[0] else read(*place)
 
     def batch(self, indices: Indices) -> list[Any]:
         """Return several samples, with each shard opened once."""
@@ -230,10 +236,10 @@ class Access:
             if number != latest:
                 latest, local = number, reader.fetches_for_view(number, positions)
             if this_process.num_watchers:
-                yield self.watched(position, number, local)
+                yield self.watched(self.read, position, number, local, reader.open)
             else:
                 this_process.num_samples += 1
-                yield self.sample(position, number, local)
+                yield self.read(position, number, local, reader.open)
 
     def _read_into(
         self,
@@ -260,7 +266,7 @@ class Access:
                 batch[place] = (
                     self._stand_in(error, start + local_index)
                     if shard is None
-                    else self.sample(start + local_index, number, local)
+                    else self.read(start + local_index, number, local, reader.open)
                 )
             return
         if transformations:

@@ -349,7 +349,7 @@ class ShardListDataset(TorchDataset):
         if type(position) is not int:  # an array yields a numpy integer
             position = int(position)
         if this_process.num_watchers:
-            return access.watched(position)
+            return access.watched(access.sample, position)
         this_process.num_samples += 1
         return access.sample(position)
 
@@ -587,7 +587,8 @@ class ShardListDataset(TorchDataset):
         # The subclass decides what a sample is, also for one that is found by its key.
         if access.is_overridden:
             return (self if access is self._access else self._view(access))[index]
-        return access.sample(int(access.positions[index]), access.shard_number(index), local=False)
+        position, number = int(access.positions[index]), access.shard_number(index)
+        return access.read(position, number, local=False, open_shard=access.reader.open)
 
     # Views.
 

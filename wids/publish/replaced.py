@@ -23,7 +23,7 @@ from wids.publish.journal import Journal, is_journal
 from wids.publish.output import Output
 from wids.publish.problems import Problem
 from wids.shards.indexes.pack import MAGIC
-from wids.shards.specs.model import DatasetSpec, is_foreign
+from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import is_document
 from wids.storage import upload
 from wids.storage.sizes import count_text
@@ -195,8 +195,9 @@ def _remove_local(path: str) -> None:
 
 
 def _packs(spec: DatasetSpec) -> Iterator[str]:
-    """Yield the packs that a spec names."""
-    own = (shard.index for shard in spec.shards if shard.index and not is_foreign(shard.index))
+    """Yield the packs that a spec names, without indexes of other programs."""
+    own = (shard.index for shard in spec.shards if shard.index)
+    own = (url for url in own if not urls.path_of(url).endswith((".idx", ".sqlite")))
     return chain((pack.url for pack in spec.all_packs()), own)
 
 

@@ -7,6 +7,7 @@ import os
 from functools import partial
 
 from wids.errors import MismatchError
+from wids.shards.indexes.index_file import load_count
 from wids.shards.shard_facts import ShardFacts
 from wids.shards.stored_indexes import index_paths, load_index, store_index
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
@@ -80,3 +81,14 @@ class LocalShards:
         if packed is not None:
             return packed[0]
         return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)
+
+    def stored_count(self, number: int, path: str) -> int | None:
+        """Return the number of samples of `stored_index`, or None."""
+        facts, identity = self._facts, TarIdentity.of_file(os.stat(path))
+        key_split = facts.key_split(number)
+        packed = facts.packs.index(number, identity.nbytes, key_split)
+        if packed is not None:
+            return len(packed[0])
+        paths = index_paths(facts.store.folder, path, key_split)
+        counts = (load_count(index_path, identity, key_split) for index_path in paths)
+        return next((count for count in counts if count is not None), None)

@@ -180,6 +180,16 @@ class ShardOpener:
             found = self._by_range().index(number)
         return None if found is None else found[0]
 
+    def known_count(self, number: int) -> int | None:
+        """Return the number of samples in `known_index`."""
+        path = self.local.path(number)
+        if path is None:
+            index = self.known_index(number)
+            return None if index is None else len(index)
+        with suppress(OSError):
+            return self.local.stored_count(number, path)
+        return None
+
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local.path(number) is None:

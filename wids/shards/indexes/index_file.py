@@ -260,6 +260,16 @@ def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | 
     return replace(shard_index, head_crcs=np.empty(0, np.uint32))
 
 
+def load_count(path: str, identity: TarIdentity, key_split: KeySplit) -> int | None:
+    """Return the number of samples of the index that `load` returns, in half the time."""
+    data = read_or_map(path, is_own=True)
+    header = None if data is None else _checked_header(data, 0, len(data), identity, key_split)
+    if data is None or header is None:
+        return None
+    text_at, text_nbytes = _SECTIONS.unpack_from(data, _HEADER.size)[:2]
+    return None if has_metadata(data, text_at, text_at + text_nbytes) else header.num_samples
+
+
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
     """Return the index with checksums that this user stored at a path, by any key rule.
 

@@ -113,8 +113,8 @@ class ShardIndex:
         field_ids: Their fields, as positions in ``fields``; shape ``(num_members,)``.
         head_blocks: Length of the headers that precede and name a member, in blocks; shape
             ``(num_members,)``.
-        head_crcs: CRC-32 of those headers, which each read compares with the tar; empty if the tar
-            is known to be the indexed one.
+        head_crcs: CRC-32 of those headers, which reads compare with the tar; empty if the tar is
+            known to be the indexed one.
         payload_crcs: CRC-32 of the members' bytes, which reads can compare; empty if the bytes were
             not read.
         fields: Every field that occurs, with its leading dot.

@@ -24,10 +24,13 @@ class ReadableShard:
     Attributes:
         name: The shard in messages.
         index: Where the samples are.
+        latest_labels: The name of the dataset for which a sample was read last, or None, and the
+            labels of its samples. They stay the same nearly always.
     """
 
     name: str
     index: ShardIndex
+    latest_labels: tuple[str | None, Labels] = None, (0, "", "")
 
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None

@@ -1,7 +1,7 @@
 """Make the functions that read samples from an index and the bytes of its tar: the innermost loop.
 
-Most shards are uniform: all samples have the same fields, which is checked once. Members are
-compared with the index if it has checksums.
+The first read of a sample finds out its fields, and compares its headers with the index if that has
+checksums of them. A number notes this, so that later reads do neither.
 
 The functions are closures because local variables are faster than attributes, and they index
 memoryviews because these return plain ints several times faster than arrays do. They calculate only
@@ -12,9 +12,9 @@ that would be a reference cycle, which keeps the file open.
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from itertools import count
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -33,31 +33,43 @@ from wids.shards.tars.raw_samples import (
 from wids.storage.checksums import fastest_crc32
 from wids.storage.stages import checked
 
-ReadSample: TypeAlias = Callable[[int, "Labels | None"], RawSample]
-"""Returns a sample by its index, which must be 0 or more, with labels if given."""
+Append: TypeAlias = Callable[["RawSample"], None]
 
-ReadSamples: TypeAlias = Callable[[Sequence[int], "Labels | None"], list[RawSample]]
-"""Returns samples by their indices, with labels if given."""
+ReadSamples: TypeAlias = Callable[..., RawSample]
+"""Reads samples by their indices, which must be 0 or more, with labels if given; passes each to a
+callable if given; and returns the last one."""
 
+Members: TypeAlias = list[tuple[str, int]]
+"""The fields to read of a sample, each with the number of its member in the sample."""
 
-Readers: TypeAlias = tuple[ReadSample, ReadSamples]
-"""The functions that read one sample and several samples, with equal results."""
+Shape: TypeAlias = tuple[Callable[[], RawSample], Members, bool]
+"""A function that returns a new sample with its names, and with the labels that all samples of a
+shard share, since setting these takes a tenth of the time; its members; and whether one is large.
+"""
+
+Look: TypeAlias = Callable[[int, "Labels | None", "list[Shape | None]"], Shape]
+"""Returns the shape of a sample, and adds it to the shapes that have these labels."""
 
 LARGE_NBYTES: Final = 16 << 10
 """Larger members get a separate hint, which costs little compared with the copy."""
 
+# What is known of a sample: nothing; that its headers are right, but its shape has no number; only
+# that it has the same fields as all samples; or, from 4 on, that its headers are right and that its
+# shape has this number, an odd one if it has a large member.
+UNREAD, _UNNUMBERED, _UNREAD_UNIFORM, _UNIFORM, _END = 0, 1, 2, 4, 32
+_UNCOMPARED: Final = UNREAD, _UNREAD_UNIFORM
 
-def sample_reader(
+
+def sample_readers(
     path: str,
     data: mmap.mmap,
     view: memoryview,
     index: ShardIndex,
     wanted: frozenset[str] | None,
     raw: Raw,
-    *,
-    verify: bool = False,
-) -> Readers:
-    """Return the functions that read samples of any shard, and compare them with the index.
+    known: bytearray,
+) -> tuple[ReadSamples, ReadSamples]:
+    """Return the function that reads samples, and one that also compares members with the index.
 
     Args:
         path: The name of the tar in messages.
@@ -66,146 +78,171 @@ def sample_reader(
         index: Where its samples are.
         wanted: The only fields to read, or None for all.
         raw: The form of a field.
-        verify: Whether to compare members with their checksums.
+        known: What is known of each sample, which reads add to: `UNREAD` at first, or what
+            `known_at_first` returns.
     """
-    starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
-    field_ids, names, key_starts = index.field_ids.data, index.fields, index.key_starts.data
-    stops, key_stops = starts[1:], key_starts[1:]
-    text, text_start = index.text, index.text_start
-    source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap, heads = WRAP[raw], index.head_blocks.data
-    crcs = index.head_crcs.data if len(index.head_crcs) else None
-    payload_crcs = index.payload_crcs.data if verify else None
-    crc32 = zlib.crc32 if crcs is payload_crcs is None else fastest_crc32()
-
-    def read(local_index: int, labels: Labels | None) -> RawSample:
-        sample: RawSample = {}
-        for member in range(starts[local_index], stops[local_index]):
-            field = names[field_ids[member]]
-            if wanted is not None and field not in wanted:
-                continue
-            offset, size = blocks[member] * BLOCK_NBYTES, sizes[member]
-            if size > LARGE_NBYTES:
-                advise(data, "WILLNEED", offset, size)
-            if crcs is not None:
-                head = offset - heads[member] * BLOCK_NBYTES
-                if crc32(data[head:offset]) != crcs[member]:
-                    raise changed_header_error(path, head, field)
-            value = source[offset : offset + size]
-            if payload_crcs is not None:
-                computed = crc32(value) if size <= LARGE_NBYTES else checked(crc32, value)
-                if computed != payload_crcs[member]:
-                    raise changed_payload_error(path, index.member_name(member))
-            sample[field] = value if wrap is None else wrap(value)
-        start, stop = key_starts[local_index], key_stops[local_index] - 1
-        key = text[text_start + start : text_start + stop]
-        sample["__key__"] = key.decode("utf-8", "surrogateescape")
-        if labels is not None:
-            label(sample, local_index, labels)
-        return sample
-
-    def read_several(local_indices: Sequence[int], labels: Labels | None) -> list[RawSample]:
-        return [read(local_index, labels) for local_index in local_indices]
-
-    return read, read_several
-
-
-def uniform_reader(
-    source: mmap.mmap | memoryview, index: ShardIndex, wanted: frozenset[str] | None, raw: Raw
-) -> Readers | None:
-    """Return faster functions for shards in which all samples have the same fields.
-
-    Reads the whole index. The functions compare no checksums and give no hints.
-
-    Args:
-        source: The bytes of the tar.
-        index: Where its samples are.
-        wanted: The only fields to read, or None for all.
-        raw: The form of a field.
-
-    Returns:
-        The functions; None for other shards, or if members are large or headers are compared.
-    """
-    fields = _common_fields(index)
-    if fields is None or not (wanted is None or wanted.issuperset(fields)):
-        return None
-    if len(index.head_crcs) or index.sizes.max(initial=0) > LARGE_NBYTES:
-        return None
     starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
     key_starts, key_stops = index.key_starts.data, index.key_starts.data[1:]
-    text, text_start = index.text, index.text_start
+    text, text_start, text_stop = index.text, index.text_start, index.text_start - 1
+    source: mmap.mmap | memoryview = view if raw == "view" else data
     wrap = WRAP[raw]
 
-    # Samples begin as copies of one with the labels that the shard's samples share: calling `label`
-    # for each of them would take a tenth of the time. One tuple, so that threads with different
-    # labels cannot mix them up.
-    latest: tuple[Labels | None, Callable[[], RawSample]] = None, _blank(fields, None).copy
+    compare = _compare(path, view, index, blocks) if len(index.head_crcs) else None
+    look = _look(data, index, wanted, known, (starts, blocks, sizes), compare)
 
-    def read(local_index: int, labels: Labels | None) -> RawSample:
-        nonlocal latest
-        known = latest
-        if known[0] != labels:
-            known = latest = labels, _blank(fields, labels).copy
-        sample = known[1]()
-        member = starts[local_index]
-        for field in fields:
-            offset = blocks[member] * BLOCK_NBYTES
-            value = source[offset : offset + sizes[member]]
-            sample[field] = value if wrap is None else wrap(value)
-            member += 1
-        start, stop = key_starts[local_index], key_stops[local_index] - 1
-        key = text[text_start + start : text_start + stop]
-        sample["__key__"] = key.decode("utf-8", "surrogateescape")
-        if labels is not None:
-            sample["__index__"] = labels[0] + local_index
-            sample["__shardindex__"] = local_index
-        return sample
+    def reader(check: Callable[[int, Any], None] | None) -> ReadSamples:
+        # One tuple, so that threads with different labels cannot mix them up.
+        latest: tuple[Any, list[Shape | None]] = (), []
 
-    # The same code again, since a call for each sample would take a seventh of a batch.
-    def read_several(local_indices: Sequence[int], labels: Labels | None) -> list[RawSample]:
-        nonlocal latest
-        known = latest
-        if known[0] != labels:
-            known = latest = labels, _blank(fields, labels).copy
-        first = 0 if labels is None else labels[0]
-        copy, samples = known[1], []
-        for local_index in local_indices:
-            sample = copy()
-            member = starts[local_index]
-            for field in fields:
-                offset = blocks[member] * BLOCK_NBYTES
-                value = source[offset : offset + sizes[member]]
-                sample[field] = value if wrap is None else wrap(value)
-                member += 1
-            start, stop = key_starts[local_index], key_stops[local_index] - 1
-            key = text[text_start + start : text_start + stop]
-            sample["__key__"] = key.decode("utf-8", "surrogateescape")
-            if labels is not None:
-                sample["__index__"] = first + local_index
-                sample["__shardindex__"] = local_index
-            samples.append(sample)
-        return samples
+        def read(
+            local_indices: Sequence[int], labels: Labels | None, append: Append | None = None
+        ) -> RawSample:
+            nonlocal latest
+            shared = latest
+            if shared[0] is not labels and shared[0] != labels:
+                shared = latest = labels, [None] * _END
+            shapes = shared[1]
+            for local_index in local_indices:
+                shape = shapes[known[local_index]] or look(local_index, labels, shapes)
+                new_sample, members, is_large = shape
+                sample, first = new_sample(), starts[local_index]
+                if is_large:
+                    _hint(data, blocks, sizes, first, members)
+                for field, at in members:
+                    member = first + at
+                    offset = blocks[member] * BLOCK_NBYTES
+                    value = source[offset : offset + sizes[member]]
+                    if check is not None:
+                        check(member, value)
+                    sample[field] = value if wrap is None else wrap(value)
+                start, stop = text_start + key_starts[local_index], key_stops[local_index]
+                sample["__key__"] = text[start : text_stop + stop].decode(errors="surrogateescape")
+                if labels is not None:
+                    sample["__index__"] = labels[0] + local_index
+                    sample["__shardindex__"] = local_index
+                if append is not None:
+                    append(sample)
+            return sample
 
-    return read, read_several
+        return read
+
+    plain = reader(None)
+    return plain, reader(_verify(path, index)) if len(index.payload_crcs) else plain
 
 
-def _blank(fields: tuple[str, ...], labels: Labels | None) -> RawSample:
-    """Return a sample with only the values that all samples of a shard share."""
-    sample: RawSample = dict.fromkeys((*fields, "__key__"))
+def _verify(path: str, index: ShardIndex) -> Callable[[int, Any], None]:
+    """Return the function that compares the bytes of a member with the index."""
+    crcs, crc32 = index.payload_crcs.data, fastest_crc32()
+
+    def verify(member: int, value: bytes | memoryview) -> None:
+        computed = checked(crc32, value) if len(value) > LARGE_NBYTES else crc32(value)
+        if computed != crcs[member]:
+            raise changed_payload_error(path, index.member_name(member))
+
+    return verify
+
+
+def _hint(
+    data: mmap.mmap, blocks: memoryview, sizes: memoryview, first: int, members: Members
+) -> None:
+    """Advise the system to read ahead the large members of a sample."""
+    for _, at in members:
+        if sizes[first + at] > LARGE_NBYTES:
+            advise(data, "WILLNEED", blocks[first + at] * BLOCK_NBYTES, sizes[first + at])
+
+
+def _compare(
+    path: str, view: memoryview, index: ShardIndex, blocks: memoryview
+) -> Callable[[int, Members], None]:
+    """Return the function that compares the headers of a sample with the index."""
+    heads, crcs, crc32 = index.head_blocks.data, index.head_crcs.data, fastest_crc32()
+
+    def compare(first: int, members: Members) -> None:
+        for field, at in members:
+            body = blocks[first + at] * BLOCK_NBYTES
+            head = body - heads[first + at] * BLOCK_NBYTES
+            if crc32(view[head:body]) != crcs[first + at]:
+                raise changed_header_error(path, head, field)
+
+    return compare
+
+
+def _numbering() -> Callable[[bytes], int]:
+    """Return the function for the number of a shape; `_END` or more if it has none."""
+    numbers: dict[bytes, int] = {}
+    new_number = count(_UNIFORM + 2, 2)
+
+    def number_of(field_ids: bytes) -> int:
+        number = numbers.get(field_ids)
+        if number is None:
+            number = next(new_number)
+            if number < _END:
+                numbers[field_ids] = number  # a shape that two threads meet may have two numbers
+        return number
+
+    return number_of
+
+
+def _look(
+    data: mmap.mmap,
+    index: ShardIndex,
+    wanted: frozenset[str] | None,
+    known: bytearray,
+    columns: tuple[memoryview, memoryview, memoryview],
+    compare: Callable[[int, Members], None] | None,
+) -> Look:
+    """Return the function that is called for samples whose shape is not known with their labels."""
+    starts, blocks, sizes = columns
+    stops, field_ids, number_of = starts[1:], index.field_ids.data, _numbering()
+
+    def look(local_index: int, labels: Labels | None, shapes: list[Shape | None]) -> Shape:
+        state, first = known[local_index], starts[local_index]
+        number = _UNIFORM if state == _UNREAD_UNIFORM else state & ~1
+        if not number:
+            number = number_of(field_ids[first : stops[local_index]].tobytes())
+        shape = shapes[number] if number < _END else None
+        if shape is None:
+            ids = field_ids[first : stops[local_index]]
+            shape = _shape([index.fields[field_id] for field_id in ids], wanted, labels)
+        members = shape[1]
+        is_large = False
+        for _, at in members:
+            is_large = is_large or sizes[first + at] > LARGE_NBYTES
+        if compare is not None and state in _UNCOMPARED:
+            if is_large:
+                # So that the headers are not waited for alone.
+                _hint(data, blocks, sizes, first, members)
+            compare(first, members)
+        if number >= _END:
+            known[local_index] = _UNNUMBERED
+            return shape[0], members, is_large
+        shapes[number] = shape
+        if is_large:
+            number += 1
+            shape = shapes[number] = shape[0], members, True
+        known[local_index] = number
+        return shape
+
+    return look
+
+
+def _shape(fields: list[str], wanted: frozenset[str] | None, labels: Labels | None) -> Shape:
+    """Return the shape of a sample with these fields, as if it had no large member."""
+    members = [(f, at) for at, f in enumerate(fields) if wanted is None or f in wanted]
+    blank: RawSample = dict.fromkeys([*(field for field, _ in members), "__key__"])
     if labels is not None:
-        label(sample, 0, labels)
-    return sample
+        label(blank, 0, labels)
+    return blank.copy, members, False
 
 
-def _common_fields(index: ShardIndex) -> tuple[str, ...] | None:
-    """Return the fields of every sample, in the order of the archive; None if samples differ."""
+def known_at_first(index: ShardIndex) -> int:
+    """Return what is known of all samples before they are read; looks at the whole index."""
     if not len(index):
-        return None
+        return UNREAD
     num_fields = int(index.member_starts[1])
-    starts = np.arange(len(index) + 1) * num_fields
-    numbers = index.field_ids[:num_fields]
-    if (index.member_starts != starts).any():
-        return None
-    if numbers.tobytes() * len(index) != index.field_ids.tobytes():
-        return None
-    return tuple(index.fields[number] for number in numbers)
+    if (index.member_starts != np.arange(len(index) + 1) * num_fields).any():
+        return UNREAD
+    if index.field_ids[:num_fields].tobytes() * len(index) != index.field_ids.tobytes():
+        return UNREAD
+    is_large = index.sizes.max(initial=0) > LARGE_NBYTES
+    return _UNREAD_UNIFORM if is_large or len(index.head_crcs) else _UNIFORM

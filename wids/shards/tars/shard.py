@@ -10,7 +10,6 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from io import FileIO
 from time import monotonic
 from typing import Final, TypeAlias
@@ -33,7 +32,7 @@ from wids.shards.tars.raw_samples import (
     position,
 )
 from wids.shards.tars.readable_shard import PooledShard
-from wids.shards.tars.sample_reader import LARGE_NBYTES, Readers, sample_reader, uniform_reader
+from wids.shards.tars.sample_reader import LARGE_NBYTES, known_at_first, sample_readers
 from wids.storage.array_types import IntArray
 from wids.storage.checksums import fastest_crc32
 
@@ -125,11 +124,11 @@ class Shard(PooledShard):
             raise
         advise(self._map, "RANDOM")
         self._view = memoryview(self._map)
-        make = partial(
-            sample_reader, self.path, self._map, self._view, self.index, self._fields, raw
+        self._known = bytearray(len(self.index))
+        # Instance attributes are the fastest to look up.
+        self._read, self._read_verified = sample_readers(
+            self.path, self._map, self._view, self.index, self._fields, raw, self._known
         )
-        self._use(readers := make(), make(verify=True) if len(self.index.payload_crcs) else readers)
-        self._raw: Raw = raw
         # On average: then hints for all samples of a batch cost little compared with copying them.
         self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
         self._is_fresh = True
@@ -150,7 +149,7 @@ class Shard(PooledShard):
             local_index = position(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
             self.check()
-        return (self._read_verified if verify else self._read)(local_index, labels)
+        return (self._read_verified if verify else self._read)((local_index,), labels)
 
     def read_many(
         self,
@@ -166,7 +165,7 @@ class Shard(PooledShard):
         nbytes = self._map.size()
         if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
             self.check()
-        read = self._read_several_verified if verify else self._read_several
+        read = self._read_verified if verify else self._read
         samples: list[RawSample] = []
         start, stop = 0, 1
         if self._is_large:
@@ -174,7 +173,7 @@ class Shard(PooledShard):
             stop = len(local_indices)
         while start < len(local_indices):
             start_s = monotonic()
-            samples += read(local_indices[start:stop], labels)
+            read(local_indices[start:stop], labels, samples.append)
             # Slow reads came from the disk, so the rest is requested at once. Hints for samples in
             # memory would cost as much as reading them, and so would timing each sample.
             if monotonic() - start_s > _COLD_READ_S + (stop - start) * _WARM_READ_S:
@@ -319,23 +318,10 @@ class Shard(PooledShard):
         super().check()
         if self._is_fresh:
             self._is_fresh = False
-            self._read_faster()
+            # Not when the shard is opened: if reads alternate between many shards, this would take
+            # a fifth of the time of opening one and reading a sample.
+            self._known[:] = bytes([known_at_first(self.index)]) * len(self)
         self._check_after_s = monotonic() + _CHECK_EVERY_S
-
-    def _read_faster(self) -> None:
-        """Switch to the faster functions if the shard is uniform."""
-        # Not when the shard is opened: if reads alternate between many shards, this would take a
-        # fifth of the time of opening one and reading a sample.
-        source = self._view if self._raw == "view" else self._map
-        readers = uniform_reader(source, self.index, self._fields, self._raw)
-        if readers is not None:
-            verified = self._read_verified, self._read_several_verified
-            self._use(readers, readers if self._read_verified is self._read else verified)
-
-    def _use(self, readers: Readers, verified: Readers) -> None:
-        """Set the functions that read samples; instance attributes are the fastest to look up."""
-        self._read, self._read_several = readers
-        self._read_verified, self._read_several_verified = verified
 
     def close(self) -> None:
         """Release the file; memoryviews that were handed out stay valid and keep it mapped."""
