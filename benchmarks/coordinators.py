@@ -30,7 +30,7 @@ from large_specs import write_spec
 
 import wids
 from wids.publish.describe import ShardRecord, record_of
-from wids.publish.journal_parts import Part
+from wids.publish.journal import Part
 from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.publish.spec_job import prepare_spec
 from wids.shards.tars.index import ShardIndex

@@ -26,7 +26,7 @@ from clips import measure, ratios
 
 import wids
 from wids.cli.main import main as run_command
-from wids.storage import checksums
+from wids.storage import files
 
 RATE, LENGTH_S, CROP_S = 16_000, 10, 2.0
 
@@ -81,12 +81,12 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         spec = write_files(Path(folder), options.files)
         ways = {"soundfile": crops_of_soundfile(Path(folder))}
-        if checksums.fastest_crc32.__wrapped__() is not checksums.zlib.crc32:
+        if files.fastest_crc32.__wrapped__() is not files.zlib.crc32:
             ways["wids[fast]"] = crops_of_wids(spec, stack)
-        with patch.object(checksums, "_PACKAGES", ()):
-            checksums.fastest_crc32.cache_clear()
+        with patch.object(files, "_PACKAGES", ()):
+            files.fastest_crc32.cache_clear()
             ways["wids"] = crops_of_wids(spec, stack)
-        checksums.fastest_crc32.cache_clear()
+        files.fastest_crc32.cache_clear()
         ways['verify="never"'] = crops_of_wids(spec, stack, verify="never")
         found = measure(ways, options.files, options.rounds)
     print(f"{'crops by':<16}{'µs':>6}  {'by processor':<22}by clock")

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 from wids.publish.appending import publish_appended
-from wids.publish.dataset_problems import dataset_problems
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
-from wids.publish.new_packs import new_pack
+from wids.publish.new_spec import new_pack
+from wids.publish.problems import dataset_problems
 from wids.shards.indexes.index_file import dump
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.index import ShardIndex, TarIdentity

@@ -46,8 +46,8 @@ def write_spec(path: Path, num_shards: int, name: str = "train") -> None:
 
 def save_table(path: Path) -> None:
     """Write the table of a document beside it, as those that save it do."""
-    from wids.shards.specs.shard_table_writer import publish_table
-    from wids.storage.digests import file_digest
+    from wids.shards.specs.shard_table import publish_table
+    from wids.storage.files import file_digest
 
     document = json.loads(path.read_bytes())
     sha256 = bytes.fromhex(file_digest(str(path), "sha256"))

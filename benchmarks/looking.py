@@ -26,7 +26,7 @@ import scenery
 from loopback import Server
 from tabs import Chromium, started
 
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 
 WIDS = (sys.executable, "-m", "wids")
 NUM_PICTURES = 10_000
@@ -79,7 +79,7 @@ def main(repeats: int) -> None:
         folder = Path(name)
         chromium = Chromium(program)
         chromium.new_page().close()
-        cases = {"demo": demo_shapes.write_dataset(str(folder / "wids-demo"))}
+        cases = {"demo": demo_command.write_dataset(str(folder / "wids-demo"))}
         write_folder(folder / "photos")
         start_s = time.perf_counter()
         packing = [*WIDS, "pack", str(folder / "photos"), "-o", str(folder / "photos-packed")]

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from objects import KEYS, object_server
 
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import store_clients
+from wids.storage.transport import store_settings
 
 NBYTES = 130_000_000
 PART = 128 << 10
@@ -63,9 +63,9 @@ def _measure(address: str, num_parts: int) -> None:
     row("wids, s3", lambda at: wids(at, at + PART), num_parts)
     row("wids, s3, 16 threads", lambda at: wids(at, at + PART), num_parts, 16)
     row("wids, http", lambda at: http(at, at + PART), num_parts)
-    here, store_clients._runtime_pid = store_clients._runtime_pid, 0
+    here, store_settings._runtime_pid = store_settings._runtime_pid, 0
     row("wids, s3, as after a fork", lambda at: signed(at, at + PART), num_parts)
-    store_clients._runtime_pid = here
+    store_settings._runtime_pid = here
     row("wids, s3 by s3fs", lambda at: s3fs(at, at + PART), num_parts // 8)
     started_s, used_s = time.perf_counter(), time.process_time()
     with tempfile.TemporaryFile() as file:

@@ -164,7 +164,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
         "wids.storage.transport.retry._pause",
         lambda _, cancel: cancel is not None and cancel.is_set(),
     )
-    monkeypatch.setattr("wids.storage.transport.server_state._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
 
 
 def settle(path: Path) -> Path:

@@ -25,7 +25,7 @@ from events import LONG_S
 from PIL import Image
 
 import wids
-from wids.look.page.peek_pages import PeekPages
+from wids.look.page.pages import PeekPages
 from wids.look.page.server import Browser
 
 HOSTILE = '<script>document.title="owned"</script>'

@@ -9,7 +9,7 @@ import pytest
 from conftest import raises
 from faults import Fault, failing, faults, interrupting
 
-from wids.storage import complete_files
+from wids.storage import files
 from wids.storage.transport import urls
 
 
@@ -48,12 +48,12 @@ def test_each_place_is_met() -> None:
 
 def test_calls_that_fail(tmp_path: Path) -> None:
     """What `wids` calls to write a file is among the calls that fail."""
-    with complete_files.replacing(tmp_path / "a"):
+    with files.replacing(tmp_path / "a"):
         pass  # imports what is imported when it is first needed
     names = set()
     for fault in faults(1, at_least=4):
         try:
-            with failing(fault, errno.EIO), complete_files.replacing(tmp_path / "a") as file:
+            with failing(fault, errno.EIO), files.replacing(tmp_path / "a") as file:
                 file.write(b"text")
         except OSError:
             names.add(fault.where.partition(", ")[2])

@@ -19,7 +19,7 @@ from pages import ROOT
 from PIL import Image
 
 from wids import Decoder, NotFoundError, ShardListDataset
-from wids.shards.fields import tenbin
+from wids.shards.fields import values as tenbin
 from wids.shards.fields.codecs import BY_EXTENSION, IMAGE_EXTENSIONS
 
 Sample = dict[str, bytes | str]

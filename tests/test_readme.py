@@ -18,7 +18,7 @@ from pages import BLOCKS, ON_CLUSTERS, PAGES, PYTHON, ROOT, Block
 from PIL import Image
 
 import wids
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 from wids.cli.main import main
 
 HERE = [block for block in PYTHON if block not in ON_CLUSTERS]
@@ -48,7 +48,7 @@ def test_every_block_has_a_language_that_is_checked() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
-    spec = demo_shapes.write_dataset(str(folder / "wids-demo"))
+    spec = demo_command.write_dataset(str(folder / "wids-demo"))
     # As the command on the page of tables does.
     output = str(folder / "wids-demo" / "shapes.parquet")
     main(["table", spec, "--columns", "label=.cls,caption=.txt", "--output", output])

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from wids.dataset.peeking import Peek, peek
     from wids.dataset.prefetch import Prefetcher
     from wids.dataset.shard_list import ShardListDataset
-    from wids.dataset.stage_times import StageTimes as StageTimes
     from wids.dataset.streaming import stream
-    from wids.dataset.timed_loop import timings
+    from wids.dataset.timing import StageTimes as StageTimes
+    from wids.dataset.timing import timings
     from wids.errors import (
         DecodeError,
         FetchError,
@@ -42,17 +42,21 @@ if TYPE_CHECKING:
     from wids.errors import LostTaskError as LostTaskError
     from wids.errors import RewriteError as RewriteError
     from wids.order.bucket_sampler import BucketBatchSampler
-    from wids.order.chunked import ChunkedSampler, ShardedSampler, ShardListSampler
-    from wids.order.distributed import DistributedChunkedSampler
     from wids.order.mixed_sampler import MixedSampler
+    from wids.order.samplers import (
+        ChunkedSampler,
+        DistributedChunkedSampler,
+        ShardedSampler,
+        ShardListSampler,
+    )
     from wids.order.sampling_cost import SamplingCost as SamplingCost
     from wids.order.sampling_cost import sampling_cost
     from wids.publish.appending import append_shards
+    from wids.publish.executors import RayExecutor
     from wids.publish.new_spec import build_spec
-    from wids.publish.packing.pack_report import PackReport as PackReport
+    from wids.publish.packing.pack_plan import PackReport as PackReport
     from wids.publish.packing.packed_folder import pack_folder
     from wids.publish.problems import Problem as Problem
-    from wids.publish.ray_executor import RayExecutor
     from wids.publish.rewriting.rewrite import rewrite
     from wids.publish.shard_writer import ShardWriter
     from wids.publish.spec_diff import SpecDiff as SpecDiff
@@ -134,27 +138,30 @@ executors raise, a former name, and what imports a trainer."""
 _MODULES = {
     "tables.table_file": ("load_table", "save_table"),
     "dataset.shard_list": ("ShardListDataset",),
-    "publish.ray_executor": ("RayExecutor",),
+    "publish.executors": ("RayExecutor",),
     "shards.fields.audio": ("Audio",),
     "shards.fields.decode": ("Decoder",),
     "shards.fields.video": ("Clips", "VideoReader"),
     "publish.packing.packed_folder": ("pack_folder",),
-    "publish.packing.pack_report": ("PackReport",),
+    "publish.packing.pack_plan": ("PackReport",),
     "dataset.peeking": ("Peek", "peek"),
     "dataset.huggingface": ("SamplerTrainer",),
     "dataset.lightning": ("SamplerCallback",),
     "dataset.prefetch": ("Prefetcher",),
     "order.bucket_sampler": ("BucketBatchSampler",),
     "publish.rewriting.rewrite": ("rewrite",),
-    "order.chunked": ("ChunkedSampler", "ShardListSampler", "ShardedSampler"),
+    "order.samplers": (
+        "ChunkedSampler",
+        "DistributedChunkedSampler",
+        "ShardListSampler",
+        "ShardedSampler",
+    ),
     "order.sampling_cost": ("SamplingCost", "sampling_cost"),
-    "order.distributed": ("DistributedChunkedSampler",),
     "order.mixed_sampler": ("MixedSampler",),
     "shards.specs.loader": ("load_spec",),
     "shards.specs.model": ("DatasetSpec", "ShardSpec"),
-    "dataset.stage_times": ("StageTimes",),
+    "dataset.timing": ("StageTimes", "timings"),
     "dataset.streaming": ("stream",),
-    "dataset.timed_loop": ("timings",),
     "shards.tars.shard": ("Shard",),
     "dataset.collating": ("collate",),
     "publish.appending": ("append_shards",),

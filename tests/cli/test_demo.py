@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from wids import ShardListDataset
-from wids.cli.demo_shapes import EpochReport, write_dataset
+from wids.cli.demo_command import EpochReport, write_dataset
 
 WRONG = """
 from wids import DistributedChunkedSampler

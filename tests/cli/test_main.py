@@ -14,7 +14,7 @@ from command import run, run_process, write_bare_shards
 from conftest import sample_members, write_tar
 
 from wids import SpecError
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 from wids.cli import main as cli
 
 COMMANDS = [
@@ -77,7 +77,7 @@ def test_errors_of_the_library_are_one_line(
     def fail(folder: str) -> str:
         raise SpecError(f"{folder}: no")
 
-    monkeypatch.setattr(demo_shapes, "write_dataset", fail)
+    monkeypatch.setattr(demo_command, "write_dataset", fail)
 
     assert cli.main(["demo", "x"]) == 1
     assert capsys.readouterr().err == "wids: x: no\n"

@@ -20,7 +20,7 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.publish.journal_parts import Part
+from wids.publish.journal import Part
 
 LONG = pytest.mark.long
 LENGTHS = [4, 0, 3, 5, 2]

@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
         name: What was made slow.
-        bottleneck: The key of `wids.dataset.stage_times.ADVICE`.
+        bottleneck: The key of `wids.dataset.timing.ADVICE`.
         shards: What `ShardListDataset` takes.
         options: Its other arguments.
         loader: Those of a DataLoader.

@@ -17,7 +17,7 @@ from served_shards import identity
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import wids
-from wids.shards import range_budget
+from wids.shards import remote_shard
 
 LENGTH, NUM_SHARDS, NBYTES = 40, 4, 2000
 
@@ -165,7 +165,7 @@ def test_batches_read_ranges_while_shards_are_fetched_ahead(
     spec: str, server: Server, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch waits for no shard; an epoch transfers a tenth more at most (CACHE-16)."""
-    monkeypatch.setattr(range_budget, "_SMALL_NBYTES", 0)  # these shards count as large ones
+    monkeypatch.setattr(remote_shard, "_SMALL_NBYTES", 0)  # these shards count as large ones
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
     is_sent, answer = threading.Event(), server._answer
 

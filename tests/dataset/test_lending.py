@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wids
-from wids.dataset import lending
+from wids.dataset import sending as lending
 
 fcntl, resource = (pytest.importorskip(name) for name in ("fcntl", "resource"))
 if "fork" not in torch.multiprocessing.get_all_start_methods() or not hasattr(os, "memfd_create"):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import wids
 from wids.dataset.benchmark import benchmark
 from wids.storage import stages
-from wids.storage.shared_number import SharedNumber
+from wids.storage.stages import SharedNumber
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wids
-from wids.dataset import small_tensors
+from wids.dataset import sending as small_tensors
 
 METHODS = torch.multiprocessing.get_all_start_methods()
 forking = torch.multiprocessing.get_context("fork" if "fork" in METHODS else "spawn")

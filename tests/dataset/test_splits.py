@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from wids import ChunkedSampler, ShardListDataset
 from wids.dataset.splits import part_counts, split_indices
-from wids.order.chunks import permutation
+from wids.order.epoch_order import permutation
 from wids.shards.position_sets import BitPositions
 
 

@@ -18,7 +18,7 @@ from slow_cases import CASES, Case, Make, local_shards
 from torch.utils.data import DataLoader
 
 import wids
-from wids.dataset import timed_loop
+from wids.dataset import timing
 from wids.storage import stages
 
 
@@ -311,7 +311,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of loops and stages."""
     clock = Clock()
     monkeypatch.setattr(stages, "perf_counter", clock)
-    monkeypatch.setattr(timed_loop, "perf_counter", clock)
+    monkeypatch.setattr(timing, "perf_counter", clock)
     return clock
 
 

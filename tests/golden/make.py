@@ -28,8 +28,7 @@ import order_cases
 from loopback import Server
 
 import wids
-from wids.shards.specs.shard_table import State
-from wids.shards.specs.shard_table_writer import write_table
+from wids.shards.specs.shard_table import State, write_table
 
 
 def write_tar(

@@ -12,7 +12,7 @@ from conftest import optional, raises, write_tar
 
 import wids
 from wids.cli.main import main
-from wids.shards.class_names import class_name, is_of_classes
+from wids.shards.specs.model import class_name, is_of_classes
 from wids.tables.conditions import met_in, parsed
 
 NAMES = ["cat", "dog", "owl\x1b[31m"]

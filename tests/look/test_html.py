@@ -21,8 +21,8 @@ from events import LONG_S, wait_for
 from looks import HOSTILE
 from PIL import Image
 
+from wids.look.field_facts import _decoders, decoded
 from wids.look.html import field_html, sample_html, thumbnail
-from wids.look.pictures import _decoders, decoded
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_looks_at_once_take_the_memory_of_two(tmp_path: Path) -> None:
 
 def test_films_that_hang_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """While two that were given up are decoded, no picture is; once they end, it is (SEC-53)."""
-    monkeypatch.setattr("wids.look.pictures._PATIENCE_S", 0.05)
+    monkeypatch.setattr("wids.look.field_facts._PATIENCE_S", 0.05)
     released = threading.Event()
     stream = io.BytesIO()
     Image.new("RGB", (9, 9)).save(stream, "PNG")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from events import LONG_S
 
-from wids.look.latest import latest
+from wids.look.field_facts import latest
 
 
 def test_the_latest_are_kept() -> None:

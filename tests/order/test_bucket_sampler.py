@@ -29,8 +29,8 @@ from wids import (
     ShardListSampler,
     StateError,
 )
-from wids.order import bucket_sampler, buckets
-from wids.order.buckets import checked_buckets
+from wids.order import bucket_sampler, rounds
+from wids.order.rounds import checked_buckets
 
 BUCKETS = [n % 3 for n in range(20)]
 
@@ -358,7 +358,7 @@ def test_runs_that_wait_keep_no_indices() -> None:
             yield block
             del block
 
-    found = buckets.windows(blocks())
+    found = rounds.windows(blocks())
     window = next(found)
     assert len(window) == 1 << 15
     kept.append(weakref.ref(window))

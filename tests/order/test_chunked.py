@@ -10,7 +10,7 @@ import pytest
 from ranks import DATA
 
 from wids import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
-from wids.order import chunked, distributed, sampling_cost
+from wids.order import samplers, sampling_cost
 
 
 @pytest.mark.parametrize("kind", [ChunkedSampler, ShardListSampler, DistributedChunkedSampler])
@@ -123,9 +123,7 @@ def test_pass_takes_its_epoch_when_it_begins() -> None:
     assert sampler.epoch == 5
 
 
-@pytest.mark.parametrize(
-    "module", [chunked, sampling_cost, distributed], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("module", [samplers, sampling_cost], ids=lambda module: module.__name__)
 def test_examples_run(module: ModuleType) -> None:
     """The examples in the docstrings print what they say."""
     assert doctest.testmod(module).failed == 0

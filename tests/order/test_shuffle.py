@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wids.look.page.selection import Selection
+from wids.look.page.questions import Selection
 from wids.order.shuffle import Shuffle
 
 

@@ -22,7 +22,7 @@ import pytest
 from conftest import need, write_tar
 from tabs import Chromium
 
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 
 pytestmark = pytest.mark.long
 
@@ -46,7 +46,7 @@ def run_example(folder: Path) -> Path:
     """Run the example in a folder, and return the notebook with its outputs."""
     for package in ("nbclient", "ipykernel"):
         need(importlib.util.find_spec(package), f"pip install {package}")
-    demo_shapes.write_dataset(str(folder / "wids-demo"))
+    demo_command.write_dataset(str(folder / "wids-demo"))
     done = folder / "done.ipynb"
     command = [sys.executable, "-c", EXECUTE, str(jobs.EXAMPLES / "look.ipynb"), str(done)]
     # In a separate process, because the kernel client leaves threads running.

@@ -23,9 +23,8 @@ from tabs import Chromium, Tab
 
 import wids
 from wids.cli.main import main
-from wids.look.page.hits import Hits
 from wids.look.page.pages import Pages
-from wids.look.page.scans import Scans
+from wids.look.page.search import Hits, Scans
 
 pytestmark = pytest.mark.long
 
@@ -99,7 +98,7 @@ def test_a_long_search_is_watched_and_stopped(
 
     monkeypatch.setattr(Hits, "visit", slow)
     monkeypatch.setattr(Scans, "stop", stop_and_tell)
-    monkeypatch.setattr("wids.look.page.scans._BLOCK", 20)
+    monkeypatch.setattr("wids.look.page.search._BLOCK", 20)
     gate.release(2)
     tab.page.fill("#query", "hills")
     tab.page.keyboard.press("Enter")

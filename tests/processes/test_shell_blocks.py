@@ -18,7 +18,7 @@ from pages import BLOCKS, ROOT
 from PIL import Image
 
 import wids
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 
 if TYPE_CHECKING:
     from s3 import Bucket
@@ -47,7 +47,7 @@ def runs_elsewhere(line: str) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with all that pages speak of: the demo, photos, shards, a package."""
-    demo_shapes.write_dataset(str(tmp_path / "wids-demo"))
+    demo_command.write_dataset(str(tmp_path / "wids-demo"))
     (tmp_path / "shards").mkdir()
     for path in (tmp_path / "wids-demo").glob("*.tar"):
         shutil.copy(path, tmp_path / "shards" / path.name.replace("shapes", "train"))

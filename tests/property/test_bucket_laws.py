@@ -18,7 +18,7 @@ from laws import REPEATS, law
 from test_sampler_laws import Data, divisors
 
 from wids import BucketBatchSampler, DistributedChunkedSampler
-from wids.order import buckets
+from wids.order import rounds
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "bucket-batches.golden.json").read_text("utf-8")
@@ -33,7 +33,7 @@ Batches = list[list[int]]
 def small_windows() -> Iterator[None]:
     """Make windows so short that even these datasets have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_WINDOW", 4)
+        patch.setattr(rounds, "_WINDOW", 4)
         yield
 
 
@@ -42,7 +42,7 @@ class Job:
     """A dataset with its buckets, and the options of both samplers."""
 
     case: reference_order.Case
-    buckets: list[int]
+    rounds: list[int]
     sizes: dict[int, int]
     aligned: bool
     drop_last: bool

@@ -21,10 +21,10 @@ from typing import IO
 import pytest
 
 from wids.errors import WidsError
-from wids.storage import part_requests
+from wids.storage import download
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import http, retry, server_state
+from wids.storage.transport import gate, http, retry
 from wids.storage.transport.connections import CutError, Response, SilenceError
 from wids.storage.transport.http import Http
 
@@ -297,10 +297,10 @@ def run(
 ) -> int:
     """Check servers, for some seconds at most; return how many gave what was asked for."""
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
-    monkeypatch.setattr(server_state, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
     # One thread after the other, so that a seed determines what happens.
-    monkeypatch.setattr(part_requests, "in_threads", lambda tasks, _: [task() for task in tasks])
+    monkeypatch.setattr(download, "in_threads", lambda tasks, _: [task() for task in tasks])
     started_s, num_complete = time.monotonic(), 0
     for seed in range(first_seed, first_seed + num_servers):
         if time.monotonic() - started_s > seconds:
@@ -339,7 +339,7 @@ def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has to be fetched again is no progress (CACHE-12)."""
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
-    monkeypatch.setattr(server_state, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
     data, requests = bytes(5_000_000), []
 
     def open_file(_: str) -> IO[bytes]:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from wids.errors import FetchError, ShardFormatError
 from wids.shards.indexes import index_file
-from wids.shards.tars.archive import TarData
 from wids.shards.tars.header_scan import HeaderScan
+from wids.shards.tars.headers import KEY_SPLITS, KeySplit, TarData
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
 from wids.shards.tars.scan import scan
 
 

@@ -15,7 +15,7 @@ from pages import ON_CLUSTERS
 
 import wids
 from wids import LostTaskError
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 
 NUM_SHARDS, LENGTH = 8, 10
 
@@ -147,7 +147,7 @@ def run_block(word: str, others: dict[str, str]) -> None:
     code = block.code
     for old, new in others.items():
         code = code.replace(old, new)
-    demo_shapes.write_dataset("wids-demo")
+    demo_command.write_dataset("wids-demo")
     exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "page"})  # noqa: S102
     (output,) = Path().glob("by-*/shapes.json")
     assert wids.verify_spec(output) == []

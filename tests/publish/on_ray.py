@@ -14,7 +14,7 @@ import doomed
 import ray
 from conftest import raises
 
-import wids.publish.ray_executor
+import wids.publish.executors
 from wids import RayExecutor
 
 
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
         check_protocol(executor, folder)
     os.chdir(folder)
     doomed.run_block("RayExecutor", {})
-    assert doctest.testmod(wids.publish.ray_executor) == (0, 5)
+    assert doctest.testmod(wids.publish.executors) == (0, 5)
     ray.shutdown()
 
 

@@ -96,7 +96,7 @@ def test_a_field_for_every_sample(tmp_path: Path) -> None:
 
 def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
     """The memory does not grow with the number of samples (SPEC-34)."""
-    from wids.publish.field_remarks import field_remarks
+    from wids.publish.problems import field_remarks
     from wids.shards.indexes.pack import load_pack
 
     peaks = []

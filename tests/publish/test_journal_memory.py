@@ -11,8 +11,7 @@ import pytest
 
 from wids.publish import journal
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal
-from wids.publish.record_places import RecordPlaces
+from wids.publish.journal import Journal, RecordPlaces
 from wids.shards.tars.index import TarIdentity
 
 NUM_SHARDS = 5000

@@ -15,7 +15,7 @@ from loopback import Server
 
 import wids
 from wids import ShardWriter, TarWriter
-from wids.storage import complete_files, locks
+from wids.storage import files, locks
 from wids.storage.fetch import Fetcher, downloaded
 
 
@@ -98,7 +98,7 @@ def test_specs_and_packs_delete_what_a_killed_build_left(tmp_path: Path) -> None
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write(sample(0))
     for name in ("a.index", "a.json"):
-        publishing = complete_files.replacing(tmp_path / name)
+        publishing = files.replacing(tmp_path / name)
         killed(publishing.__enter__)
     make_old(tmp_path)
     assert len(names(tmp_path)) == 3

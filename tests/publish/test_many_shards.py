@@ -17,15 +17,15 @@ import pytest
 from conftest import raises, write_tar
 
 import wids
-from wids.publish import record_places, results
+from wids.publish import executors, journal
 from wids.publish.describe import ShardRecord, describe_shard
-from wids.publish.distinct import first_places
-from wids.publish.journal_parts import Part
+from wids.publish.journal import Part
+from wids.publish.new_spec import first_places
 from wids.publish.rewriting import rewrite_plan
 from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.publish.spec_job import SpecJob, prepare_spec
 from wids.shards.indexes import pack_writer
-from wids.shards.specs import saved_document, shard_sequences, shard_table_writer, unsaved_shards
+from wids.shards.specs import saved_document, saving, shard_sequences, shard_table
 from wids.shards.specs.shard_sequences import ShardTable
 from wids.storage.transport import urls
 
@@ -46,14 +46,14 @@ class Answering(Executor):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in memory at a time is that of a few shards."""
-    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 1)
+    monkeypatch.setattr(saving, "_MAX_LISTED", 1)
     monkeypatch.setattr(saved_document, "_NUM_PIECES", 1)
-    monkeypatch.setattr(record_places, "_MIN_RECENT", 16)
+    monkeypatch.setattr(journal, "_MIN_RECENT", 16)
     monkeypatch.setattr(shard_sequences, "_MAX_MADE", 16)
-    monkeypatch.setattr(shard_table_writer, "_PART_NBYTES", 1 << 12)
-    monkeypatch.setattr(shard_table_writer, "BLOCK_LENGTH", 32)
+    monkeypatch.setattr(shard_table, "_PART_NBYTES", 1 << 12)
+    monkeypatch.setattr(shard_table, "BLOCK_LENGTH", 32)
     monkeypatch.setattr(pack_writer, "_SPOOLED_NBYTES", 512)
-    monkeypatch.setattr(results, "_MAX_SUBMITTED", 16)
+    monkeypatch.setattr(executors, "_MAX_SUBMITTED", 16)
     monkeypatch.setattr(rewrite_plan, "_WINDOW", 100)
     # What is found in the latest 4,096 URLs is kept otherwise.
     monkeypatch.setattr(urls, "scheme", urls.scheme.__wrapped__)  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def test_many_shards_are_published_as_few(
     shards = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(30)]
     few = created(shards, tmp_path / "few.json", **options)
     assert isinstance(few.shards, tuple)
-    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 3)
+    monkeypatch.setattr(saving, "_MAX_LISTED", 3)
     many = created(shards, tmp_path / "many.json", **options)
     assert isinstance(many.shards, ShardTable)
     assert many == replace(few, index=many.index)
@@ -101,7 +101,7 @@ def test_a_folder_that_is_missing_is_that_of_the_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the pack, and no temporary file, also where many shards need one."""
-    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 1)
+    monkeypatch.setattr(saving, "_MAX_LISTED", 1)
     tars = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(2)]
     pack = tmp_path / "missing" / "new.index"
     with raises(FileNotFoundError, str(pack)):
@@ -129,7 +129,7 @@ def test_many_shards_take_space_where_the_output_is(
     tars = [str(write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")])) for n in range(12)]
     output = tmp_path / "out"
     output.mkdir()
-    monkeypatch.setattr(unsaved_shards, "_MAX_LISTED", 3)
+    monkeypatch.setattr(saving, "_MAX_LISTED", 3)
     monkeypatch.setattr(saved_document, "LARGE_NBYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with wids.ShardListDataset(tars) as dataset:

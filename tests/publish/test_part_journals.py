@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from conftest import in_child, raises
 
-from wids.publish import journal_parts
+from wids.publish import journal
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal
-from wids.publish.journal_parts import Part, collect_parts, part_journal
+from wids.publish.journal import Journal, Part, collect_parts, part_journal
 from wids.storage import locks
 
 PART = Part(1, 2)
@@ -71,7 +70,7 @@ def test_a_part_that_is_completed_meanwhile(
     with Journal(PART.path(path) + ".unfinished") as log:
         log.begin(PLAN)
     module, function = {
-        "before": (journal_parts, "Journal"),
+        "before": (journal, "Journal"),
         "between": (locks, "holding"),
     }[name]
     call = getattr(module, function)

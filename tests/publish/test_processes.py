@@ -12,7 +12,7 @@ from events import LONG_S, wait_for
 
 PROGRAM = """
 import os, struct, time
-from wids.publish.processes import process_pool
+from wids.publish.executors import process_pool
 
 with process_pool(2, 2) as executor:
     executor.submit(os.getpid).result()
@@ -33,7 +33,7 @@ def test_a_worker_that_ends_while_it_sends_a_result() -> None:
 
 STUCK = """
 import os, sys, time
-from wids.publish.processes import process_pool
+from wids.publish.executors import process_pool
 
 TASK = '''
 import signal, time
@@ -60,7 +60,7 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
 
 IMPORTING = """
 import os, sys
-from wids.publish.processes import process_pool, start_early
+from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["slow_module"])
 with process_pool(2, 2) as executor:
@@ -92,7 +92,7 @@ def test_ctrl_c_while_workers_import(tmp_path: Path) -> None:
 
 BUSY = """
 import os, sys, time
-from wids.publish.processes import process_pool
+from wids.publish.executors import process_pool
 
 TASK = '''
 import hashlib
@@ -124,7 +124,7 @@ def test_a_worker_that_has_no_time_to_clean_up(tmp_path: Path) -> None:
 CANCELLED = """
 import os, signal, time
 from concurrent.futures.process import BrokenProcessPool
-from wids.publish.processes import process_pool
+from wids.publish.executors import process_pool
 
 with process_pool(2, 2) as executor:
     pid = executor.submit(os.getpid).result()
@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_after_tasks_were_cancelled() -> None:
 
 FORKED = """
 import os, sys
-from wids.publish.processes import process_pool, start_early
+from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["wids.shards.tars.scan"])
 with process_pool(2, 2) as executor:
@@ -173,7 +173,7 @@ def test_workers_are_not_forks_of_the_program() -> None:
 
 OTHERS = """
 import multiprocessing, time
-from wids.publish.processes import process_pool
+from wids.publish.executors import process_pool
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -197,7 +197,7 @@ def test_processes_of_others_go_on() -> None:
 
 
 SPAWNED = """
-from wids.publish.processes import process_pool, start_early
+from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["wids.shards.tars.scan"])
 with process_pool(2, 2) as executor:

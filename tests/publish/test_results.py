@@ -19,7 +19,7 @@ from events import LONG_S
 import wids
 from wids import LostTaskError
 from wids.cli.main import main
-from wids.publish.results import results_of
+from wids.publish.executors import results_of
 
 
 @pytest.fixture

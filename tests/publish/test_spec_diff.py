@@ -15,9 +15,9 @@ from loopback import Server
 
 import wids
 from wids import MismatchError
-from wids.publish.new_packs import new_pack
+from wids.publish.new_spec import new_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.shards.tars.archive import TarMembers
+from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import ShardIndex, build_index
 
 FIELDS = ("jpg", "json", "cls")

@@ -11,9 +11,9 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.publish.journal_parts import Part
+from wids.publish.journal import Part
 from wids.publish.spec_job import SpecJob, prepare_spec
-from wids.shards.download_cost import DownloadCost
+from wids.shards.costs import DownloadCost
 
 
 def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:

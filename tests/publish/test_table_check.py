@@ -10,9 +10,8 @@ from conftest import write_shards
 
 import wids
 from wids.cli.main import main
-from wids.publish.table_check import table_problems
-from wids.shards.specs.shard_table import State, open_table
-from wids.shards.specs.shard_table_writer import write_table
+from wids.publish.problems import table_problems
+from wids.shards.specs.shard_table import State, open_table, write_table
 from wids.storage.fetch import Fetcher
 
 

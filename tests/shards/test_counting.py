@@ -13,7 +13,7 @@ from conftest import raises, sample_members, settle, write_tar
 from loopback import Fault, Server
 
 import wids
-from wids.shards.download_cost import DownloadCost
+from wids.shards.costs import DownloadCost
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_download_that_was_asked_for(
     server: Server, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``access="download"`` is the consent; what is known or local costs nothing (SPEC-26)."""
-    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 50_000)
+    monkeypatch.setattr("wids.shards.costs.LIMIT_NBYTES", 50_000)
     with raises(wids.SpecError, "in 8 shards would be downloaded"):
         wids.ShardListDataset(urls)
     assert server.log == []

@@ -17,8 +17,8 @@ from conftest import sample_members, settle, write_tar
 from faults import Fault, faults
 
 import wids
-from wids.shards import side_files
-from wids.shards.tars import mapped_file
+from wids.shards import records
+from wids.shards.tars import samples
 from wids.storage.cache import leases
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Opens the copy of a remote shard, a copy that was changed, its pack, and a local shard."""
     # So that these small files are mapped, as larger ones are.
-    monkeypatch.setattr("wids.shards.tars.mapped_file._SMALL_NBYTES", 0)
+    monkeypatch.setattr("wids.shards.tars.samples._SMALL_NBYTES", 0)
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
     path = settle(write_tar(tmp_path / "a.tar", sample_members(0, 8)))
     wids.build_spec([str(path)], pack=tmp_path / "a.index")
@@ -46,7 +46,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         with wids.ShardListDataset(remote, handlers={"mem": open_file}) as dataset:
             assert dataset[3][".txt"] == "text 3"  # looks for the pack, to read by range
             assert [sample[".txt"] for sample in dataset][7] == "text 7"
-            with side_files.open_file(dataset.reader.store, "mem://host/a.index") as file:
+            with records.open_file(dataset.reader.store, "mem://host/a.index") as file:
                 file.read()
         for copy in (tmp_path / "cache" / "shards").glob("*-a.tar"):
             os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))
@@ -89,7 +89,7 @@ def failing(fault: Fault, owner: Any, name: str) -> Iterator[None]:
     ("owner", "name"),
     [
         *((os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")),
-        *((leases, "FileIO"), (mapped_file, "FileIO")),
+        *((leases, "FileIO"), (samples, "FileIO")),
     ],
 )
 def test_a_failure_of_any_call(owner: Any, name: str, work: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from events import wait_for
 from loopback import Server
 
-from wids.shards.fetch_all import fetch_all
+from wids.shards.counting import fetch_all
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wids.shards.position_array import PositionArray
 from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, in_bits
 from wids.shards.positions import (
+    PositionArray,
     as_int_array,
     counts_per_shard,
     in_turn,
@@ -20,7 +20,7 @@ from wids.shards.positions import (
     positions_at,
     select,
 )
-from wids.storage.array_types import IntArray
+from wids.storage.arrays import IntArray
 
 
 def bits_of(positions: IntArray) -> PositionSet:

@@ -14,8 +14,8 @@ from conftest import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wids.shards.position_array import PositionArray
 from wids.shards.positions import (
+    PositionArray,
     counts_per_shard,
     from_start,
     index_of,

@@ -17,7 +17,7 @@ from remote_site import EXPECTED, LENGTHS, Site, texts
 
 import wids
 from wids.errors import FetchError, NotFoundError, ShardFormatError
-from wids.storage.range_reader import RangeReader
+from wids.storage.ranges import RangeReader
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

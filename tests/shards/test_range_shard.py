@@ -15,7 +15,7 @@ import pytest
 from conftest import raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
-from wids.shards.range_shard import RemoteShard, SpentError
+from wids.shards.remote_shard import RemoteShard, SpentError
 from wids.shards.tars.index import index_tar
 
 MEMBERS = [

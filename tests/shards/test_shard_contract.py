@@ -1,4 +1,4 @@
-"""What every open shard promises (`wids.shards.tars.readable_shard`), wherever its bytes come from.
+"""What every open shard promises (`wids.shards.tars.samples`), wherever its bytes come from.
 
 Each test runs on a local `Shard`, on a `RemoteShard` over bytes in memory, and on a `RemoteShard`
 over a loopback HTTP server. The expected samples are written down here, not read with wids.
@@ -20,11 +20,11 @@ import pytest
 from conftest import Member, in_child, raises, sample_members, write_tar
 
 from wids.errors import ShardFormatError
-from wids.shards.range_shard import RemoteShard
-from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.remote_shard import RemoteShard
+from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
 from wids.shards.tars.raw_samples import ReadRange
-from wids.shards.tars.readable_shard import PooledShard
+from wids.shards.tars.samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
 
@@ -92,13 +92,11 @@ def test_members_are_read_in_bulk(make: Make, monkeypatch: pytest.MonkeyPatch) -
             assert shard.read_members(some, verify=True) == [*expected.values()][::3]
             with monkeypatch.context() as patched:
                 patched.setattr(
-                    "wids.shards.tars.bulk_read._DENSE_NBYTES", 0
+                    "wids.shards.tars.shard._DENSE_NBYTES", 0
                 )  # as if they were far apart
-                patched.setattr(
-                    "wids.shards.tars.bulk_read._COLD_READ_S", -1.0
-                )  # and on a slow disk
+                patched.setattr("wids.shards.tars.shard._COLD_READ_S", -1.0)  # and on a slow disk
                 assert shard.read_members(members) == list(expected.values())
-                patched.setattr("wids.shards.tars.bulk_read._LONG_NBYTES", 0)  # from the map
+                patched.setattr("wids.shards.tars.shard._LONG_NBYTES", 0)  # from the map
                 assert shard.read_members(members) == list(expected.values())
         index = shard.index
         names = [index.member_name(member) for member in range(len(index.sizes))]

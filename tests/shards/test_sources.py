@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wids import ShardListDataset, ShardSpec
-from wids.shards.positions import select
-from wids.shards.sources import ranges_by_name
+from wids.shards.positions import ranges_by_name, select
 
 EDGES = np.array([0, 3, 3, 5, 9])
 NAMES = ["a", "b"], np.array([0, 0, 1, 0])

@@ -24,22 +24,19 @@ import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
 from wids.errors import FetchError, MismatchError
-from wids.storage import abandoned, complete_files, digests, locks, part_requests
-from wids.storage.cache import (
-    cache_names,
-    eviction,
-    leases,
-    small_files,
-    space,
-    store,
-    turns,
-    verified,
-)
+from wids.storage import download as part_requests
+from wids.storage import files as abandoned
+from wids.storage import files as complete_files
+from wids.storage import files as digests
+from wids.storage import locks
+from wids.storage.cache import cache_names, eviction, leases, store, verified
+from wids.storage.cache import cache_names as small_files
+from wids.storage.cache import eviction as space
+from wids.storage.cache import leases as turns
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
-from wids.storage.download import Download
-from wids.storage.part_requests import PartRequests
-from wids.storage.transport import retry, server_state
+from wids.storage.download import Download, PartRequests
+from wids.storage.transport import gate, retry
 from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Stream, TransientError
 
@@ -398,7 +395,7 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(retry, "random", history.rng)
         patch.setattr(retry, "time", system.time)
         patch.setattr(retry, "_pause", lambda wait_s, _: system.sleep(wait_s))
-        patch.setattr(server_state, "_LONGEST_PAUSE_S", 0.0)
+        patch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
         patch.setattr(cache_names, "default_folder", lambda: "/home")
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wids.storage.joined_ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
+from wids.storage.ranges import GAP_NBYTES, Span, frugal_gap_nbytes, joined
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 10**6), st.integers(1, 10**5)).map(lambda s: (s[0], s[0] + s[1])),

@@ -54,8 +54,8 @@ def test_a_large_file_whose_last_answer_is_lost(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So does one of several parts, where the server does not know the upload any more."""
-    monkeypatch.setattr("wids.storage.object_target.PART_NBYTES", 5 << 20)
-    monkeypatch.setattr("wids.storage.object_target.MAX_PUT_NBYTES", 5 << 20)
+    monkeypatch.setattr("wids.storage.upload_targets.PART_NBYTES", 5 << 20)
+    monkeypatch.setattr("wids.storage.upload_targets.MAX_PUT_NBYTES", 5 << 20)
     bucket.fault = first("lose", is_completion)
     publish(f"{bucket.url}/a.bin", is_new=True, storage_options=bucket.options)
 

@@ -327,7 +327,7 @@ def test_parts_wait_for_room(server: Server, monkeypatch: pytest.MonkeyPatch) ->
         looks.append(name)
         return len(looks) > 3
 
-    monkeypatch.setattr("wids.storage.part_requests.has_room", has_room)
+    monkeypatch.setattr("wids.storage.download.has_room", has_room)
     assert saved(server.page("/a", DATA), EXPECTED) == DATA
     assert looks[:4] == [server.url] * 4
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import raises
 
-from wids.storage.complete_files import replacing
+from wids.storage.files import replacing
 
 
 def test_file_appears_at_the_end(tmp_path: Path) -> None:

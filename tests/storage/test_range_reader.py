@@ -23,7 +23,7 @@ from transfers import DATA
 
 from wids.errors import MismatchError
 from wids.storage.fetch import Fetcher
-from wids.storage.range_reader import RangeError
+from wids.storage.ranges import RangeError
 from wids.storage.transport.retry import Patience
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import CHUNK_NBYTES

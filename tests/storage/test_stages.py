@@ -104,10 +104,10 @@ class Passed:
         stages.timed(stages.COLLATE, busy, 0.01)
 
     def __getstate__(self) -> object:
-        return {"stages": stages.passed()}
+        return {"stages": stages.passed_stages()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        stages.join(state["stages"])  # type: ignore[arg-type]
+        stages.join_stages(state["stages"])  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("counting")

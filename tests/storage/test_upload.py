@@ -17,7 +17,7 @@ from s3 import Bucket
 from servers import free_port, running
 
 from wids.errors import FetchError, UploadError
-from wids.storage import object_target, upload
+from wids.storage import upload, upload_targets
 
 DATA = os.urandom(1000) * 1000
 PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
@@ -59,7 +59,7 @@ def test_a_large_file_is_committed_at_the_end(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts show nothing under the name until the last request (SPEC-30)."""
-    monkeypatch.setattr(object_target, "PART_NBYTES", PART_NBYTES)
+    monkeypatch.setattr(upload_targets, "PART_NBYTES", PART_NBYTES)
     seen: list[list[str]] = []
 
     def fault(method: str, path: str) -> None:
@@ -79,7 +79,7 @@ def test_a_server_that_refuses_the_last_part(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None
 ) -> None:
     """The upload is retried, aborted and an error; what was there stays (SPEC-30)."""
-    monkeypatch.setattr(object_target, "PART_NBYTES", PART_NBYTES)
+    monkeypatch.setattr(upload_targets, "PART_NBYTES", PART_NBYTES)
     monkeypatch.setattr("wids.storage.transport.retry.MAX_FAILURES", 2)
     if old is not None:
         publish(f"{bucket.url}/a.bin", old, storage_options=bucket.options)

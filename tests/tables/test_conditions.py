@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from conftest import optional, raises
 
-from wids.tables.column_parts import ColumnPart, column_of
-from wids.tables.column_types import layers_of
+from wids.tables.columns import ColumnPart, column_of, layers_of
 from wids.tables.conditions import Comparison, mask, parsed
 
 

@@ -21,7 +21,7 @@ from remote_site import Site
 
 import wids
 from wids.errors import FetchError, JoinError, NotFoundError, SampleError
-from wids.tables import join_files
+from wids.tables import join_rows
 
 Entries = dict[str, Any]
 SHARDS = [range(8), range(8, 13), range(13, 20)]
@@ -127,7 +127,7 @@ def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.Mo
         assert [s[".score"] for s in joined.__getitems__([9, 3, 10, 4])] == [0] * 4
         publish(1)
         assert [joined[n][".score"] for n in (12, 0)] == [0, 0], "what was read stays in memory"
-        monkeypatch.setattr(join_files, "_MAX_STORED_NBYTES", 1)
+        monkeypatch.setattr(join_rows, "_MAX_STORED_NBYTES", 1)
         assert joined[19][".score"] == 1
         publish(2)
         assert [joined[n][".score"] for n in (18, 0, 19)] == [1, 2, 2], "only the last file stays"

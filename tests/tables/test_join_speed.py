@@ -17,7 +17,7 @@ from join_shards import shuffled
 
 import wids
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.tars.archive import TarMembers
+from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import build_index
 from wids.tables.join_keys import DatasetKeys, match_keys
 

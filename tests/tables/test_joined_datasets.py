@@ -22,12 +22,10 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.errors import FetchError, JoinError
-from wids.tables.join_datasets import DatasetSide
-from wids.tables.join_names import Names
-from wids.tables.join_samples import KeyedSamples
-from wids.tables.join_store import PositionMap
-from wids.tables.joined_reader import JoinedReader
-from wids.tables.joint import Joint
+from wids.tables.join_fields import Names
+from wids.tables.join_keys import PositionMap
+from wids.tables.join_sides import DatasetSide, KeyedSamples
+from wids.tables.joined import JoinedReader, Joint
 
 KEYS = [f"s{number:05d}" for number in range(20)]
 

@@ -24,7 +24,7 @@ from join_shards import contents, fields, shards, shuffled, write_side
 
 import wids
 from wids.errors import JoinError, MismatchError, TransformError
-from wids.shards.indexes import key_hashes
+from wids.shards.indexes import key_tables
 
 ALPHABET = [f"k{number:02d}" for number in range(12)]
 RAW = {"transformations": None, "raw": "bytes"}
@@ -796,9 +796,9 @@ def test_different_keys_with_one_hash_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hashes that somebody has made equal lead to slower ones, and never to another sample."""
-    monkeypatch.setattr(key_hashes, "_BASE", 1)  # sums of bytes: "ab" and "ba" are equal
-    monkeypatch.setattr(key_hashes, "_INVERSE", 1)
-    key_hashes._powers.cache_clear()
+    monkeypatch.setattr(key_tables, "_BASE", 1)  # sums of bytes: "ab" and "ba" are equal
+    monkeypatch.setattr(key_tables, "_INVERSE", 1)
+    key_tables._powers.cache_clear()
     write_side(tmp_path, "l", ["ab", "ba", "c"], [1], ".txt")
     write_side(tmp_path, "r", ["ba", "c", "ab"], [2], ".cap")
     a, b = (
@@ -810,7 +810,7 @@ def test_different_keys_with_one_hash_are_told_apart(
     values = a.join({"ba": 1, "c": 2, "ab": 3})
     assert [sample[".value"] for sample in values] == [3, 1, 2]
     assert [a.find_key(key) for key in ("ab", "ba", "c")] == [0, 1, 2]
-    key_hashes._powers.cache_clear()
+    key_tables._powers.cache_clear()
 
 
 def test_only_reads_the_side_that_has_a_field(joined: wids.ShardListDataset) -> None:

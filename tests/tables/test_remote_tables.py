@@ -197,7 +197,7 @@ def test_commands_say_what_they_fetch(
     assert main(["table", site.url, *output]) == 0
     assert "reading columns" not in capsys.readouterr().err
     url = site.without_pack()
-    monkeypatch.setattr("wids.shards.download_cost.LIMIT_NBYTES", 1000)
+    monkeypatch.setattr("wids.shards.costs.LIMIT_NBYTES", 1000)
     for command in (["table", url, *output], ["info", url, "-c", "n=.cls"]):
         with pytest.raises(SystemExit):
             main(command)

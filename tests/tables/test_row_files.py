@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wids.tables.join_names import Names, Wanted
-from wids.tables.row_files import file_rows
+from wids.tables.join_fields import Names, Wanted
+from wids.tables.join_rows import file_rows
 
 
 class CountedFile(io.BytesIO):

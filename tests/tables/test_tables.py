@@ -23,8 +23,8 @@ import pytest
 from conftest import Member, raises, write_tar
 
 from wids import DecodeError, ShardListDataset, TableError
-from wids.tables import column_reader
-from wids.tables.column_reader import PickledOnce
+from wids.tables import table as column_reader
+from wids.tables.table import PickledOnce
 
 INT64, FLOAT64, STRING = pa.int64(), pa.float64(), pa.string()
 

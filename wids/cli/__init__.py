@@ -3,6 +3,6 @@
 Each command has a module. No command imports another one, and none does work that a Python
 program could not call itself.
 
-Read first: `main` (the commands), `options` (what commands share), and `create_command` (one of
+Read first: `main` (the commands), `shared` (what commands share), and `create_command` (one of
 them).
 """

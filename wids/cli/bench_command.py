@@ -7,8 +7,15 @@ import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.named_objects import is_name, named_object
-from wids.cli.options import add_reading, not_negative, opened, positive, refuse
+from wids.cli.shared import (
+    add_reading,
+    is_name,
+    named_object,
+    not_negative,
+    opened,
+    positive,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from wids.dataset.shard_list import ShardListDataset

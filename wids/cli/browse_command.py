@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.options import add_reading, add_spec, opened, spec_and_peek
+from wids.cli.shared import add_reading, add_spec, opened, spec_and_peek
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _port(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    from wids.look.page.peek_pages import PeekPages
+    from wids.look.page.pages import PeekPages
     from wids.look.page.server import Browser
 
     spec, shards = spec_and_peek(options)

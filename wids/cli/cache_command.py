@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.consent import add_yes, ask
-from wids.cli.messages import print_note, with_bold_header
-from wids.cli.options import add_reading, loaded_spec
+from wids.cli.shared import add_reading, add_yes, ask, loaded_spec, print_note, with_bold_header
 from wids.errors import printable
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
@@ -126,7 +124,7 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
     from wids.storage.cache import eviction
 
     if options.spec is not None:
-        from wids.shards.cached_files import cached_files
+        from wids.shards.copied_shards import cached_files
 
         files = cached_files(loaded_spec(options.spec, options), folder)
         label = f"{urls.redact(options.spec)}, in {folder}"
@@ -145,7 +143,7 @@ def _clear(options: argparse.Namespace, folder: str) -> int:
 
 
 def _check(options: argparse.Namespace, folder: str) -> int:
-    from wids.publish.checked_copies import check_copies, parse_share
+    from wids.publish.verification import check_copies, parse_share
 
     if options.spec is None:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")

@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.consent import add_yes, ask_consent
-from wids.cli.messages import print_counts, print_note, print_problem
-from wids.cli.options import (
+from wids.cli.shared import (
     add_flag,
     add_parts,
     add_processes,
     add_storage,
+    add_yes,
+    ask_consent,
+    print_counts,
+    print_note,
+    print_problem,
     refuse,
     storage_options,
 )
@@ -23,8 +26,8 @@ from wids.publish.problems import Problem
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
-    from wids.publish.by_headers import IndexingCost
-    from wids.shards.download_cost import DownloadCost
+    from wids.publish.new_spec import IndexingCost
+    from wids.shards.costs import DownloadCost
     from wids.shards.specs.model import ShardSpec
 
 
@@ -90,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and pack."""
-    from wids.publish.processes import process_pool
+    from wids.publish.executors import process_pool
     from wids.publish.spec_job import prepare_spec
 
     job = prepare_spec(

@@ -1,12 +1,30 @@
-"""``wids demo``: a small dataset, one sample, and one exact epoch in two processes."""
+"""``wids demo``: a small dataset, one sample, and one exact epoch in two processes.
+
+The library itself writes, describes and reads the dataset. The report is computed from the
+``__index__`` values that the DataLoaders returned, so that a wrong sampler is noticed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
 import shlex
+import subprocess
 import sys
+import tempfile
 import textwrap
-from typing import Final
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from wids.cli.shared import named_object
+from wids.dataset.shard_list import ShardListDataset
+from wids.publish.shard_writer import ShardWriter
+from wids.shards.specs.loader import load_spec
 
 EXAMPLE: Final = "  wids demo"
 
@@ -31,14 +49,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo; return 1 if the epoch was not exact."""
     from subprocess import TimeoutExpired
 
-    from wids.cli import demo_shapes
-
-    spec_path = demo_shapes.write_dataset(options.folder)
-    print(f"wrote {demo_shapes.NUM_SHARDS} shards and {spec_path}\n")
-    print(demo_shapes.describe_sample(spec_path, 123), end="\n\n")
+    spec_path = write_dataset(options.folder)
+    print(f"wrote {NUM_SHARDS} shards and {spec_path}\n")
+    print(describe_sample(spec_path, 123), end="\n\n")
     print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
     try:
-        report = demo_shapes.run_epoch(spec_path, options.sampler or demo_shapes.DEFAULT_SAMPLER)
+        report = run_epoch(spec_path, options.sampler or DEFAULT_SAMPLER)
     except (RuntimeError, TimeoutExpired) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
@@ -68,3 +84,181 @@ def _next_steps(spec_path: str) -> str:
         f"    dataset = wids.ShardListDataset({spec_path!r})\n"
         "    dataset[123]"
     )
+
+
+NUM_SHARDS: Final = 4
+SAMPLES_PER_SHARD: Final = 250
+NUM_REPLICAS: Final = 2
+BATCH_SIZE: Final = 25
+PICTURE_SIZE: Final = 64  # pixels, both ways
+DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
+_TIMEOUT_S: Final = 300
+
+_COLORS: Final = ("red", "green", "blue", "yellow", "purple")
+_SHAPES: Final = ("circle", "square", "triangle", "cross")
+
+
+def write_dataset(folder: str) -> str:
+    """Write the demo's shards, index and spec into a folder; return the path of the spec.
+
+    Raises:
+        OSError: The folder cannot be made or written to.
+    """
+    pattern = os.path.join(folder, "shapes-%06d.tar")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
+            for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
+                writer.write(_sample(number))
+    except OSError as error:
+        if error.strerror is None:  # one that says it all
+            raise
+        raise OSError(
+            f"{folder or repr(folder)}: expected a folder to write a dataset to, found one that "
+            f"cannot be made or written to ({error.strerror}); name another folder"
+        ) from error
+    spec_path = os.path.join(folder, "shapes.json")
+    spec = load_spec(spec_path)
+    replace(spec, extras={**spec.extras, "classes": list(_SHAPES)}).save(spec_path)
+    return spec_path
+
+
+def _sample(number: int) -> dict[str, Any]:
+    color = _COLORS[number % len(_COLORS)]
+    label = number // len(_COLORS) % len(_SHAPES)
+    return {
+        "__key__": f"{number:06d}",
+        ".jpg": _picture(color, _SHAPES[label], 8 + number % 17),
+        ".txt": f"a {color} {_SHAPES[label]}",
+        ".cls": label,
+    }
+
+
+def _picture(color: str, shape: str, margin: int) -> Any:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
+    draw, middle, size = ImageDraw.Draw(image), PICTURE_SIZE // 2, PICTURE_SIZE - 2 * margin
+    if shape == "cross":
+        for part in (size / 6, size / 2):
+            box = (middle - part, middle - 2 * size / 3 + part)
+            draw.rectangle((*box, *(PICTURE_SIZE - each for each in box)), fill=color)
+    else:
+        sides = {"circle": 99, "square": 4, "triangle": 3}[shape]
+        draw.regular_polygon((middle, middle, size / 2), sides, fill=color)
+    return image
+
+
+def describe_sample(spec_path: str, index: int) -> str:
+    """Return one sample as text, one line for each field."""
+    with ShardListDataset(spec_path) as dataset:
+        sample = dataset[index]
+        lines = [f"dataset[{index}] of {len(dataset)}:"]
+    texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
+    return "\n".join([*lines, *(f"  {name:14} {text:.90}" for name, text in texts.items())])
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What the DataLoaders of one epoch returned.
+
+    Attributes:
+        num_samples: Samples in the dataset.
+        batches: For each rank, for each batch, the ``__index__`` of every sample in it.
+    """
+
+    num_samples: int
+    batches: list[list[list[int]]]
+
+    @property
+    def ranks(self) -> list[list[int]]:
+        """The indices that each rank returned."""
+        return [list(chain.from_iterable(rank)) for rank in self.batches]
+
+    @property
+    def times_seen(self) -> Counter[int]:
+        """How often each index was returned, by all ranks together."""
+        return Counter(chain.from_iterable(self.ranks))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample was returned exactly once."""
+        return self.times_seen == Counter(range(self.num_samples))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every rank had the same number of batches."""
+        return len({len(rank) for rank in self.batches}) == 1
+
+    def table(self) -> str:
+        """Return the report as a short table."""
+        seen = self.times_seen
+        missing = self.num_samples - len(seen)
+        repeated = sum(count > 1 for count in seen.values())
+        exactly = f"exactly once ({missing} missing, {repeated} repeated)"
+        lines = ["rank  batches  samples  different samples"]
+        for number, (rank, batches) in enumerate(zip(self.ranks, self.batches, strict=True)):
+            lines.append(f"{number:4}  {len(batches):7}  {len(rank):7}  {len(set(rank)):17}")
+        lines += ["", f"{_mark(self.is_complete)} each of the {self.num_samples} samples {exactly}"]
+        lines += [f"{_mark(self.is_even)} the same number of batches on every rank"]
+        return "\n".join(lines)
+
+
+def _mark(is_good: bool) -> str:
+    return "yes:" if is_good else "NO: "
+
+
+def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
+    """Run one epoch over a spec in two processes, started by ``torchrun``.
+
+    Args:
+        spec_path: The JSON spec.
+        sampler: ``MODULE:NAME`` of a callable that returns a rank's sampler for the dataset.
+
+    Raises:
+        RuntimeError: The processes failed; the message has the end of their output.
+        subprocess.TimeoutExpired: They took longer than five minutes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
+            *("-m", "wids.cli.demo_command", os.path.abspath(spec_path), sampler, folder),
+        ]
+        # One thread each, as torchrun would choose with a warning.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        options: Any = {"capture_output": True, "text": True, "timeout": _TIMEOUT_S}
+        result = subprocess.run(command, env=environment, check=False, **options)
+        if result.returncode:
+            # The end of the output, where Python puts the error.
+            raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
+        texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(NUM_REPLICAS)]
+    with ShardListDataset(spec_path) as dataset:
+        return EpochReport(len(dataset), list(map(json.loads, texts)))
+
+
+def _run_rank(spec_path: str, sampler: str, folder: str) -> None:
+    """Read one rank's share of the epoch, and write it into a file of the rank."""
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    # gloo needs no GPU, so the demo runs on any machine.
+    dist.init_process_group("gloo")
+    dataset = ShardListDataset(spec_path, transformations="torch")
+    loader = DataLoader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        sampler=named_object(sampler, "--sampler", "sampler")(dataset),
+        num_workers=2,
+    )
+    # What the loader returned, not what the sampler says, so that a lost batch is noticed.
+    batches = [batch["__index__"].tolist() for batch in loader]
+    Path(folder, str(dist.get_rank())).write_text(json.dumps(batches), "utf-8")
+    dist.barrier()
+    # Not by `destroy_process_group`: with torch 2.2 a rank whose peer has left already may hang in
+    # it, and without it gloo may abort at the end of Python.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _run_rank(*sys.argv[1:])

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Final
 
-from wids.cli.options import add_flag, add_reading, storage_options
+from wids.cli.shared import add_flag, add_reading, storage_options
 from wids.errors import printable
 from wids.storage.transport import urls
 

@@ -10,16 +10,25 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.consent import add_yes, ask_to_fetch
-from wids.cli.messages import output_width, print_note, with_bold_header
-from wids.cli.options import add_reading, loaded_spec, named_columns, opened, storage_options
+from wids.cli.shared import (
+    add_reading,
+    add_yes,
+    ask_to_fetch,
+    loaded_spec,
+    named_columns,
+    opened,
+    output_width,
+    print_note,
+    storage_options,
+    with_bold_header,
+)
 from wids.errors import NotFoundError, WidsError, printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.dataset.shard_list import ShardListDataset
-    from wids.look.field_stats import FieldStats
+    from wids.look.field_facts import FieldStats
     from wids.shards.specs.model import DatasetSpec
 
 _BAR_WIDTH: Final = 10
@@ -202,7 +211,7 @@ def _saved_columns_text(spec: DatasetSpec) -> str:
     # Shown unasked, so it may cost neither a request nor a second.
     if not place or not urls.is_local(place) or not find_spec("pyarrow"):
         return ""
-    from wids.look.distributions import columns_text
+    from wids.look.page.tally import columns_text
     from wids.tables.table_file import load_table
 
     path = urls.path_of(place)
@@ -219,7 +228,7 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the distributions of columns if requested, from the saved table or else read."""
     if options.columns is None:
         return _saved_columns_text(spec)
-    from wids.look.distributions import distributions_text
+    from wids.look.page.tally import distributions_text
     from wids.look.text import class_names
     from wids.tables.table_file import read_or_load
 

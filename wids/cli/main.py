@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
     except KeyboardInterrupt:
         print("wids: interrupted", file=sys.stderr, flush=True)
-        from wids.storage import complete_files
+        from wids.storage import files
 
-        complete_files.delete_unfinished()  # of threads that still wait for a server
+        files.delete_unfinished()  # of threads that still wait for a server
         others = set(threading.enumerate()) - {threading.current_thread()}
         if not all(thread.daemon for thread in others):  # exit would wait for a server that hangs
             os._exit(_INTERRUPTED)
@@ -89,7 +89,7 @@ def _log_printed(options: argparse.Namespace) -> AbstractContextManager[None]:
 
 def _failed(error: Exception) -> int:
     """Print an error on one line and return the exit status."""
-    from wids.cli.messages import print_error
+    from wids.cli.shared import print_error
     from wids.errors import message_of
 
     if isinstance(error, BrokenPipeError):

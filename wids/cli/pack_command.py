@@ -7,12 +7,12 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.options import add_processes, add_storage, positive, storage_options
+from wids.cli.shared import add_processes, add_storage, positive, storage_options
 from wids.errors import printable
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.publish.packing.pack_report import PackReport
+    from wids.publish.packing.pack_plan import PackReport
 
 
 EXAMPLE: Final = (
@@ -65,9 +65,9 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Pack the folder and print what to do next; return 1 if a file could not be read."""
+    from wids.publish.executors import process_pool
     from wids.publish.packing.folder_listing import UNREADABLE
     from wids.publish.packing.packed_folder import prepare_job
-    from wids.publish.processes import process_pool
 
     job = prepare_job(
         options.folder,
@@ -104,7 +104,7 @@ def report_text(report: PackReport) -> str:
 
 def next_steps(report: PackReport) -> str:
     """Return the two things to do next, as a command and as lines of Python."""
-    from wids.shards.fields.media import media_kind
+    from wids.shards.fields.codecs import media_kind
 
     name = urls.redact(report.spec_path)
     media = {
@@ -132,8 +132,8 @@ def next_steps(report: PackReport) -> str:
 
 def _lines_of_values(report: PackReport) -> list[str]:
     """Return lines that take pictures, audio, video and one more field out of a batch."""
-    from wids.publish.packing.file_samples import role
-    from wids.shards.fields.media import media_kind
+    from wids.publish.packing.pack_plan import role
+    from wids.shards.fields.codecs import media_kind
 
     kinds = {field: media_kind(field) or role(field) for field in report.fields}
     lines = []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from wids.cli.messages import print_note
-from wids.cli.options import add_reading, add_spec, loaded_spec, opened, positive
+from wids.cli.shared import add_reading, add_spec, loaded_spec, opened, positive, print_note
 from wids.storage.sizes import count_text, parse_nbytes
 from wids.storage.transport import urls
 
@@ -29,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fetch what is missing; return 1 if the limit left out a shard."""
-    from wids.dataset import bulk_fetch
-    from wids.shards.download_cost import download_cost
-    from wids.shards.fetch_all import fetch_all
+    from wids.dataset import fetch_window
+    from wids.shards.costs import download_cost
+    from wids.shards.counting import fetch_all
 
     if (options.rank is None) != (options.num_replicas is None):
         raise ValueError("expected --rank and --num-replicas together")
@@ -47,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     with opened(spec, options, cache_dir=options.cache_dir, progress=False) as dataset:
         numbers = list(range(len(dataset.lengths)))
         if options.rank is not None:
-            numbers = bulk_fetch.rank_shards(dataset, options.rank, options.num_replicas)
-        missing, num_left_out = bulk_fetch.select_missing(dataset.reader, numbers, limit_nbytes)
+            numbers = fetch_window.rank_shards(dataset, options.rank, options.num_replicas)
+        missing, num_left_out = fetch_window.select_missing(dataset.reader, numbers, limit_nbytes)
         shards = [spec.shards[number] for number in missing]
         cost = download_cost(shards, dataset.reader.store.fetcher)
         if missing:

@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from operator import eq
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.consent import add_yes, ask, check_terminal
 from wids.cli.log_output import printed
-from wids.cli.messages import print_counts, print_note, print_problem
-from wids.cli.named_objects import named_object
-from wids.cli.options import (
+from wids.cli.shared import (
     add_flag,
     add_parts,
     add_processes,
     add_reading,
     add_spec,
+    add_yes,
+    ask,
+    check_terminal,
+    named_object,
     not_negative,
     opened,
     positive,
+    print_counts,
+    print_note,
+    print_problem,
     refuse,
     storage_options,
 )
@@ -101,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
-    from wids.publish.processes import start_early
+    from wids.publish.executors import start_early
     from wids.publish.rewriting.old_streams import is_old_stream
 
     if is_old_stream(options.spec):
@@ -165,7 +169,7 @@ def _check_deleting(options: argparse.Namespace) -> None:
 
 def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespace) -> int:
     """Name the files of the input that are not part of the new dataset; delete them on request."""
-    from wids.publish.replaced import left_behind, remove_left_behind
+    from wids.publish.output import left_behind, remove_left_behind
 
     # As it was published, since nothing is deleted before.
     files = left_behind(old, output.spec_at(output.spec_path), options.spec)
@@ -194,7 +198,7 @@ def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespa
 
 def _run_streams(options: argparse.Namespace) -> int:
     """Write the samples of files without random access into plain tars."""
-    from wids.publish.rewriting.rewrite_streams import rewrite_streams
+    from wids.publish.rewriting.old_streams import rewrite_streams
     from wids.shards.specs.naming import tar_urls
     from wids.storage.fetch import Fetcher
 
@@ -230,7 +234,7 @@ def _pattern(output: str) -> str:
 
 def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:
     """Write all shards, or a part of them, or merge all parts; return what was written."""
-    from wids.publish.processes import process_pool
+    from wids.publish.executors import process_pool
 
     if options.merge:
         with printed(logging.WARNING):

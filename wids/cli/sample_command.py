@@ -8,8 +8,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.messages import output_width, print_note, styled
-from wids.cli.options import add_reading, add_spec, opened, positive, spec_and_peek
+from wids.cli.shared import (
+    add_reading,
+    add_spec,
+    opened,
+    output_width,
+    positive,
+    print_note,
+    spec_and_peek,
+    styled,
+)
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -53,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         sample, damage = _from_dataset(spec, options, index if key is None else key, field)
     else:
         from wids.dataset.peeking import find_sample
-        from wids.look.field_stats import field_sizes
+        from wids.look.field_facts import field_sizes
         from wids.look.text import MAX_SHOWN_NBYTES
 
         here, local_index = find_sample(shards, index, key, options.shard)
@@ -103,7 +111,7 @@ def _from_dataset(
 
 def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
     """Return which fields of a sample are not as its index states, in a sentence; else ``""``."""
-    from wids.look.damage import damage_text
+    from wids.look.field_facts import damage_text
     from wids.look.preview import damage_of
 
     damage = damage_text(damage_of(dataset, index, sample))

@@ -6,15 +6,16 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.consent import add_yes, ask_to_fetch
-from wids.cli.messages import print_note
-from wids.cli.options import (
+from wids.cli.shared import (
     add_columns,
     add_processes,
     add_reading,
     add_spec,
+    add_yes,
+    ask_to_fetch,
     named_columns,
     opened,
+    print_note,
 )
 from wids.errors import printable
 from wids.storage.sizes import count_text
@@ -48,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read the columns, save them, and name the file in the spec."""
-    from wids.publish.processes import process_pool
-    from wids.shards.specs.edit import is_local_document, name_table
-    from wids.tables.column_paths import parse_columns
+    from wids.publish.executors import process_pool
+    from wids.shards.specs.saving import is_local_document, name_table
+    from wids.tables.column_values import parse_columns
     from wids.tables.table import check_arrow
     from wids.tables.table_file import save_table
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Change the spec."""
-    from wids.shards.specs.edit import edit_spec
+    from wids.shards.specs.saving import edit_spec
 
     edit_spec(
         options.filename,

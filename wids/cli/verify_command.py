@@ -6,15 +6,22 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.consent import add_yes, ask_consent
-from wids.cli.messages import print_problem
-from wids.cli.options import add_processes, add_reading, add_spec, loaded_spec, storage_options
+from wids.cli.shared import (
+    add_processes,
+    add_reading,
+    add_spec,
+    add_yes,
+    ask_consent,
+    loaded_spec,
+    print_problem,
+    storage_options,
+)
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.shards.download_cost import DownloadCost
+    from wids.shards.costs import DownloadCost
     from wids.shards.specs.model import DatasetSpec
     from wids.storage.fetch import Fetcher
 
@@ -35,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
-    from wids.publish.processes import process_pool
-    from wids.publish.table_check import table_problems
+    from wids.publish.executors import process_pool
+    from wids.publish.problems import table_problems
     from wids.publish.verification import verify_spec
     from wids.shards.specs.naming import is_document
     from wids.storage.fetch import Fetcher
@@ -71,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cost(spec: DatasetSpec, fetcher: Fetcher) -> DownloadCost:
     """Return what reading the remote shards downloads; those that are missing are problems."""
-    from wids.shards.download_cost import DownloadCost
+    from wids.shards.costs import DownloadCost
     from wids.storage.remote_lengths import known_lengths
 
     stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}

@@ -18,12 +18,11 @@ import torch.utils.data as torch_data
 
 from wids.dataset.collating import collate
 from wids.dataset.shard_list import ShardListDataset
-from wids.dataset.stage_times import LABELS, StageTimes, added
-from wids.dataset.timed_loop import timings
+from wids.dataset.timing import LABELS, StageTimes, added, timings
 from wids.errors import WidsError
 from wids.look.text import table
 from wids.order.arguments import at_least
-from wids.order.chunked import ChunkedSampler
+from wids.order.samplers import ChunkedSampler
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 

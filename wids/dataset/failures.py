@@ -24,9 +24,8 @@ from wids.errors import (
     warn,
 )
 from wids.shards.reader import ShardReader
-from wids.storage.shared_number import SharedNumber, SharedRows, writing
 from wids.storage.sizes import first_of
-from wids.storage.stages import this_process
+from wids.storage.stages import SharedNumber, SharedRows, this_process, writing
 
 Policy = Literal["skip", "next"]
 Indices: TypeAlias = "Sequence[int] | npt.NDArray[Any]"

@@ -1,9 +1,11 @@
-"""Fetch the remote shards that will be read, in order, ahead of the reader.
+"""Fetch the remote shards that will be read, in order, ahead of the reader or before training.
 
 Threads of this process fetch, within a limit of bytes that are fetched and not yet read: in order,
 and as many shards at a time as the server rewards, which the gate of its requests measures. They
 begin when a reader opens a shard: what passes earlier, for example while a trainer skips the
 batches of a finished part of an epoch, is not fetched (decision 0037).
+
+Shards of several datasets, also inside torch's wrappers, are numbered together.
 """
 
 from __future__ import annotations
@@ -13,19 +15,156 @@ import logging
 import queue
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, TypeAlias, cast
 
-from wids.dataset.shard_map import Numbers, ShardMap, as_tuple
+from wids.order.arguments import unwrapped
+from wids.shards.reader import ShardReader
+from wids.shards.sample_access import SampleAccess, access_of
 from wids.shards.specs.model import ShardSpec
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.download import Download
 from wids.storage.transport import urls
 from wids.storage.transport.gate import has_room
-from wids.storage.transport.url_rewrite import rewritten
+from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
+
+
+def rank_shards(dataset: Any, rank: int, num_replicas: int) -> list[int]:
+    """Return the numbers of the shards that one rank reads, ascending.
+
+    They are those of a `DistributedChunkedSampler` with its default settings, by which a rank reads
+    the same slice of the dataset in every epoch.
+    """
+    # Imported here: the samplers import torch, which fetching all shards does not need.
+    from wids.order import epoch_order
+    from wids.order.samplers import DistributedChunkedSampler
+
+    sampler = DistributedChunkedSampler(dataset, num_replicas=num_replicas, rank=rank)
+    runs = epoch_order.visits(sampler.settings, sampler.seed, 0)
+    return sorted(set(next(islice(runs, rank, None)).tolist()))
+
+
+def select_missing(
+    reader: ShardReader, numbers: Sequence[int], limit_nbytes: int | None
+) -> tuple[list[int], int]:
+    """Return the shards to fetch, and how many shards the limit leaves out.
+
+    Args:
+        reader: The shards of a dataset.
+        numbers: The wanted shards, most important first. Local ones count towards the limit.
+        limit_nbytes: Maximum length of all these shards in bytes; None for no limit.
+
+    Raises:
+        ValueError: There is a limit, and the length of a shard is not known.
+    """
+    total, missing, num_left_out = 0, [], 0
+    for number in numbers:
+        nbytes = reader.nbytes(number)
+        if limit_nbytes is not None and nbytes is None:
+            raise ValueError(
+                "limit_nbytes: expected a spec that states the length of each shard, found none "
+                f"for shard {number}; `wids create` states it"
+            )
+        # Local shards count as well, so that a second run with the same limit fetches nothing more.
+        total += nbytes or 0
+        if limit_nbytes is not None and total > limit_nbytes:
+            num_left_out += 1
+        elif not reader.is_local(number):
+            missing.append(number)
+    return missing, num_left_out
+
+
+Numbers: TypeAlias = int | tuple[int, ...]
+"""The shards of an index, by their numbers among the shards of all datasets. Nearly always there is
+one, which is not worth a tuple for each sample."""
+
+NumbersOf: TypeAlias = Callable[[int], Numbers]
+
+
+class ShardMap:
+    """The shards that the samples of a dataset are read from.
+
+    Args:
+        dataset: A `ShardListDataset` or view; or torch's ``Subset``, ``ConcatDataset`` or
+            ``StackDataset`` around some. Parts that are no datasets of shards have none.
+
+    Attributes:
+        numbers: Returns the shards of an index.
+        readers: The readers of the datasets.
+
+    Raises:
+        TypeError: No dataset of shards is found in it.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.readers: list[ShardReader] = []
+        self._first_numbers: list[int] = []
+        self.numbers: NumbersOf = self._numbers_of(dataset)
+        if not self.readers:
+            raise TypeError(
+                f"dataset: expected a wids.ShardListDataset, or torch's Subset, ConcatDataset or "
+                f"StackDataset around some, found {type(dataset).__name__}; pass the "
+                "ShardListDataset inside it if both have the same indices, or make a view of it, "
+                "dataset[indices]"
+            )
+
+    def _numbers_of(self, dataset: Any) -> NumbersOf:
+        access = access_of(dataset)
+        if access is not None:
+            return self._numbers_of_shards(access)
+        wrapper = unwrapped(dataset)
+        if wrapper is None:
+            return lambda _: ()
+        parts = list(map(self._numbers_of, wrapper.parts))
+        if wrapper.indices is not None:
+            return _selected(wrapper.indices, parts[0])
+        if wrapper.is_stacked:
+            return _together(parts)
+        return _one_after_another(dataset.cumulative_sizes, parts)
+
+    def _numbers_of_shards(self, access: SampleAccess) -> NumbersOf:
+        reader, shard_number = access.reader, access.shard_number
+        # Views share the reader of their dataset, and so its shards.
+        if reader not in self.readers:
+            last = self._first_numbers[-1] + len(self.readers[-1].shards) if self.readers else 0
+            self._first_numbers.append(last)
+            self.readers.append(reader)
+        first = self._first_numbers[self.readers.index(reader)]
+        if not first:
+            return cast("NumbersOf", shard_number)
+        return lambda index: first + int(shard_number(index))
+
+    def locate(self, number: int) -> tuple[ShardReader, int]:
+        """Return the reader of a shard, and the number that it has there."""
+        at = bisect_right(self._first_numbers, number) - 1
+        return self.readers[at], number - self._first_numbers[at]
+
+
+def as_tuple(numbers: Numbers) -> tuple[int, ...]:
+    """Return the numbers of the shards of an index one by one."""
+    return numbers if isinstance(numbers, tuple) else (numbers,)
+
+
+def _one_after_another(ends: list[int], parts: list[NumbersOf]) -> NumbersOf:
+    def numbers(index: int) -> Numbers:
+        at = bisect_right(ends, index)
+        return parts[at](index - (ends[at - 1] if at else 0))
+
+    return numbers
+
+
+def _together(parts: list[NumbersOf]) -> NumbersOf:
+    return lambda index: tuple(number for part in parts for number in as_tuple(part(index)))
+
+
+def _selected(indices: Sequence[int], numbers: NumbersOf) -> NumbersOf:
+    return lambda index: numbers(indices[index])
+
 
 _LOOK_AGAIN: Final = 4096
 """Indices after which a shard that comes up again is looked up again: it may have been evicted."""

@@ -15,21 +15,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from wids.dataset.transformations import Transformation, as_transformations, locate_error
+from wids.dataset.access import Transformation, as_transformations, locate_error
 from wids.errors import printable
 from wids.look import notebook
+from wids.look.field_facts import latest
 from wids.look.in_notebooks import show_in_notebooks
-from wids.look.latest import latest
 from wids.look.notebook import Gallery
 from wids.look.preview import num_affordable
-from wids.shards.cache_settings import cache_folder, cache_limit
 from wids.shards.glimpse import Glimpse, ShardLook
 from wids.shards.opener import ShardOpener
-from wids.shards.read_options import ReadOptions
+from wids.shards.read_options import ReadOptions, cache_folder, cache_limit
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import dataset_name, is_document
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.raw_samples import position
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher

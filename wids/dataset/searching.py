@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.look.page.hits import Hits, parse_conditions
 from wids.look.page.page_columns import PageColumns
-from wids.look.page.scans import Scan
-from wids.look.page.selection import Selection
+from wids.look.page.questions import Selection
+from wids.look.page.search import Hits, Scan, parse_conditions
 from wids.look.preview import Browsable
 from wids.shards.positions import Positions, as_int_array
 
 if TYPE_CHECKING:
-    from wids.storage.array_types import IntArray
+    from wids.storage.arrays import IntArray
 
 _logger = logging.getLogger(__name__)
 

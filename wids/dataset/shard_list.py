@@ -18,33 +18,38 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy.typing as npt
 
-from wids.dataset.access import Access, OnError
+from wids.dataset.access import Access, OnError, Transformation, as_transformations, checked
 from wids.dataset.failures import Policy, as_failures
-from wids.dataset.mapstyle import TorchDataset, check_spawnable, join_torch, overrides
-from wids.dataset.transformations import Transformation, as_transformations, checked
+from wids.dataset.views import TorchDataset, check_spawnable, join_torch, overrides
 from wids.errors import missing_attribute
 from wids.look.in_notebooks import show_in_notebooks
-from wids.shards.cache_settings import PlacedNames, cache_folder, cache_limit
 from wids.shards.counted_shards import counted_shards
-from wids.shards.indices import as_index
 from wids.shards.positions import (
     Positions,
+    as_index,
     counts_per_shard,
     first_index_of,
     from_start,
 )
-from wids.shards.read_options import AccessMode, ReadOptions, Verify, field_set
+from wids.shards.read_options import (
+    AccessMode,
+    PlacedNames,
+    ReadOptions,
+    Verify,
+    cache_folder,
+    cache_limit,
+    field_set,
+)
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.shard_sequences import dataset_names
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
-from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
-from wids.storage.shared_number import SharedNumber
-from wids.storage.stages import SAMPLES, counted, here, this_process
+from wids.storage.stages import SAMPLES, SharedNumber, counted, here, this_process
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -56,8 +61,8 @@ if TYPE_CHECKING:
 
     from wids.look.notebook import Gallery
     from wids.shards.capacity import Capacity
-    from wids.tables.column_parts import Errors
-    from wids.tables.column_paths import Columns
+    from wids.tables.column_values import Columns
+    from wids.tables.columns import Errors
     from wids.tables.joins import JoinableView, Missing
     from wids.tables.keys import Keys
 
@@ -392,15 +397,15 @@ class ShardListDataset(TorchDataset):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make batches and iteration call the ``__getitem__`` of a subclass that defines one."""
-        from wids.dataset import one_by_one
+        from wids.dataset.access import batch, one_by_one
 
         super().__init_subclass__(**kwargs)
 
         # Here, once for each class: a check for each sample would slow down every dataset.
         if overrides(cls, "__getitem__", "__getitems__"):
-            cls.__getitems__ = one_by_one.batch  # type: ignore[assignment, method-assign]
+            cls.__getitems__ = batch  # type: ignore[assignment, method-assign]
         if overrides(cls, "__getitem__", "__iter__"):
-            cls.__iter__ = one_by_one.in_turn  # type: ignore[method-assign]
+            cls.__iter__ = one_by_one  # type: ignore[method-assign]
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         """Return the class with an annotation, as old programs write it; it changes nothing."""
@@ -467,7 +472,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.sources[""].tolist()
             [[0, 3]]
         """
-        from wids.shards.sources import ranges_by_name
+        from wids.shards.positions import ranges_by_name
 
         names, numbers = dataset_names(self.spec.shards, self.dataset_name)
         return ranges_by_name(self.positions, self.reader.edges, names, numbers)
@@ -625,7 +630,7 @@ class ShardListDataset(TorchDataset):
         """
         checked(function, "function")
         if seed is not None:
-            from wids.dataset.augmentation import Augmentation
+            from wids.dataset.views import Augmentation
 
             self._epoch.reserve()
             function = Augmentation(function, seed, self._epoch)
@@ -652,7 +657,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.to_tuple(".json", "cls", missing={".json": None})[2]
             (None, 2)
         """
-        from wids.dataset.tuples import ToTuple
+        from wids.dataset.views import ToTuple
 
         if isinstance(missing, str):
             step, access = ToTuple(*fields), self._access
@@ -831,7 +836,7 @@ class ShardListDataset(TorchDataset):
         return self._plain(self._access.selected(chosen).through(reader))
 
     def _joinable(self) -> JoinableView:
-        from wids.tables.join_samples import KeyedSamples
+        from wids.tables.join_sides import KeyedSamples
         from wids.tables.joins import JoinableView
 
         # Of all samples, with its own transformations; the joined dataset handles errors.
@@ -983,7 +988,7 @@ class ShardListDataset(TorchDataset):
             ...     file.seek(1), file.read()
             (1, b'ext 0')
         """
-        from wids.shards.field_file import open_field
+        from wids.shards.remote_shard import open_field
 
         return open_field(self.reader, self.locate(index), field)
 

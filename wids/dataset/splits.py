@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.order.chunks import permutation, sorting_words
-from wids.shards.position_array import PositionArray
+from wids.order.epoch_order import permutation, sorting_words
 from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, cleared, is_sparse
-from wids.storage.array_types import IntArray, WordArray
+from wids.shards.positions import PositionArray
+from wids.storage.arrays import IntArray, WordArray
 
 By = Literal["sample", "shard"]
 

@@ -1,8 +1,12 @@
 """Render samples, fields and datasets as HTML for a person, in a notebook or on a page.
 
 Nothing is read here: bytes and values go in, text comes out. All text from a dataset passes through
-`escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails. Colours are
-inherited from the surrounding page, light or dark.
+`escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails.
+
+Colours are those of the surrounding page, light or dark. Notebooks have style sheets of their own
+for tables, headings, paragraphs, code and pictures in outputs; what they set, `notebook.css` sets
+too, with `!important`. They differ most in definition lists, where JupyterLab makes the terms
+float, so labels and values are plain elements.
 """
 
 from __future__ import annotations
@@ -11,14 +15,21 @@ import base64
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
 from typing import Any, Final
 
 import numpy as np
 
 from wids.errors import SampleError, without_kept_secrets
-from wids.look.field_stats import CAPTION_EXTENSIONS, FieldStats
-from wids.look.pictures import MAX_PIXELS, THUMBNAIL_PIXELS, thumbnail
-from wids.look.style import style
+from wids.look.field_facts import (
+    CAPTION_EXTENSIONS,
+    MAX_PIXELS,
+    THUMBNAIL_PIXELS,
+    FieldStats,
+    facts_of_bytes,
+    thumbnail,
+)
 from wids.look.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
@@ -28,12 +39,18 @@ from wids.look.text import (
     shortened,
     value_text,
 )
-from wids.shards.class_names import class_name, is_of_classes
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.shards.fields.media import media_kind, played_type
-from wids.shards.fields.media_facts import facts_of_bytes
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
+from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
+
+
+@lru_cache(maxsize=1)
+def style() -> str:
+    """Return the style sheet as an element, to be placed before the HTML that it styles."""
+    css = resources.files("wids.look").joinpath("notebook.css").read_text(encoding="utf-8")
+    return f"<style>{css}</style>"
+
 
 _MAX_PLAYED_NBYTES: Final = 20_000_000
 _MAX_SHOWN_CHARS: Final = 2000

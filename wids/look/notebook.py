@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wids.errors import WidsError
-from wids.look.field_stats import FieldStats
+from wids.look.field_facts import FieldStats
 from wids.look.html import dataset_html, gallery_html
-from wids.look.page.selection import Selection
+from wids.look.page.questions import Selection
 from wids.look.preview import (
     MAX_SHARDS,
     Browsable,
@@ -212,7 +212,7 @@ def _distributions(dataset: Browsable) -> str:
     if table is None or not urls.is_local(table.url):
         return ""
     # Imported here, as they need a table, which few datasets have, and pyarrow.
-    from wids.look.distributions import distributions_text
+    from wids.look.page.tally import distributions_text
     from wids.tables.table_file import Tabular, load_table
 
     if not isinstance(dataset, Tabular):  # a glimpse of some shards

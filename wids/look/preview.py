@@ -14,26 +14,27 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
-from wids.look.damage import damage_text, damaged_fields
-from wids.look.field_stats import (
+from wids.look.field_facts import (
     CAPTION_EXTENSIONS,
+    THUMBNAIL_PIXELS,
     FieldStats,
     card_fields,
     compute_field_stats,
+    damage_text,
+    damaged_fields,
+    decoded,
     field_sizes,
+    media_facts,
 )
 from wids.look.html import card_html
-from wids.look.pictures import THUMBNAIL_PIXELS, decoded
 from wids.look.text import class_names, shortened
-from wids.shards.field_file import open_field
-from wids.shards.fields.codecs import extension
-from wids.shards.fields.media import media_kind, played_type
-from wids.shards.fields.media_facts import media_facts
+from wids.shards.fields.codecs import extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
+from wids.shards.remote_shard import open_field
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.readable_shard import ReadableShard, read_or_errors
+from wids.shards.tars.samples import ReadableShard, read_or_errors
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""

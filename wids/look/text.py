@@ -1,4 +1,4 @@
-"""Describe values of fields, samples and specs as text for a person at a terminal.
+"""Describe values of fields, samples, specs and datasets as text for a person at a terminal.
 
 Nothing is read here: bytes go in, text comes out. Whatever the bytes are, the text has no character
 that a terminal would interpret as a command.
@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
-from wids.shards.class_names import class_name
+from wids.look.field_facts import facts_of_bytes
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
-from wids.shards.fields.media_facts import facts_of_bytes
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, class_name
 from wids.storage.sizes import first_of, nbytes_text
 from wids.storage.transport import urls
 

@@ -5,5 +5,5 @@ them, as torch samplers that can be saved and resumed. The order is a pure funct
 specs/sampler-order.md; no file is opened and no sample is read.
 
 Read first: `epoch_order` (the pure function), `passes` (which makes a torch sampler of it), and
-`chunked` (the sampler that users start with).
+`samplers` (the sampler that users start with).
 """

@@ -1,16 +1,131 @@
-"""Check the arguments of samplers: integers, shard lengths and index ranges."""
+"""Check the arguments of samplers, and find the shard lengths of their datasets.
+
+``ConcatDataset``, ``Subset`` and ``StackDataset`` have no ``lengths``, so a sampler over one would
+not follow shards. They are recognised here, by their attributes; torch is not imported.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wids.errors import warn
-from wids.order.wrapped import lengths_of
-from wids.storage.array_types import IntArray
+from wids.storage.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What one of torch's wrappers has inside.
+
+    Attributes:
+        parts: The datasets: one after another, or of the same indices.
+        is_stacked: Whether they have the same indices, as in ``StackDataset``.
+        indices: The index in the only part of each sample, as in ``Subset``; None for all.
+    """
+
+    parts: list[Any]
+    is_stacked: bool = False
+    indices: Any = None
+
+
+def unwrapped(dataset: Any) -> Wrapper | None:
+    """Return what is inside one of torch's wrappers; None for another dataset."""
+    # By attributes, since the classes are torch's and subclasses of them common. `random_split`
+    # returns `Subset`.
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, list) and hasattr(dataset, "cumulative_sizes"):
+        return Wrapper(parts)
+    if isinstance(parts, tuple | dict) and parts:
+        return Wrapper(list(parts.values() if isinstance(parts, dict) else parts), is_stacked=True)
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if isinstance(inner, Sized) and hasattr(indices, "__getitem__"):
+        return Wrapper([inner], indices=indices)
+    return None
+
+
+def lengths_of(dataset: Sized) -> Any:
+    """Return the number of samples in each shard, for a sampler.
+
+    They are ``dataset.lengths``, or those of the datasets that torch's wrappers hold; if nothing is
+    known, the dataset is a single shard.
+    """
+    lengths = getattr(dataset, "lengths", None)
+    if lengths is not None:
+        return lengths
+    wrapper = unwrapped(dataset)
+    if wrapper is None:
+        return [len(dataset)]
+    if wrapper.indices is not None:
+        return _of_subset(dataset, wrapper.parts[0], wrapper.indices)
+    if wrapper.is_stacked:  # it follows the first
+        return lengths_of(wrapper.parts[0])
+    return _of_concatenation(dataset, wrapper.parts)
+
+
+class EpochTeller:
+    """Sets the epoch of the datasets that have ``set_epoch``, inside torch's wrappers too.
+
+    A dataset of shards also learns that a pass will read it (CACHE-15).
+
+    Args:
+        dataset: The dataset of a sampler.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._datasets = list(_with_epochs(dataset))
+
+    def __call__(self, epoch: int) -> None:
+        """Set the epoch."""
+        for dataset in self._datasets:
+            dataset.set_epoch(epoch)
+            # By names, as above: the order of an epoch knows no dataset.
+            announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
+            if announce is not None:
+                announce()
+
+
+def may_differ(dataset: Any) -> bool:
+    """Whether each rank has counted the samples of its dataset, and may have passed over shards."""
+    accesses = (getattr(part, "sample_access", None) for part in _with_epochs(dataset))
+    return any(getattr(access, "may_differ", False) for access in accesses)
+
+
+def _with_epochs(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets with a ``set_epoch`` among those that a dataset consists of."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        yield dataset
+        return
+    wrapper = unwrapped(dataset)
+    for part in wrapper.parts if wrapper else ():
+        yield from _with_epochs(part)
+
+
+def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:
+    if any(hasattr(part, "lengths") for part in parts) and not hasattr(dataset, "__getitems__"):
+        warn(
+            f"{type(dataset).__name__}: it reads the samples of a batch one by one, so that remote "
+            "shards cost a request for each; ShardListDataset([spec, other_spec]) reads batches"
+        )
+    return np.concatenate([np.asarray(lengths_of(part)) for part in parts])
+
+
+def _of_subset(dataset: Sized, inner: Sized, indices: Iterable[int]) -> Any:
+    inner_lengths = lengths_of(inner)
+    if len(inner_lengths) < 2:  # one shard, so there is nothing to follow
+        return [len(dataset)]
+    positions = np.asarray(indices)
+    if (np.diff(positions) < 0).any():
+        warn(
+            f"{type(dataset).__name__}: its indices are in no order, so that nearly every sample "
+            "opens another shard; use dataset.split([0.9, 0.1]), or sort the indices"
+        )
+        return [len(dataset)]
+    inside = np.searchsorted(positions, np.cumsum(inner_lengths))
+    return np.diff(inside, prepend=0)
 
 
 def at_least(least: int, value: Any, name: str) -> int:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from wids.order.aligned import AlignedRounds
-from wids.order.buckets import checked_buckets
-from wids.order.chunked import ChunkedSampler
-from wids.order.dealt_again import RoundsAgain
-from wids.order.history import History, Place
+from wids.order.aligned import AlignedRounds, RoundsAgain
+from wids.order.elastic import History, Place
 from wids.order.passes import EpochSampler
-from wids.order.rounds import Rounds, SeparateRounds, in_turn
+from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
+from wids.order.samplers import ChunkedSampler
 
 _MOST_COUNTED: Final = 1_000_000
 """Samples for which ``repr`` counts batches: a tenth of a second."""

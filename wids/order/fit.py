@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from wids.order.elastic import run_edges
 from wids.order.epoch_order import Order, Settings
-from wids.order.history import run_edges
 from wids.shards.capacity import Capacity
-from wids.storage.array_types import FloatArray, IntArray
+from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text
 
 DEFAULT_CHUNKSIZE: Final = 2000

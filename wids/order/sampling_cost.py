@@ -14,9 +14,9 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.order import epoch_order, fit
-from wids.order.chunked import ChunkedSampler
+from wids.order.samplers import ChunkedSampler
 from wids.shards.specs.model import DatasetSpec
-from wids.storage.array_types import BoolArray, FloatArray, IntArray
+from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from wids.storage.array_types import IntArray, WordArray
+from wids.storage.arrays import IntArray, WordArray
 
 _NUM_ROUNDS: Final = 6
 _MULTIPLIERS: Final = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)

@@ -3,6 +3,8 @@
 The old shards are not read: their entries in the spec and their indexes in the pack are copied as
 they are. The new pack begins like the old one, so a reader with the old spec can use it; it is
 published first, and the spec, which names the new shards, last.
+
+What is published is checked first, by its spec and pack, before anything is written.
 """
 
 from __future__ import annotations
@@ -12,26 +14,166 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.publish.by_headers import IndexingCost
-from wids.publish.dataset_problems import dataset_problems
-from wids.publish.new_packs import written_pack
-from wids.publish.new_spec import Describer
-from wids.publish.problems import Problem, log_problem
-from wids.publish.published import Published, check_rules, entries, num_fitting, published
-from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.publish.new_spec import Describer, IndexingCost, written_pack
+from wids.publish.problems import Problem, dataset_problems, log_problem
+from wids.shards.indexes.pack import LocalPack, Pack, load_pack
 from wids.shards.indexes.pack_writer import join_packs
 from wids.shards.specs.loader import Shards, load_spec, load_with
-from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references
+from wids.shards.specs.parsing import parse
 from wids.shards.specs.saved_document import save_document
+from wids.shards.specs.saving import name_with_query
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
-from wids.shards.tars.member_names import KeySplit
-from wids.storage import complete_files, locks, upload
+from wids.storage import files, locks, upload
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published dataset, as it was when it was read.
+
+    Attributes:
+        target: Absolute path or URL of its spec.
+        data: The bytes of the spec.
+        version: Their version, if the server can compare it.
+        document: The values of the spec.
+        spec: The spec, resolved.
+        base: Absolute path or URL that its references start from.
+        key_split: Where all of its member names are split.
+    """
+
+    target: str
+    data: bytes
+    version: str | None
+    document: Mapping[str, Any]
+    spec: DatasetSpec
+    base: str
+    key_split: KeySplit
+
+    @property
+    def pack(self) -> str | None:
+        """Absolute path or URL of its pack; None if it has none."""
+        index = self.spec.index
+        if index is None or urls.is_local(self.target) == urls.is_local(index):
+            return index
+        # The base is where the dataset will be, and the pack still lies beside the spec.
+        return urls.join(urls.parent(self.target), os.path.basename(urls.path_of(index)))
+
+
+def published(target: str, storage_options: upload.Options = None) -> Published:
+    """Read a published dataset, to which shards can be appended.
+
+    Args:
+        target: Absolute path or URL of its spec.
+        storage_options: As for `ShardListDataset`.
+
+    Raises:
+        FileNotFoundError: There is no spec.
+        SpecError: Nothing can be appended to it.
+    """
+    name = urls.redact(target)
+    try:
+        data, version = upload.read(target, storage_options)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{name}: expected the spec of a published dataset to append to, found none; create it "
+            "without appending"
+        ) from error
+    document = parse(data, name)
+    if not isinstance(document, Mapping) or not isinstance(document.get("shardlist"), list):
+        raise SpecError(
+            f"{name}: expected a shardlist of its own to append to; append to the spec that lists "
+            "the shards, or write this one again with `wids create`"
+        )
+    if document.get("datasets"):
+        raise SpecError(
+            f"{name}: expected one dataset, found a spec that consists of others; append to the "
+            "spec of the one that the shards belong to"
+        )
+    spec = load_spec(target, read=lambda _, __: data)
+    for shard in spec.shards:
+        if shard.num_samples is None:
+            raise SpecError(
+                f"{name}: expected the number of samples of every shard, found none for "
+                f"{urls.redact(shard.url)}; run `wids create` for all shards"
+            )
+    rules = {shard.key_split or "first" for shard in spec.shards}
+    if len(rules) > 1:
+        raise SpecError(f"{name}: expected one key_split for all shards, found both")
+    folder = urls.parent(target)
+    stated = document.get("base") or document.get("base_path")
+    base = urls.join(folder, stated) if stated else folder
+    return Published(target, data, version, document, spec, base, rules.pop())
+
+
+def num_fitting(pack: Pack, shards: Sequence[ShardSpec]) -> int:
+    """Return how many of the first shards are in a pack, with their names, lengths and counts."""
+    for number, shard in enumerate(shards):
+        name = os.path.basename(urls.path_of(shard.url))
+        is_fitting = (
+            number < len(pack)
+            and (pack.is_named(number, name) or pack.is_named(number, urls.unquoted(name)))
+            and shard.nbytes in (None, pack.tar_nbytes(number))
+            and shard.num_samples == pack.num_samples[number]
+        )
+        if not is_fitting:
+            return number
+    return len(shards)
+
+
+def entries(
+    old: Published, shards: Sequence[ShardSpec], base: str | os.PathLike[str] | None
+) -> list[dict[str, Any]]:
+    """Return the entries of new shards in the document of the old ones.
+
+    Raises:
+        ValueError: A shard is there already, or twice, or would be named by a local path.
+    """
+    name = urls.redact(old.target)
+    if base is not None and urls.join(urls.parent(old.target), os.fspath(base)) != old.base:
+        raise ValueError(
+            f"{name}: expected its base {urls.redact(old.base)}, found "
+            f"{urls.redact(os.fspath(base))!r}"
+        )
+    known = {shard.url for shard in old.spec.shards}
+    is_default = old.key_split == (old.document.get("key_split") or "first")
+    found = []
+    for shard in shards:
+        if base is None and urls.is_local(shard.url) and not urls.is_local(old.base):
+            raise ValueError(
+                f"{name}: expected shards in its base {urls.redact(old.base)}, found {shard.url}; "
+                "state with --base (base=) that they will be there"
+            )
+        reference = name_with_query(shard.url) if base is not None else shard.url
+        reference = urls.relative(reference, old.base)
+        url = urls.join(old.base, reference)
+        if url in known:
+            raise ValueError(
+                f"{name}: expected new shards, found {urls.redact(url)}, which it already lists"
+            )
+        known.add(url)
+        rule = None if is_default else old.key_split
+        found.append(replace(shard, key_split=rule, index=None).entry() | {"url": reference})
+    check_references(old.target, [urls.join(old.base, entry["url"]) for entry in found])
+    return found
+
+
+def check_rules(old: Published, new: DatasetSpec) -> None:
+    """Raise ValueError if the names of new shards are split at the other dot."""
+    for shard in new.shards:
+        if shard.key_split not in (None, old.key_split):
+            raise ValueError(
+                f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in '
+                f'{urls.redact(old.target)}, found "{shard.key_split}"'
+            )
+
 
 _MAX_ATTEMPTS: Final = 5
 _WAIT_S: Final = 600.0
@@ -234,7 +376,7 @@ def _one_at_a_time(target: str) -> Iterator[None]:
         return
     folder, name = os.path.split(target)
     # Not deleted at the end, since others may be waiting for it.
-    lock_path = os.path.join(folder, complete_files.lock_name(name))
+    lock_path = os.path.join(folder, files.lock_name(name))
     with locks.lock_file(lock_path, mode=0o600, timeout_s=_WAIT_S) as is_held:
         if is_held is False:
             raise OSError(f"{target}: another process is appending to it; try again later")

@@ -11,11 +11,10 @@ from functools import partial
 
 from wids.shards.indexes import index_file
 from wids.shards.specs.model import ShardSpec
-from wids.shards.tars.archive import TarBytes
+from wids.shards.tars.headers import KeySplit, TarBytes
 from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
-from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import Shard
-from wids.storage.digests import file_digest
+from wids.storage.files import file_digest
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""Journals: files that only grow, from which interrupted work is resumed.
+"""Keep journals: files that only grow, from which interrupted work is resumed, whole or in parts.
 
 All work on the shards of a dataset keeps a journal of the same form: the plan of the work, and the
-descriptions of complete shards. `journal_parts` divides the work.
+descriptions of complete shards.
+
+Work can be divided into parts, by independent processes on any machines. Each part has its own
+journal. The journal of all parts equals that of an undivided run whose shards are all described, so
+publishing is the same for both.
 """
 
 from __future__ import annotations
@@ -9,23 +13,79 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 
 from wids.publish.describe import ShardRecord
-from wids.publish.record_places import RecordPlaces
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.member_names import KeySplit
 from wids.storage import locks
-from wids.storage.digests import file_digest
-from wids.storage.lazy_sequence import chosen
+from wids.storage.arrays import IntArray, chosen
+from wids.storage.files import file_digest
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
+
+_MIN_RECENT: Final = 1 << 12
+"""Least keys in a dict, which takes ten times the memory, before they are sorted into arrays."""
+_SHARE: Final = 64
+"""As many keys of the arrays, or more, for each in the dict, so that sorting costs little."""
+
+
+class RecordPlaces:
+    """A map from keys below 2**63 to places in a file."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all places."""
+        self._recent: dict[int, int] = {}
+        self._keys: IntArray = np.empty(0, np.int64)  # ascending
+        self._places: IntArray = np.empty(0, np.int64)
+
+    def get(self, key: int) -> int | None:
+        """Return the place of a key; None for an unknown one."""
+        place = self._recent.get(key)
+        if place is None:
+            at = int(np.searchsorted(self._keys, key))
+            if at < len(self._keys) and self._keys[at] == key:
+                place = int(self._places[at])
+        return place
+
+    def __setitem__(self, key: int, place: int) -> None:
+        self._recent[key] = place
+        if len(self._recent) >= max(_MIN_RECENT, len(self._keys) // _SHARE):
+            self._sort()
+
+    def __len__(self) -> int:
+        self._sort()
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the places, in their order."""
+        self._sort()
+        return map(int, np.sort(self._places))
+
+    def _sort(self) -> None:
+        """Move the recent keys to the arrays."""
+        if not self._recent:
+            return
+        count = len(self._recent)
+        keys = np.concatenate((np.fromiter(self._recent, np.int64, count), self._keys))
+        places = np.fromiter(self._recent.values(), np.int64, count)
+        # Of a key that is in both, the first place is kept, which is the recent one.
+        self._keys, first = np.unique(keys, return_index=True)
+        self._places = np.concatenate((places, self._places))[first]
+        self._recent.clear()
+
 
 _RECORD: Final = struct.Struct("<QQI")
 _MAX_ATTEMPTS: Final = 10
@@ -325,3 +385,165 @@ def _is_unchanged(record: ShardRecord, identity: TarIdentity) -> bool:
         )
     except OSError:
         return False
+
+
+_UNFINISHED: Final = ".unfinished"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of several.
+
+    Attributes:
+        number: Its number, from 1 on.
+        count: How many parts there are.
+    """
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Return the part that ``"3/16"`` names; raise ValueError for other texts."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(
+                f"expected K/N with K from 1 to N, such as 1/16 to 16/16, found {text!r}"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return the items of this part: each item is in one part, and lengths differ by 1."""
+        start, stop = (n * len(items) // self.count for n in (self.number - 1, self.number))
+        return items[start:stop]
+
+    def path(self, journal: str) -> str:
+        """Return the path of its complete journal, by that of the journal of all parts."""
+        return f"{journal}-{self.number:0{len(str(self.count))}}-of-{self.count}"
+
+
+def path_of_part(path: str, part: Part) -> str:
+    """Return the path of the journal of a part: the complete one if it exists, else the unfinished.
+
+    A complete part is opened again, since shards may have changed.
+    """
+    complete = part.path(path)
+    return complete if os.path.exists(complete) else complete + _UNFINISHED
+
+
+@contextmanager
+def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterator[Journal]:
+    """Open the journal of a part; it gets its final name when the block ends.
+
+    Args:
+        path: Path of the journal of all parts.
+        part: The part.
+        plan: Digest of what all parts are made from.
+        mode: The permissions of a new journal, without what the umask removes.
+
+    Raises:
+        FileExistsError: There is a journal of this part with another plan, or another file.
+        OSError: Another process works on this part.
+    """
+    with _opened_part(path, part, mode) as log:
+        if not log.is_of(plan):
+            log.begin(plan)
+        yield log
+        # Under its lock, or another process of this part would write to it under its old name.
+        log.rename(part.path(path))
+
+
+def _opened_part(path: str, part: Part, mode: int) -> Journal:
+    while True:
+        opened = path_of_part(path, part)
+        log = Journal(opened, mode=mode)
+        if path_of_part(path, part) == opened:
+            return log
+        log.close()  # another process has completed the part: this one is empty, and is deleted
+
+
+def has_parts(path: str) -> bool:
+    """Whether the journal of all parts, or of any complete part, exists."""
+    return os.path.exists(path) or bool(_complete_parts(path))
+
+
+def collect_parts(path: str, plan: str, tasks: Sequence[Task], mode: int = 0o666) -> None:
+    """Copy the descriptions of all parts into the journal of all parts, and delete theirs.
+
+    Args:
+        path: Path of the journal of all parts.
+        plan: Digest of what all parts are made from.
+        tasks: All that is described, in order.
+        mode: As for `part_journal`.
+
+    Raises:
+        FileNotFoundError: A part is missing.
+        FileExistsError: A part, or the journal of all parts, is of another plan.
+        ValueError: A shard has changed since a part described it.
+    """
+    with Journal(path, mode=mode) as log:
+        is_planned = log.is_of(plan)
+        # After a kill, all may have been copied, and some parts deleted.
+        is_copied = is_planned and all(task in log for task in tasks)
+        for part in [] if is_copied else _found_parts(path):
+            with Journal(part.path(path)) as found:
+                if not found.is_of(plan):
+                    raise found.of_other_plan()
+                _copy(found, log, part, part.of(tasks))
+        if not is_planned:
+            log.begin(plan)
+    for part in _complete_parts(path):
+        with Journal(part.path(path)) as found:
+            found.is_of(plan)
+            found.delete()
+
+
+def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        if task not in source:
+            raise ValueError(
+                f"{urls.redact(task[0])}: expected it as part {part} found it, but it has changed "
+                "since; run that part again"
+            )
+        if log.get(task) != source.record(task):
+            log.add(source.record(task, has_blob=True))
+
+
+def _found_parts(path: str) -> list[Part]:
+    """Return all parts in order.
+
+    Raises:
+        FileNotFoundError: One is missing.
+        FileExistsError: There are parts of several divisions.
+    """
+    found = _complete_parts(path)
+    counts = sorted({part.count for part in found})
+    if len(counts) > 1:
+        raise FileExistsError(
+            f"{path}: expected the parts of one division, found parts of {counts[0]} and of "
+            f"{counts[1]}; move away those that are not wanted"
+        )
+    if not found:
+        raise FileNotFoundError(
+            f"{path}: expected parts to merge, such as {Part(1, 16).path(path)}, found none; run "
+            "each part first, --part 1/16 to --part 16/16"
+        )
+    parts = [Part(number, counts[0]) for number in range(1, counts[0] + 1)]
+    missing = [part for part in parts if part not in found]
+    if missing:
+        listed = first_of(list(map(str, missing)), 8)
+        raise FileNotFoundError(
+            f"{path}: expected all {counts[0]} parts, found {len(found)}; missing: {listed}: run "
+            "these again, and then merge"
+        )
+    return parts
+
+
+def _complete_parts(path: str) -> list[Part]:
+    folder, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"-(\d+)-of-(\d+)")
+    matches = filter(None, map(pattern.fullmatch, os.listdir(folder)))
+    return [Part(int(match[1]), int(match[2])) for match in matches]

@@ -2,48 +2,256 @@
 
 Every shard is read once, on any executor. The descriptions go into a journal, so that an
 interrupted run can be resumed.
+
+Remote shards are described by their headers alone where that costs less. A tar is a chain: each
+header says where the next one is. Where members are large, a request for each header costs less
+than the body. The first megabyte of a shard decides (INDEX-21): it contains all of a small shard,
+or shows how far apart its headers are. Other shards are read whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from io import FileIO
+from typing import IO, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from wids.errors import ShardFormatError, printable
-from wids.publish.by_headers import IndexingCost, can_have_ranges, describe_by_headers
-from wids.publish.dataset_problems import dataset_problems
-from wids.publish.describe import ShardRecord, describe_shard
-from wids.publish.distinct import first_places
+from wids.errors import MismatchError, ShardFormatError, printable
+from wids.publish.describe import ShardRecord, describe_shard, record_of
+from wids.publish.executors import results_of
 from wids.publish.journal import Journal, Task
-from wids.publish.new_packs import new_pack
-from wids.publish.problems import Problem, log_problem
-from wids.publish.results import results_of
-from wids.shards.indexes.pack import LocalPack
+from wids.publish.problems import Problem, dataset_problems, log_problem
+from wids.shards.costs import Cost, DownloadCost, estimate
+from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import private_mode
-from wids.shards.specs.unsaved_shards import unsaved_shards
-from wids.shards.tars.index import Repeated
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.specs.saving import unsaved_shards
+from wids.shards.tars.header_scan import HeaderScan
+from wids.shards.tars.headers import KeySplit
+from wids.shards.tars.index import Repeated, ShardIndex, index_tar
 from wids.storage import fetch, upload
+from wids.storage.arrays import IntArray, LazySequence, chosen
 from wids.storage.download import Report
-from wids.storage.lazy_sequence import LazySequence, chosen
+from wids.storage.fetch import Fetcher
 from wids.storage.progress import PartsBar
-from wids.storage.remote_lengths import known_lengths, known_sum
+from wids.storage.reading_threads import ReadingThreads
+from wids.storage.remote_lengths import ENDLESS_NBYTES, known_lengths, known_sum, open_parts
+from wids.storage.sizes import count_text
 from wids.storage.transport import urls
+from wids.storage.transport.retry import check_waits
+
+_logger = logging.getLogger(__name__)
+
+
+_ANY: Final = 1 << 32
+"""More shards than any pack has: nobody else claims a length for one that was just written."""
+
+
+def new_pack(
+    target: str | None,
+    shards: Iterable[tuple[str, int, ShardIndex]],
+    storage_options: upload.Options = None,
+) -> AbstractContextManager[LocalPack]:
+    """Provide a pack, which is published when the block ends.
+
+    Args:
+        target: Path or URL; None for a temporary pack, deleted when the block ends.
+        shards: As for `write_pack`.
+        storage_options: As for `ShardListDataset`.
+    """
+    return written_pack(target, lambda file: write_pack(file, shards), storage_options)
+
+
+@contextmanager
+def written_pack(
+    target: str | None, write: Callable[[IO[bytes]], object], storage_options: upload.Options
+) -> Iterator[LocalPack]:
+    """Provide the pack that a function writes to a file; otherwise as `new_pack`."""
+    with (
+        tempfile.TemporaryFile()
+        if target is None
+        else upload.publishing(target, storage_options=storage_options)
+    ) as file:
+        write(file)
+        file.flush()
+        file.seek(0)
+        name = "a temporary pack" if target is None else urls.redact(target)
+        pack = load_pack(name, FileIO(file.fileno(), closefd=False), _ANY)
+        if pack is None:
+            raise OSError(f"{name}: expected the pack that was just written, found another file")
+        with closing(pack):  # closed before the file gets its name
+            yield pack
+
+
+FIRST_NBYTES: Final = 1 << 20
+"""Bytes that decide how to read the rest; a shard of at most this length needs no more."""
+
+_NUM_THREADS: Final = 16
+"""Shards at a time; reading headers mostly waits for a server."""
+
+_KEEP_NBYTES: Final = 4 << 20  # no byte is needed twice
+
+
+@dataclass(frozen=True)
+class ShardCost:
+    """What reading one shard costs in each way.
+
+    Attributes:
+        url: The shard.
+        way: How its index is made: by its ``"headers"``; from its ``"start"``, which is all of it;
+            or from the ``"whole"`` shard, which was not read yet.
+        headers: What reading its headers cost, or would cost; None if its server sends whole files
+            only.
+        whole: What reading all of it costs; None if its length is unknown.
+    """
+
+    url: str
+    way: Literal["headers", "start", "whole"]
+    headers: Cost | None
+    whole: Cost | None
+
+
+@dataclass(frozen=True)
+class IndexingCost:
+    """The cost of reading remote shards to describe them; ``str`` states it, with alternatives.
+
+    Attributes:
+        shards: The cost of each shard.
+    """
+
+    shards: tuple[ShardCost, ...]
+
+    @property
+    def unread(self) -> DownloadCost:
+        """What remains to be downloaded: the shards that have to be read whole."""
+        whole = {cost.url: cost.whole for cost in self.shards if cost.way == "whole"}
+        return DownloadCost({url: cost and cost.nbytes for url, cost in whole.items()})
+
+    def __str__(self) -> str:
+        texts = []
+        for way, text in (
+            ("headers", "{} indexed by headers: {} (whole: {}); no digests"),
+            ("start", "{} read at once: {}"),
+        ):
+            some = [cost for cost in self.shards if cost.way == way]
+            if some:
+                spent = Cost.total(cost.headers or cost.whole for cost in some)
+                whole = Cost.total(cost.whole for cost in some)
+                texts.append(text.format(count_text(len(some), "remote shard"), spent, whole))
+        for has_ranges in (True, False):
+            texts += self._whole_text(has_ranges=has_ranges)
+        return "; ".join(texts)
+
+    def _whole_text(self, *, has_ranges: bool) -> list[str]:
+        """Return the text on shards that are read whole, as a list of at most one."""
+        whole = [cost for cost in self.shards if cost.way == "whole"]
+        some = [cost for cost in whole if (cost.headers is not None) == has_ranges]
+        if not some:
+            return []
+        num_unknown = sum(not cost.whole for cost in some)
+        unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
+        expected = Cost.total(cost.headers for cost in some)
+        other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
+        shards, total = count_text(len(some), "remote shard"), Cost.total(c.whole for c in some)
+        text = f"{shards} to be read whole: {total}"
+        return [f"{text}{unknown} ({other})"]
+
+
+Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
+"""The description of a shard, None if it has to be read whole, and its cost."""
+
+
+def describe_by_headers(
+    fetcher: Fetcher, tasks: Sequence[Task], repeated: Repeated = "error"
+) -> Generator[Attempt, None, None]:
+    """Describe remote shards by their headers where that costs less, several at a time.
+
+    Yields:
+        The description and the cost of each shard, as they finish.
+
+    Raises:
+        FetchError: A shard cannot be read.
+        ShardFormatError: A shard is not a complete, plain tar.
+        MismatchError: A shard was replaced repeatedly while it was read.
+    """
+    attempt = partial(_retried, fetcher, repeated)
+    with (
+        ReadingThreads(_NUM_THREADS, "wids-headers") as threads,
+        closing(results_of(threads, attempt, tasks, lambda task: urls.redact(task[0]))) as results,
+    ):
+        for _, found in results:
+            yield found
+
+
+def first_look(cost: DownloadCost) -> DownloadCost:
+    """Return the cost of reading the first megabyte of each shard, from that of whole shards."""
+    lengths = cost.nbytes_of.items()
+    return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
+
+
+def can_have_ranges(url: str) -> bool:
+    """Whether it makes sense to ask for parts of a URL."""
+    return not urls.is_local(url) and urls.scheme(url) != "pipe"
+
+
+def _retried(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
+    try:
+        return _attempt(fetcher, repeated, task)
+    except MismatchError:
+        # CACHE-30: replaced between two requests. All requests now get the new version.
+        return _attempt(fetcher, repeated, task)
+
+
+def _attempt(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
+    """Describe a remote shard by its headers, if that costs less than reading all of it."""
+    url, key_split = task
+    parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
+    is_known = parts.nbytes != ENDLESS_NBYTES
+    if is_known and parts.has(0, parts.nbytes):
+        data = parts[:]
+        index = index_tar(data, key_split, urls.redact(url), checksums=True, repeated=repeated)
+        record = record_of(url, index, len(data), hashlib.sha256(data).hexdigest())
+        return record, ShardCost(url, "start", None, Cost(1, len(data)))
+    whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
+    if whole is None or not parts.has_ranges:
+        return None, ShardCost(url, "whole", None, whole)
+    scan = HeaderScan(parts, urls.redact(url))
+    expected = estimate(scan, parts)
+    if expected.weight > whole.weight:
+        return None, ShardCost(url, "whole", expected, whole)
+    while not scan.is_complete:
+        check_waits()  # after an error, or Ctrl-C, in another thread
+        scan.step()
+    record = record_of(url, scan.index(scan.members(), key_split, repeated), len(parts), None)
+    spent = Cost(parts.num_requests, parts.num_read_nbytes)
+    return record, ShardCost(url, "headers", spent, whole)
+
+
+def first_places(items: Sequence[Hashable]) -> IntArray:
+    """Return where items occur for the first time, ascending; takes 16 bytes for each item."""
+    hashes = np.fromiter(map(hash, items), np.int64, len(items))
+    in_order = np.sort(hashes)
+    several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    candidates = np.flatnonzero(np.isin(hashes, several)) if len(several) else several
+    # Items of one hash may differ, so the items themselves decide.
+    first: dict[Hashable, int] = {}
+    later = [at for at in candidates.tolist() if first.setdefault(items[at], at) != at]
+    return np.delete(np.arange(len(hashes)), later)
+
 
 _ASKED_TOGETHER: Final = 100_000
 """Shards whose lengths are in memory at a time; an error for missing files names those of them."""
-
-_logger = logging.getLogger(__name__)
 
 
 def build_spec(

@@ -1,24 +1,147 @@
-"""Derive the paths of an output from the beginning of their names, and check what exists there.
+"""Derive and lock the names of an output, and replace the dataset that has them.
 
-Looks only at names; opens no shard.
+Folders are listed; no shard is opened.
+
+One writer at a time holds the lock of its names. Unfinished files of killed writers are deleted, at
+the beginning and at the end, since an executor may have had another worker do the work of a killed
+one.
+
+No reader mixes shards of both datasets: there is no spec between the first new shard and the last.
+Only shards that the previous spec lists under the names of the new ones are deleted. A dataset of
+which a rewrite has kept shards is left as it is; `left_behind` has the rest of its files.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import logging
 import os
-from collections.abc import Mapping
+import posixpath
+import re
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Literal, get_args
 
-from wids.errors import SpecError
-from wids.publish.shard_names import ShardNames
+from wids.errors import SpecError, WidsError, message_of
+from wids.publish.journal import Journal, is_journal
+from wids.publish.problems import Problem
 from wids.publish.tar_writer import check_target
+from wids.shards.indexes.pack import MAGIC
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec
-from wids.storage import upload
+from wids.shards.specs.naming import is_document
+from wids.storage import files, locks, upload
 from wids.storage.fetch import Fetcher
+from wids.storage.sizes import count_text
 from wids.storage.transport import urls
+
+_logger = logging.getLogger(__name__)
+
+
+_NUMBER: Final = r"%0?\d*d"
+
+
+@dataclass(frozen=True)
+class ShardNames:
+    """The names of numbered shards in one folder.
+
+    Attributes:
+        folder: Absolute path of the folder, or its URL.
+        file_name: File name with one ``%06d``, or another width, for the number.
+    """
+
+    folder: str
+    file_name: str
+
+    @classmethod
+    def from_pattern(cls, pattern: str | os.PathLike[str]) -> ShardNames:
+        """Parse a pattern.
+
+        Raises:
+            ValueError: Its file name has not exactly one number, or it is a URL without a folder.
+        """
+        name = upload.absolute(pattern)
+        folder, file_name = os.path.split(name)
+        if urls.is_local(folder) != urls.is_local(name):  # "s3:" would be a local folder
+            raise ValueError(
+                "pattern: expected a URL with a bucket or a folder before the file name, such as "
+                f"s3://bucket/train-%06d.tar, found {urls.redact(name)!r}"
+            )
+        if len(re.findall(_NUMBER, file_name)) != 1 or file_name.count("%") != 1:
+            raise ValueError(
+                "pattern: expected a file name with one number such as %06d in it, found "
+                f"{urls.redact(os.fspath(pattern))!r}"
+            )
+        return cls(folder, file_name)
+
+    def path(self, number: int) -> str:
+        """Return the path of a shard."""
+        return posixpath.join(self.folder, self.file_name % number)
+
+    def lock_path(self) -> str:
+        """Return the path of the file that a writer of these shards locks."""
+        return os.path.join(self.folder, files.lock_name(self.file_name))
+
+    def is_temporary(self, name: str) -> bool:
+        """Whether this is the name of a temporary file that is written for one of these shards."""
+        stem = files.stem_of_temporary(name) or ""
+        head, _, tail = re.split(f"({_NUMBER})", self.file_name)
+        # A stem may end within any of the three parts of a name.
+        rest = stem[len(head) :].lstrip("0123456789")
+        return bool(stem) and stem.startswith(head[: files.STEM_LENGTH]) and tail.startswith(rest)
+
+    def spec_path(self, spec: str | os.PathLike[str] | bool) -> str:
+        """Return the path of the spec: beside the shards for True, ``""`` for False."""
+        if spec is False:
+            return ""
+        if spec is True:
+            stem = re.sub(rf"[-_.]?{_NUMBER}", "", os.path.splitext(self.file_name)[0])
+            return posixpath.join(self.folder, (stem or "shards") + ".json")
+        path = upload.absolute(spec)
+        if urls.is_local(self.folder) and not urls.is_local(path):
+            raise ValueError(
+                f"spec: expected a local path beside local shards, found {urls.redact(path)}; "
+                "readers of a remote spec do not have them"
+            )
+        if not path.endswith(".json"):
+            found = repr(urls.redact(os.fspath(spec)))
+            raise ValueError(f"spec: expected a name that ends in .json, found {found}")
+        return path
+
+    def existing(self, start: int, storage_options: upload.Options = None) -> range:
+        """Return the numbers of the existing shards, from ``start`` on.
+
+        Raises:
+            FileExistsError: A number is missing before the last one. A writer that fills the gap
+                would overwrite the later shards.
+        """
+        numbers = self.existing_numbers(start, storage_options)
+        stop = start
+        while stop in numbers:
+            stop += 1
+        if numbers and max(numbers) > stop:
+            raise FileExistsError(
+                f"{self.path(max(numbers))}: already exists, but {self.path(stop)} does not; "
+                "restore the missing shard, or move the later ones away"
+            )
+        return range(start, stop)
+
+    def existing_numbers(self, start: int = 0, storage_options: upload.Options = None) -> set[int]:
+        """Return the numbers from ``start`` on under which something exists."""
+        numbers = map(self.number_of, upload.file_names(self.folder, storage_options))
+        return {number for number in numbers if number is not None and number >= start}
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the shard that has a file name; None for another file."""
+        head, width, tail = re.split(f"({_NUMBER})", self.file_name)
+        match = re.fullmatch(re.escape(head) + r"(\d+)" + re.escape(tail), name)
+        # "%06d" names shard 7 000007, so a-7.tar is not one of these shards.
+        return int(match[1]) if match and width % int(match[1]) == match[1] else None
+
 
 IfExists = Literal["error", "replace"]
 
@@ -188,3 +311,232 @@ def prefix_of(output: str | os.PathLike[str]) -> str:
 def pattern_of(prefix: str) -> str:
     """Return the pattern of shards whose names begin alike."""
     return prefix + "-%06d.tar"
+
+
+@contextmanager
+def only_writer(output: Output) -> Iterator[None]:
+    """Lock out other writers of these shards, and delete what a killed one left.
+
+    Raises:
+        OSError: Another writer of these shards is open.
+    """
+    names = output.names
+    if not output.is_local:  # a new object is refused by the server if it exists
+        yield
+        return
+    lock_path = names.lock_path()
+    with ExitStack() as stack:
+        if locks.REFUSES_DELETION:  # when nobody has it open
+            stack.callback(_delete, lock_path)
+        is_held = stack.enter_context(locks.lock_file(lock_path, mode=0o600))
+        if is_held is False:
+            raise OSError(
+                f"{os.path.join(names.folder, names.file_name)}: expected to be the only writer of "
+                "these shards, found another one that is open; close it, or give each process a "
+                "pattern of its own"
+            )
+        if is_held:
+            stack.callback(_delete, lock_path)
+        _sweep(output, 0 if is_held else None)
+        yield
+        if is_held:  # after an error, a task on an executor may still be writing
+            _sweep(output, 0)
+
+
+def _delete(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def _sweep(output: Output, min_age_s: float | None) -> None:
+    names = output.names
+    files.sweep(names.folder, names.is_temporary, min_age_s=min_age_s)
+    for path in (output.spec_path, output.pack_path) if output.spec_path else ():
+        files.sweep_beside(path, min_age_s=min_age_s)
+
+
+_JOURNAL: Final = re.compile(r"\.(packing|rewriting|partial)(-\d+-of-\d+)?(\.unfinished)?")
+
+_PARQUET: Final = b"PAR1"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A previous dataset, which may exist where a new one is written.
+
+    Attributes:
+        output: Where.
+    """
+
+    output: Output
+
+    @property
+    def aside_path(self) -> str:
+        """Absolute path or URL of the spec while shards change."""
+        return self.output.spec_path + ".replaced"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Move the spec, if there is one, to another name before its shards are replaced.
+
+        It is moved back if the block fails before any local shard was replaced.
+        """
+        spec_path, options = self.output.spec_path, self.output.storage_options
+        if not upload.exists(spec_path, options):
+            yield
+            return
+        # After a kill between the new spec and the deletion of the old shards.
+        if upload.exists(self.aside_path, options):
+            listed = self._listed(spec_path)
+            if listed is not None:
+                self.remove_others(listed)
+        before = self._states()
+        try:
+            upload.move(spec_path, self.aside_path, options)
+            yield
+        except BaseException:
+            if before is not None and before == self._states() and self.is_unfinished():
+                upload.move(self.aside_path, spec_path, options)
+            raise
+
+    def is_unfinished(self) -> bool:
+        """Whether a run was killed while it replaced shards, which may be of two datasets."""
+        options = self.output.storage_options
+        return upload.exists(self.aside_path, options) and not upload.exists(
+            self.output.spec_path, options
+        )
+
+    def remove_others(self, kept: Collection[str]) -> None:
+        """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
+
+        Shards that cannot be deleted stay; see `remark_on_others`. If the old spec cannot be read,
+        nothing is deleted.
+
+        Args:
+            kept: Paths or URLs of the shards of the new dataset, whose spec is published.
+        """
+        options = self.output.storage_options
+        if not upload.exists(self.aside_path, options):
+            return
+        listed = self._listed(self.aside_path)
+        if listed is None:
+            return
+        for path in sorted(listed.intersection(self._others(kept))):
+            with suppress(OSError):
+                upload.remove(path, options)
+        upload.remove(self.aside_path, options)
+
+    def remark_on_others(self, kept: Collection[str]) -> str | None:
+        """Return a remark on existing shards that are not in the new dataset, if there are any."""
+        others = self._others(kept)
+        if not others:
+            return None
+        first, count = os.path.basename(others[0]), count_text(len(others), "shard")
+        return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
+
+    def _others(self, kept: Collection[str]) -> list[str]:
+        return [path for path in self.output.existing_shards() if path not in kept]
+
+    def _listed(self, spec_path: str) -> set[str] | None:
+        """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
+        try:
+            spec = self.output.spec_at(spec_path)
+        except (WidsError, OSError) as error:
+            _logger.warning(
+                "%s: expected a spec, found: %s; no shard that only it lists is deleted",
+                *(urls.redact(spec_path), error),
+            )
+            return None
+        return {shard.url for shard in spec.shards}
+
+    def _states(self) -> list[tuple[str, int, int]] | None:
+        """Return what changes when a local shard or pack is replaced; None if one is remote."""
+        if not (urls.is_local(self.output.spec_path) and self.output.is_local):
+            return None
+        states = []
+        for path in (*self.output.existing_shards(), self.output.pack_path):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                states.append((path, status.st_ino, status.st_mtime_ns))
+        return states
+
+
+def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
+    """Return the files of a dataset that are not part of the one that replaces some of its shards.
+
+    These are shards, the saved table, journals of interrupted runs, and packs. Indexes of other
+    programs are none of them. Nothing is left behind if the new dataset has all shards of the old
+    one.
+
+    Args:
+        old: The old dataset.
+        new: The new one.
+        document: Path or URL that the old one was loaded from.
+    """
+    kept = set(map(_real, chain((shard.url for shard in new.shards), _packs(new))))
+    shards = [shard.url for shard in old.shards if _real(shard.url) not in kept]
+    if not shards:
+        return []
+    table = [] if old.table is None else [old.table.url]
+    packs = [url for url in _packs(old) if _real(url) not in kept]
+    found = dict.fromkeys([*shards, *table, *_journals(document), *packs])
+    return [url for url in found if not urls.is_local(url) or os.path.lexists(urls.local_path(url))]
+
+
+def remove_left_behind(files: Iterable[str], storage_options: upload.Options) -> list[Problem]:
+    """Delete files, and return those that could not be deleted.
+
+    Args:
+        files: Their paths or URLs, as `left_behind` returns them.
+        storage_options: As for `ShardListDataset`.
+    """
+    problems = []
+    for url in files:
+        try:
+            if not urls.is_local(url):
+                upload.check_writable(url)
+                upload.remove(url, storage_options)
+            else:
+                _remove_local(urls.local_path(url))
+        except (OSError, ValueError) as error:
+            name = urls.redact(url)
+            reason = message_of(error).removeprefix(f"{name}: ")
+            problems.append(Problem(name, f"not deleted: {reason}"))
+    return problems
+
+
+def _remove_local(path: str) -> None:
+    """Delete a local file that is of a dataset, whatever the document says that names it."""
+    if is_journal(path):
+        with Journal(path) as log:  # no other process writes to it
+            log.delete()
+        return
+    with open(path, "rb") as file:
+        is_known = file.read(len(MAGIC)).startswith((MAGIC, _PARQUET)) or tarfile.is_tarfile(path)
+    if not is_known:
+        raise ValueError("expected a shard, a pack, a table or a journal, found another file")
+    os.unlink(path)
+
+
+def _packs(spec: DatasetSpec) -> Iterator[str]:
+    """Yield the packs that a spec names, without indexes of other programs."""
+    own = (shard.index for shard in spec.shards if shard.index)
+    own = (url for url in own if not urls.path_of(url).endswith((".idx", ".sqlite")))
+    return chain((pack.url for pack in spec.all_packs()), own)
+
+
+def _journals(document: str) -> list[str]:
+    """Return the journals of interrupted runs beside a local document, which has their name."""
+    if not (urls.is_local(document) and is_document(document)):
+        return []
+    stem = os.path.abspath(urls.local_path(document))[: -len(".json")]
+    return [
+        path
+        for path in sorted(glob.glob(glob.escape(stem) + ".*"))
+        if _JOURNAL.fullmatch(path, len(stem)) and is_journal(path)
+    ]
+
+
+def _real(url: str) -> str:
+    """Return what two names of one local file have in common; a remote URL as it is."""
+    return os.path.realpath(urls.local_path(url)) if urls.is_local(url) else url

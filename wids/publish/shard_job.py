@@ -2,41 +2,137 @@
 
 A journal has the complete shards, each with a digest of what it was made from, so that an
 interrupted run can be resumed. Parts are written by independent processes.
+
+A shard is written under a free name, or over its own bytes; another file is overwritten on request
+only.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal, Task
-from wids.publish.journal_parts import Part, collect_parts, has_parts, part_journal
-from wids.publish.new_shard import ShardTask
-from wids.publish.only_writer import only_writer
-from wids.publish.output import Output
-from wids.publish.replaced import Replaced
-from wids.publish.results import results_of
-from wids.publish.threaded_tar import Publishing
-from wids.publish.unfinished_run import unfinished_run
+from wids.publish.executors import results_of
+from wids.publish.journal import Journal, Part, Task, collect_parts, has_parts, part_journal
+from wids.publish.new_shard import Publishing, ShardTask
+from wids.publish.output import Output, Replaced, only_writer
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.shards.specs.unsaved_shards import unsaved_shards
+from wids.shards.specs.saving import unsaved_shards
 from wids.shards.tars.index import ShardIndex
-from wids.storage import abandoned, upload
-from wids.storage.complete_files import STEM_LENGTH
-from wids.storage.lazy_sequence import LazySequence
+from wids.storage import files, upload
+from wids.storage.arrays import LazySequence
+from wids.storage.files import STEM_LENGTH
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
+
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def unfinished_run(
+    output: Output,
+    plan: str,
+    unwanted: Callable[[Journal], Iterable[str] | None],
+    *,
+    is_alone: bool = True,
+) -> Iterator[tuple[Journal, Output]]:
+    """Keep the journal of a run until the block ends and the dataset is complete.
+
+    Args:
+        output: Where it writes.
+        plan: Digest of what the dataset is made from.
+        unwanted: Takes the journal of an interrupted run; returns the shards of that run to delete,
+            or None to resume it.
+        is_alone: Whether no task still writes shards after an error, as one on an executor may.
+
+    Yields:
+        The journal, and the output, which overwrites what an interrupted run has left if it is not
+        resumed.
+
+    Raises:
+        FileExistsError: The output exists, or is of an interrupted run on other samples.
+    """
+    with (
+        _full_disk_explained(output),
+        Journal(output.journal_path, mode=output.journal_mode) as log,
+    ):
+        try:
+            # A merge that was killed has noted records, and no plan yet.
+            shards = None if log.plan is None and not len(log) else unwanted(log)
+            if shards is not None:
+                output = _starting_over(shards, log, output)
+            _begin(plan, log, output)
+            yield log, output
+        except BaseException:
+            # What fails before the first shard, such as a file that is locked, leaves nothing.
+            with suppress(OSError):
+                is_kept = any(log.record(task).num_samples for task in log)
+                if is_alone and not is_kept and not output.existing_shards():
+                    log.delete()
+            raise
+        # Last of all: until then, an interrupted run resumes from it.
+        log.delete()
+
+
+@contextmanager
+def _full_disk_explained(output: Output) -> Iterator[None]:
+    """Name the output in the system's error about a full disk, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not output.is_local:
+            raise
+        raise OSError(
+            error.errno,
+            f"{output.names.folder}: expected space for all shards, found: {error.strerror}; "
+            "complete shards are kept: make space, and run the same again to resume",
+        ) from error
+
+
+def _starting_over(unwanted: Iterable[str], log: Journal, output: Output) -> Output:
+    """Delete the shards of an interrupted run; return the output that overwrites any others of it.
+
+    A new run may have fewer shards, and those of the interrupted one would stay among them.
+    """
+    # With the spec, all of them are a dataset, which is moved aside before its shards change.
+    is_published = upload.exists(output.spec_path, output.storage_options)
+    existing = set() if is_published else set(output.existing_shards())
+    for path in unwanted:
+        if path in existing:
+            upload.remove(path, output.storage_options)
+    log.clear()
+    return replace(output, if_exists="replace")
+
+
+def _begin(plan: str, log: Journal, output: Output) -> None:
+    """Note in the journal what it is a journal of, before the first shard.
+
+    Raises:
+        FileExistsError: The output exists, or the journal is of other files or options.
+    """
+    if log.plan == plan:
+        return
+    if output.if_exists == "error":
+        if log.plan is not None and output.existing_shards():
+            raise output.of_another_run()
+        output.check_unpublished()
+        output.check_absent(*output.existing_shards()[:1])
+    if log.plan is not None:  # of other work: its functions may have been others, too
+        log.clear()
+    log.begin(plan)
+
 
 _NOT_RESUMED: Final = (
     "%s: started over: an interrupted run left complete shards (%d), which may have been written "
@@ -49,8 +145,6 @@ _COMMANDS: Final = (
 )
 _WHOLE: Final = Part(1, 1)
 _MERGED: Final = "%s: already published, and no part is left to merge"
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -307,7 +401,7 @@ def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequen
 
 
 def _unfinished_nbytes(path: str) -> int:
-    return sum(nbytes for _, nbytes, _ in abandoned.temporary_files(path))
+    return sum(nbytes for _, nbytes, _ in files.temporary_files(path))
 
 
 def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
@@ -315,4 +409,4 @@ def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
     for task in tasks if output.is_local else ():
         # Nobody else writes these shards. Those of other parts may have the same temporary names.
         is_own = len(os.path.basename(task.path)) <= STEM_LENGTH
-        abandoned.sweep_beside(task.path, min_age_s=0 if is_own else None)
+        files.sweep_beside(task.path, min_age_s=0 if is_own else None)

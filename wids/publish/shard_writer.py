@@ -12,22 +12,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, Literal, get_args
 
-from wids.publish.appending import publish_appended
-from wids.publish.block_writer import BlockWriter
+from wids.publish.appending import publish_appended, published
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
-from wids.publish.members import Encoder, member_encoder
-from wids.publish.new_packs import new_pack
 from wids.publish.new_shard import written_record
-from wids.publish.new_spec import described
-from wids.publish.only_writer import only_writer
-from wids.publish.output import Output
-from wids.publish.problems import log_problem
-from wids.publish.published import published
-from wids.publish.repeated_keys import repeated_keys
-from wids.publish.replaced import Replaced
-from wids.publish.shard_names import ShardNames
-from wids.publish.tar_writer import TarWriter, check_target
+from wids.publish.new_spec import described, new_pack
+from wids.publish.output import Output, Replaced, ShardNames, only_writer
+from wids.publish.problems import log_problem, repeated_keys
+from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.storage import fetch, upload
 from wids.storage.progress import Bar

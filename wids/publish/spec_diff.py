@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import MismatchError
-from wids.shards.cache_settings import cache_folder
 from wids.shards.indexes.pack import key_hash
 from wids.shards.packs import Packs
+from wids.shards.read_options import cache_folder
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.headers import to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_names import to_bytes, to_text
-from wids.storage.array_types import WordArray
+from wids.storage.arrays import WordArray
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls

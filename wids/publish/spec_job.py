@@ -23,15 +23,11 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
-from wids.publish.by_headers import IndexingCost, first_look
-from wids.publish.distinct import first_places
-from wids.publish.journal import Journal
-from wids.publish.journal_parts import Part, collect_parts, part_journal, path_of_part
-from wids.publish.new_spec import Describer, build_spec
+from wids.publish.journal import Journal, Part, collect_parts, part_journal, path_of_part
+from wids.publish.new_spec import Describer, IndexingCost, build_spec, first_look, first_places
 from wids.publish.problems import Problem
-from wids.shards.download_cost import DownloadCost, download_cost
-from wids.shards.foreign.written_beside import with_stated_counts
-from wids.shards.specs.edit import name_with_query
+from wids.shards.costs import DownloadCost, download_cost
+from wids.shards.foreign.foreign_counts import with_stated_counts
 from wids.shards.specs.loader import load_with
 from wids.shards.specs.model import (
     COUNTS_FROM,
@@ -41,12 +37,13 @@ from wids.shards.specs.model import (
 )
 from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
 from wids.shards.specs.saved_document import private_mode, save_document
-from wids.shards.specs.unsaved_shards import unsaved_shards
+from wids.shards.specs.saving import name_with_query, unsaved_shards
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
-from wids.shards.tars.member_names import KeySplit
-from wids.storage import abandoned, upload
+from wids.storage import upload
+from wids.storage.arrays import LazySequence
 from wids.storage.fetch import Fetcher
-from wids.storage.lazy_sequence import LazySequence
+from wids.storage.files import sweep_beside
 from wids.storage.remote_lengths import known_lengths
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -147,7 +144,7 @@ class SpecJob:
         pack = os.path.splitext(self.output)[0] + ".index"
         for path in (self.output, pack) if urls.is_local(self.output) else ():
             # Whatever their age: the journal lets only one process at a time get here.
-            abandoned.sweep_beside(path, min_age_s=0)
+            sweep_beside(path, min_age_s=0)
         default = self.named.name or dataset_name(self.named.shards[0].url)
         with self._journalled() as options:
             spec = build_spec(

@@ -1,7 +1,8 @@
 """Write samples to one tar shard, published when complete, with its digest and its index.
 
-The same samples give the same bytes: every member has the same owner, mode and time. `members`
-encodes the fields.
+The same samples give the same bytes: every member has the same owner, mode and time.
+
+The writer refuses a sample that a reader would split into another key or other fields.
 """
 
 from __future__ import annotations
@@ -13,19 +14,171 @@ import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
-from typing import IO, Any, ClassVar, Final
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
 from zlib import adler32
 
-from wids.publish.block_writer import BlockWriter
-from wids.publish.members import Encoder, member_encoder
-from wids.shards.tars.archive import padded
-from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_log import MemberLog
-from wids.shards.tars.member_names import to_bytes
+from wids.errors import printable
+from wids.shards.fields.codecs import Encode
+from wids.shards.fields.encode import encode
+from wids.shards.tars.headers import is_metadata, padded, to_bytes
+from wids.shards.tars.index import MemberLog, ShardIndex
 from wids.storage import upload
-from wids.storage.checksums import fastest_crc32
+from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+Encoder = bool | Mapping[str, Encode] | Callable[[dict[str, Any]], Mapping[str, Any]] | None
+ToMembers = Callable[[Mapping[str, Any]], tuple[str, dict[str, bytes]]]
+
+_MAX_NAME_LENGTH: Final = 200_000
+"""In characters, of up to 4 bytes: a scan refuses extended headers of more than 1 MiB."""
+
+
+def member_encoder(encoder: Encoder) -> ToMembers:
+    """Return the function from a sample to its key and its encoded members.
+
+    Args:
+        encoder: How values become bytes, as for `wids.TarWriter`.
+    """
+    if isinstance(encoder, Mapping):
+        return partial(_members, None, partial(_encode_by, encoder))
+    if callable(encoder):
+        return partial(_members, encoder, _only_bytes)
+    return partial(_members, None, _only_bytes if encoder is False else encode)
+
+
+def members_as_read(sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
+    """Return the key of a sample that was read undecoded, and its members.
+
+    Values that are not bytes are those of rows that were joined; None where there is no row.
+    """
+    fields = {name: value for name, value in sample.items() if value is not None}
+    return _members(None, stored_or_encoded, fields)
+
+
+def _encode_by(encoders: Mapping[str, Encode], field: str, value: Any) -> bytes:
+    return encode(field, value, encoders)
+
+
+def _members(
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None,
+    encode_field: Callable[[str, Any], bytes],
+    sample: Mapping[str, Any],
+) -> tuple[str, dict[str, bytes]]:
+    """Return the key of a sample and its encoded members, by their names in the tar."""
+    if transform is not None:
+        sample = transform(dict(sample))
+    key = sample.get("__key__")
+    if not isinstance(key, str) or not key:
+        raise ValueError(f'a sample: expected its key under "__key__", found {key!r:.80}')
+    members: dict[str, bytes] = {}
+    is_storable_key = _is_storable_key(key)
+    for name, value in sample.items():
+        if name.startswith("_"):
+            continue
+        field = name if name.startswith(".") else "." + name
+        member = key + field
+        if len(member) > _MAX_NAME_LENGTH:
+            raise ValueError(
+                f"sample {key!r:.80}: expected a key and a field of at most "
+                f"{_MAX_NAME_LENGTH:,} characters together, found {len(member):,}"
+            )
+        if not (is_storable_key and _is_storable_field(field)):
+            raise _name_error(key, member)
+        if key.startswith("__") and is_metadata(to_bytes(member)):
+            raise ValueError(
+                f"sample {key!r:.80}: expected a name that does not begin with __…__, found the "
+                f"member {member!r:.80}, which readers skip as metadata; rename it"
+            )
+        if member in members:
+            raise ValueError(f"sample {key!r}: expected the field {field!r} once, found it twice")
+        try:
+            members[member] = encode_field(field, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"sample {key!r}: {error}") from error
+    if not members:
+        raise ValueError(f"sample {key!r}: expected at least one field, found none")
+    return key, members
+
+
+def stored_or_encoded(field: str, value: Any) -> bytes:
+    """Return bytes as they are, whatever their field, and any other value encoded."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return encode(field, value)
+
+
+def _only_bytes(field: str, value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f'field "{printable(field)}": expected bytes, found {type(value).__name__}')
+    return bytes(value)
+
+
+def _is_storable_key(key: str) -> bool:
+    """Whether a member that is read back can have this key."""
+    base = key.rpartition("/")[2]
+    return bool(base) and "." not in base and _is_storable(key)
+
+
+@lru_cache(maxsize=1024)  # there are few fields, and many samples
+def _is_storable_field(field: str) -> bool:
+    """Whether a member that is read back can have this field."""
+    return len(field) > 1 and "/" not in field and _is_storable(field)
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+
+
+def _name_error(key: str, member: str) -> ValueError:
+    return ValueError(
+        f"sample {key!r}: expected a key without a dot in its last part and a field without a "
+        f"slash, found the member name {member!r}, which is read back as another key and field"
+    )
+
+
+class BlockWriter:
+    """A context manager that publishes what was written, or leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._is_open = True
+
+    def close(self) -> None:
+        """Finish and publish what was written; a second call does nothing."""
+        if not self._is_open:
+            return
+        try:
+            self._is_open = False
+            self._publish()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _publish(self) -> None:
+        """Finish and publish what was written."""
+        raise NotImplementedError
+
+    def _drop(self, *failure: Any) -> None:
+        """Clean up after an exception; called a second time, it does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is None:
+            self.close()
+            return
+        self._is_open = False
+        self._drop(*failure)
+
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _ZEROS: Final = bytes(_BLOCK)

@@ -24,8 +24,8 @@ from wids.errors import (
 )
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.raw_samples import ReadRange
-from wids.storage.array_types import IntArray
-from wids.storage.shared_number import SharedArray
+from wids.storage.arrays import IntArray
+from wids.storage.stages import SharedArray
 from wids.storage.transport import urls
 from wids.storage.transport.stream import PastEndError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wids.storage.array_types import FloatArray, IntArray
+from wids.storage.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

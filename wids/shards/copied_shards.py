@@ -1,8 +1,11 @@
 """Fetch remote shards into the cache, and open the copies with their indexes.
 
 A backup, ``rsync`` or ``cp`` changes the modification time of a copy, and so does an edit. Its
-bytes are then compared with the checksums of the stored index, or, if that is lost, with the
-digest that the spec states.
+bytes are then compared with the checksums of the stored index, or, if that is lost, with the digest
+that the spec states.
+
+The files of a dataset in a cache are listed without asking a server; files of joins are left out,
+since they belong to two datasets.
 """
 
 from __future__ import annotations
@@ -15,18 +18,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import IO
+from typing import IO, Final
 
 from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
+from wids.shards.indexes.index_file import index_paths, load_index, store_index
+from wids.shards.records import CopyRecord, url_digest
 from wids.shards.shard_facts import ShardFacts, remote_file
-from wids.shards.stored_indexes import index_paths, load_index, store_index
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.tars.headers import KEY_SPLITS, KeySplit
 from wids.shards.tars.index import RepeatedNamesError, ShardIndex, TarIdentity, index_tar
-from wids.shards.tars.member_names import KeySplit
 from wids.shards.tars.shard import Shard
-from wids.storage.cache.cache_names import copy_path
+from wids.storage.cache.cache_names import copy_path, local_index_path
+from wids.storage.cache.eviction import CacheFile, clearable
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
+from wids.storage.cache.verified import note_path
+from wids.storage.files import STEM_LENGTH, stem_of_temporary
 from wids.storage.transport import urls
+from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -185,3 +194,48 @@ def _is_recorded(
         built = built.without_payload_crcs()
     # The same bytes have the same index, bit for bit (INDEX-20).
     return index_file.dump(built, identity) == index_file.dump(recorded, identity)
+
+
+_INDEX: Final = ".index"
+_MAX_RECORD_NBYTES: Final = 4096
+"""A longer file is not a record, but the index of a shard."""
+
+
+def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
+    """Return the files of a cache folder that belong to one dataset.
+
+    Args:
+        spec: The dataset.
+        folder: The cache folder.
+    """
+    files = clearable(folder)
+    paths = {path for shard in spec.shards for path in _paths(shard, folder)}
+    beside = [*(pack.url for pack in spec.all_packs()), *(shard.index for shard in spec.shards)]
+    if spec.table is not None:
+        beside.append(spec.table.url)
+    wanted = {url_digest(url) for url in beside if url is not None}
+    # Only their records say which versions of these files were fetched.
+    for file in files if wanted else ():
+        if file.name.endswith(_INDEX) and file.nbytes <= _MAX_RECORD_NBYTES:
+            record = CopyRecord.load(file.path)
+            if record is not None and record.url in wanted:
+                paths |= {file.path, file.path.removesuffix(_INDEX)}
+    stems = {os.path.basename(path)[:STEM_LENGTH] for path in paths}
+    return [
+        file
+        for file in files
+        if file.path in paths or (file.is_temporary and stem_of_temporary(file.name) in stems)
+    ]
+
+
+def _paths(shard: ShardSpec, folder: str) -> Iterator[str]:
+    """Yield the paths that the files of a shard can have."""
+    copy = copy_path(folder, remote_file(shard))
+    place = rewritten(shard.url)
+    is_local = urls.is_local(place)
+    # The user may have placed the file in the folder (CACHE-4).
+    name = os.path.basename(urls.path_of(shard.url))
+    local = urls.local_path(place) if is_local else os.path.join(folder, name)
+    yield from (copy, copy + _INDEX, note_path(folder, copy), note_path(folder, local))
+    for key_split in KEY_SPLITS:
+        yield local_index_path(folder, local, key_split)

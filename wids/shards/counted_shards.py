@@ -1,17 +1,30 @@
-"""Make the reader of a spec, after counting the samples of shards that state no number."""
+"""Make the reader of a spec, after counting its samples and checking that the fields exist.
+
+Fields are checked when the first shard is opened. Otherwise samples would silently lack a field
+whose name is misspelt.
+"""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from difflib import SequenceMatcher
+from typing import Final
+
 import numpy as np
 
-from wids.errors import SpecError
+from wids.errors import SpecError, WidsError, warn
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
 from wids.shards.shard_pool import OpenShard, ShardPool, default_size
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
+from wids.shards.tars.samples import PooledShard
 from wids.storage.cache.store import Cache
+from wids.storage.stages import SharedNumber
 
 
 def counted_shards(
@@ -43,8 +56,6 @@ def counted_shards(
         opener.broken.begin()
     open_shard: OpenShard = opener
     if options.fields:
-        from wids.shards.field_check import FieldCheck
-
         open_shard = FieldCheck(opener, options.fields)
     pool = ShardPool(open_shard, options.lru_size or default_size(), store.share_nbytes)
 
@@ -71,3 +82,100 @@ def counted_shards(
         check_empty(opener, [n for n in empty.tolist() if n not in broken], progress)
     is_table = isinstance(opener.counts, StatedCounts)
     return ShardReader(opener, pool, edges[:0] if is_table else edges)
+
+
+_LOOK_S: Final = 2.0
+"""How long to look for a field in the indexes of other shards. The indexes of a thousand shards are
+read in this time; scanning as many tars without an index would take minutes."""
+
+_MAX_SHOWN: Final = 12
+"""Most names of fields in a message."""
+
+
+class FieldCheck:
+    """An opener of shards that compares the wanted fields with the first shard that has samples.
+
+    Fields that this shard lacks are looked up in the indexes of other shards; nothing is fetched
+    for that. After this one check, calls only go to the opener. Can be pickled, and used by any
+    number of threads.
+
+    Args:
+        opener: Opens the shards.
+        fields: The wanted fields, with their leading dots.
+    """
+
+    def __init__(self, opener: ShardOpener, fields: frozenset[str]) -> None:
+        self._opener = opener
+        self._wanted = fields
+        self._is_done = False
+        self._warned = SharedNumber()
+
+    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> PooledShard:
+        """Open a shard; see `shard_pool.OpenShard`.
+
+        Raises:
+            ValueError: No shard has one of the fields.
+        """
+        shard = self._opener(number, local=local, make_room=make_room)
+        # Two threads may both check, with the same result. An empty shard has no fields and proves
+        # nothing.
+        if not self._is_done and len(shard):
+            try:
+                self._check(number, frozenset(shard.index.fields))
+            except BaseException:
+                shard.close()  # a stored error should not keep a file open
+                raise
+            self._is_done = True
+        return shard
+
+    def _check(self, number: int, existing: frozenset[str]) -> None:
+        missing = self._wanted - existing
+        if not missing:
+            return
+        has_none = missing == self._wanted
+        numbers = [other for other in range(len(self._opener.shards)) if other != number]
+        # In a concatenation, often only some datasets have a field, so neighbours say little.
+        random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
+        until_s, is_proven = time.monotonic() + _LOOK_S, True
+        for other in numbers:
+            if time.monotonic() > until_s:
+                is_proven = False  # the last shard may have a rare field
+                break
+            found = None
+            with suppress(WidsError):  # reported when the shard is read
+                found = self._fields(other)
+            is_proven = is_proven and found is not None
+            existing |= found or set()
+            if existing >= self._wanted:
+                return
+        missing -= existing
+        names, known = _listed(sorted(missing)), _listed(_nearest_first(existing, missing))
+        if is_proven:
+            raise ValueError(
+                f"fields: expected fields of the dataset, found {names}, which no shard has; the "
+                f"shards have {known}"
+            )
+        # If the first shard has some of the fields, the others may just be rare: no warning.
+        if has_none and not self._warned.common[0]:
+            self._warned.common[0] = 1  # for all processes
+            warn(f"fields: no shard whose index is known has {names}; they have {known}")
+
+    def _fields(self, number: int) -> set[str] | None:
+        """Return the fields of a shard; None if it would have to be fetched."""
+        if not self._opener.has_index(number):
+            return None
+        # Not through the pool, so that the check evicts no shard that is being read.
+        with self._opener(number, local=False) as shard:
+            return set(shard.index.fields)
+
+
+def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
+    """Return names, those most similar to a wanted one first."""
+    return sorted(
+        names, key=lambda name: (-max(SequenceMatcher(None, name, w).ratio() for w in wanted), name)
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:_MAX_SHOWN])
+    return f"{shown} and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else shown

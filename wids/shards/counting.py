@@ -1,4 +1,4 @@
-"""Count the samples of shards without a stated count, and check first what that downloads.
+"""Count the samples of shards without a stated count, and fetch shards, many at a time.
 
 An index has the count at no cost, and so have files that other programs wrote beside the shards.
 Local shards are scanned. Remote shards are downloaded; large downloads need the caller's consent.
@@ -8,21 +8,93 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import NotFoundError, WidsError
-from wids.shards.download_cost import download_cost, too_large_error
-from wids.shards.fetch_all import fetch_all
-from wids.shards.foreign.written_beside import with_stated_counts
+from wids.shards.costs import download_cost, too_large_error
+from wids.shards.foreign.foreign_counts import with_stated_counts
 from wids.shards.opener import ShardOpener
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.progress import Bar
+from wids.storage.reading_threads import ReadingThreads
 from wids.storage.remote_lengths import ask_lengths, check_found
 
-_NUM_THREADS: Final = 4
-
 _logger = logging.getLogger(__name__)
+
+
+_PATIENCE_S: Final = 0.5
+"""How long to wait for downloads to notice that they are cancelled."""
+
+_WAIT_S: Final = 0.2
+"""How often the bar is updated."""
+
+
+def fetch_all(
+    fetch: Callable[[int, BackgroundFetch], None],
+    nbytes_of: Mapping[int, int | None],
+    *,
+    num_threads: int,
+    description: str = "fetching",
+    progress: bool | None = None,
+) -> None:
+    """Fetch shards into the cache, several at a time.
+
+    An error, Ctrl-C included, cancels the other downloads. Completed copies stay.
+
+    Args:
+        fetch: Fetches a shard by its number, as `ShardReader.fetch` does.
+        nbytes_of: Numbers of shards, in the order to fetch them, with their lengths if known.
+        num_threads: Number of concurrent downloads.
+        description: The label of the bar.
+        progress: Whether to show a bar, as in `progress.Bar`.
+
+    Raises:
+        FetchError: A shard cannot be fetched.
+    """
+    fetches = {number: BackgroundFetch() for number in nbytes_of}
+
+    def fetch_one(number: int) -> None:
+        # Otherwise a task that a thread took just before the cancellation would start a download.
+        if not fetches[number].cancelled.is_set():
+            fetch(number, fetches[number])
+            fetches[number].done.set()
+
+    def received(number: int) -> int:
+        # If another process fetched it, nothing was received here.
+        is_done = fetches[number].done.is_set()
+        return (is_done and nbytes_of[number]) or fetches[number].received_nbytes
+
+    if not nbytes_of:
+        return
+    is_known = None not in nbytes_of.values()
+    total_nbytes = sum(nbytes or 0 for nbytes in nbytes_of.values()) if is_known else None
+    threads = ReadingThreads(num_threads, "wids-fetch")
+    tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
+    with Bar(description, total_nbytes, "B", wanted=progress) as bar:
+        try:
+            pending = set(tasks)
+            while pending:
+                done, pending = wait(pending, _WAIT_S, FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                num_done = len(tasks) - len(pending)
+                note = f"{num_done:,} of {len(tasks):,} shards"
+                bar.reach(sum(map(received, nbytes_of)), note=note)
+        # Ctrl-C is not an Exception, and must end the downloads too.
+        except BaseException:
+            for background_fetch in fetches.values():
+                background_fetch.cancelled.set()
+            # No unlimited wait: a server may hang, and the caller wants the error.
+            threads.shutdown(wait=False, cancel_futures=True)
+            # But a short one: a download that notices its cancellation deletes its temporary file.
+            wait(tasks, timeout=_PATIENCE_S)
+            raise
+    threads.shutdown()
+
+
+_NUM_THREADS: Final = 4
 
 
 def count_samples(

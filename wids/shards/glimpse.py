@@ -14,23 +14,22 @@ from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.shards.index_cost import Cost, estimate
+from wids.shards.costs import Cost, estimate
 from wids.shards.indexes import index_file
 from wids.shards.opener import ShardOpener
-from wids.shards.range_shard import RemoteShard
+from wids.shards.remote_shard import RemoteShard
 from wids.shards.shard_facts import remote_file
-from wids.shards.tars.archive import BLOCK_NBYTES, TarMembers
 from wids.shards.tars.header_scan import HeaderScan
+from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_name
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.member_names import KeySplit, split_name
 from wids.shards.tars.raw_samples import Raw
-from wids.shards.tars.readable_shard import PooledShard
-from wids.storage.cache.small_files import save_quietly
+from wids.shards.tars.samples import PooledShard
+from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
-from wids.storage.range_reader import RangeError
+from wids.storage.ranges import RangeError
+from wids.storage.remote_lengths import ENDLESS_NBYTES, open_parts
 from wids.storage.sizes import nbytes_text
-from wids.storage.sparse_file import ENDLESS_NBYTES, open_parts
 from wids.storage.transport import urls
 
 _FIRST_NBYTES: Final = 1 << 20

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import FetchError, WidsError
-from wids.shards.indexes.key_hashes import key_hash, key_hashes
+from wids.shards.indexes.key_tables import key_hash, key_hashes
 from wids.shards.opener import ShardOpener
 from wids.shards.shard_pool import ShardPool
+from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_names import to_bytes
-from wids.storage.array_types import BoolArray, IntArray, WordArray
+from wids.storage.arrays import BoolArray, IntArray, WordArray
 from wids.storage.transport import urls
 
 

@@ -1,38 +1,202 @@
 """Open shards by number: as a local file, as a cached copy, or by range.
 
-Each way of opening is a module, and gets the index from a pack, from the cache folder, or by
-scanning the tar. Every index is checked against its tar; only reading by range requires an existing
-one. An open shard is compared with its spec.
+Each way of opening gets the index from a pack, from the cache folder, or by scanning the tar. Every
+index is checked against its tar; only reading by range requires an existing one. An open shard is
+compared with its spec.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import WidsError, local_error
+from wids.errors import FetchError, MismatchError, WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
-from wids.shards.local_shards import LocalShards
+from wids.shards.indexes import index_file
+from wids.shards.indexes.index_file import index_paths, load_count, load_index, store_index
 from wids.shards.packs import Packs
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
-from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.readable_shard import PooledShard
+from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
+from wids.shards.tars.samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import locks, stages
+from wids.storage.cache.cache_names import is_settled
 from wids.storage.cache.store import BackgroundFetch, Cache
-from wids.storage.transport import shared_refusals
+from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport.urls import rewritten
 
 if TYPE_CHECKING:
     from wids.shards.copied_shards import CopiedShards
-    from wids.shards.shards_by_range import ShardsByRange
+    from wids.shards.remote_shard import RemoteShard
+
+
+class LocalShards:
+    """The shards that are files on this machine.
+
+    Args:
+        facts: The shards.
+    """
+
+    def __init__(self, facts: ShardFacts) -> None:
+        self._facts = facts
+        self._paths: dict[int, str | None] = {}
+
+    def path(self, number: int) -> str | None:
+        """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
+        try:
+            return self._paths[number]
+        except KeyError:
+            place = rewritten(self._facts.shards[number].url)
+            path = urls.local_path(place) if urls.is_local(place) else None
+            if path is not None:
+                path = self._named_path(self._facts.shards[number].url) or path
+            self._paths[number] = path  # shards are opened often
+            return path
+
+    def _named_path(self, url: str) -> str | None:
+        """Return the path that ``localname`` maps a local shard to; None if no file is there."""
+        path = self._facts.store.named_path(url)
+        # `localname` may return a cache path, as for remote shards, where a local one has no file.
+        return path if path is not None and os.path.exists(path) else None
+
+    def open(self, number: int, path: str) -> Shard:
+        """Map the file of a shard."""
+        facts = self._facts
+        shard = facts.open_file(path, partial(self._index, number))
+        stated = facts.shards[number].nbytes
+        if stated is not None and shard.nbytes < stated:
+            shard.close()
+            raise MismatchError(
+                f"{path}: expected {stated} bytes (filesize), found {shard.nbytes}; the file is "
+                "incomplete, or the spec is of another version: fetch or write the shard again, or "
+                "make the spec again with `wids create`"
+            )
+        return facts.checked(number, shard)
+
+    def _index(self, number: int, path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:
+        """Return the index of a file: from a pack, the cache folder, or a scan."""
+        known = self.stored_index(number, path, identity)
+        if known is not None:
+            return known
+        key_split = self._facts.key_split(number)
+        built = index_tar(data, key_split, path, repeated=self._facts.options.repeated)
+        # If a younger file changes again, its modification time may stay the same.
+        if not is_settled(identity.mtime_ns):
+            return built
+        folder = self._facts.store.folder
+        return store_index(folder, index_paths(folder, path, key_split), built, identity)
+
+    def stored_index(self, number: int, path: str, identity: TarIdentity) -> ShardIndex | None:
+        """Return the index of a file from a pack or the cache folder, or None."""
+        facts = self._facts
+        key_split = facts.key_split(number)
+        packed = facts.packs.index(number, identity.nbytes, key_split)
+        if packed is not None:
+            return packed[0]
+        return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)
+
+    def stored_count(self, number: int, path: str) -> int | None:
+        """Return the number of samples of `stored_index`, or None."""
+        facts, identity = self._facts, TarIdentity.of_file(os.stat(path))
+        key_split = facts.key_split(number)
+        packed = facts.packs.index(number, identity.nbytes, key_split)
+        if packed is not None:
+            return len(packed[0])
+        paths = index_paths(facts.store.folder, path, key_split)
+        counts = (load_count(index_path, identity, key_split) for index_path in paths)
+        return next((count for count in counts if count is not None), None)
+
+
+@dataclass(frozen=True)
+class ShardsByRange:
+    """The shards that are read by range.
+
+    Attributes:
+        facts: The shards.
+    """
+
+    facts: ShardFacts
+
+    def index(self, number: int) -> tuple[ShardIndex, int] | None:
+        """Return the index of a shard and the length of its tar, without fetching the tar.
+
+        From a pack, or from the cache, where an earlier copy left it. None if neither has it.
+        """
+        facts = self.facts
+        shard_spec, key_split = facts.shards[number], facts.key_split(number)
+        packed = facts.packs.index(number, shard_spec.nbytes, key_split)
+        if packed is not None:
+            return packed
+        left = index_file.load_recorded(facts.store.index_path(remote_file(shard_spec)))
+        is_same_rule = left is not None and left[0].key_split == key_split
+        if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
+            return left[0], left[1].nbytes
+        return None
+
+    def may_open(self, number: int) -> bool:
+        """Whether a shard without a copy may be read by range, as far as is known without asking.
+
+        False for a shard that was announced, unless batches may read it while it is fetched, and
+        for one of which enough was read.
+        """
+        facts, shard_spec = self.facts, self.facts.shards[number]
+        if facts.options.access == "range":
+            return True
+        # Without ranges, each attempt would start the transfer of the whole file.
+        if not facts.store.fetcher.sends_parts(shard_spec.url):
+            return False
+        return facts.takes(number, shard_spec.nbytes or sys.maxsize, 0)
+
+    def open(self, number: int, has_copy: Callable[[], bool]) -> RemoteShard | None:
+        """Return a shard to be read by range; None if it has a copy, or has to be fetched.
+
+        Args:
+            number: Its number.
+            has_copy: Whether the shard has a copy by now.
+
+        Raises:
+            FetchError: No index is known, and the shard must not be fetched.
+        """
+        facts, options = self.facts, self.facts.options
+        url = facts.shards[number].url
+        if has_copy() or not self.may_open(number):
+            return None
+        index_and_nbytes = self.index(number)
+        if index_and_nbytes is None:
+            if options.access == "range":
+                raise FetchError(
+                    f"{urls.redact(url)}: expected an index to read it by range, found none; make "
+                    'one for the dataset with `wids create`, or use access="download"'
+                )
+            return None
+        index, nbytes = index_and_nbytes
+        if not facts.takes(number, nbytes, 0):  # the spec may not state its length
+            return None
+        from wids.shards.remote_shard import RemoteShard  # often only the index is needed
+
+        reader = facts.store.fetcher.range_reader(url, nbytes)
+        shard = RemoteShard(
+            urls.redact(url),
+            index.without_payload_crcs() if options.verify == "never" else index,
+            nbytes,
+            facts.broken.watched(number, reader.view),
+            fields=options.fields,
+            raw=options.raw,
+            takes=partial(facts.takes, number, nbytes),
+            has_copy=has_copy,
+            version=lambda: reader.version,
+        )
+        return facts.checked(number, shard)
 
 
 class ShardOpener:
@@ -66,7 +230,7 @@ class ShardOpener:
             locks.prepare()  # 10 ms, before a thread of this process may do it
         budget = None
         if options.access == "auto" and are_remote:
-            from wids.shards.range_budget import RangeBudget  # only for remote shards
+            from wids.shards.remote_shard import RangeBudget  # only for remote shards
 
             budget = RangeBudget(len(self.shards))
         self.facts = ShardFacts(
@@ -108,7 +272,6 @@ class ShardOpener:
         return CopiedShards(self.facts)
 
     def _by_range(self) -> ShardsByRange:
-        from wids.shards.shards_by_range import ShardsByRange
 
         return ShardsByRange(self.facts)
 

@@ -1,4 +1,4 @@
-"""Find the indexes of shards in the packs that a spec names, before the shards are opened.
+"""Find and open the packs that a spec names, before the shards are opened.
 
 A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, or one for
 each of its parts, and one for a single shard. This module opens these packs and keeps them open. A
@@ -9,19 +9,132 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from typing import IO, Any, Final
 
+from wids.errors import WidsError
+from wids.shards.indexes.pack import MAGIC, Pack, RangePack, load_pack
+from wids.shards.records import open_copy, versioned_file
 from wids.shards.specs.model import DatasetSpec, PackedShards
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.samples import read_or_map
+from wids.storage.cache import cache_names
+from wids.storage.cache.cache_names import RemoteFile, save_quietly
+from wids.storage.cache.eviction import Space, StorageError
+from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache
+from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
-from wids.storage.transport.url_rewrite import rewritten
+from wids.storage.transport.urls import rewritten
 
-if TYPE_CHECKING:
-    from wids.shards.indexes.pack import Pack
+_logger = logging.getLogger(__name__)
+
+
+_LARGE_PACK_NBYTES: Final = 16_000_000
+"""Packs longer than this are read by range instead of being fetched whole."""
+
+
+def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
+    """Return the pack at a URL; log the reason and return None if it cannot be used.
+
+    Args:
+        store: Fetches and keeps remote packs.
+        url: Where the pack is.
+        num_shards: Number of shards that the pack should have.
+    """
+    place = rewritten(url)
+    if urls.is_local(place):
+        return load_pack(urls.local_path(place), None, num_shards)
+    fetcher = store.fetcher
+    try:
+        remote_file, nbytes = versioned_file(fetcher, url)
+        is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
+        if nbytes is not None and is_large and not store.find(remote_file):
+            with suppress(RangeError):  # a server without ranges: fetch the whole pack
+                read_range = fetcher.range_reader(url, nbytes)
+                return RangePack(read_range, nbytes, num_shards, partial(_kept, store, remote_file))
+        try:
+            return _load_stored(store, remote_file, num_shards)
+        except StorageError as error:
+            _logger.warning("%s; using it without storing it", str(error))
+            return _load_unstored(fetcher, url, num_shards)
+    except (WidsError, OSError) as error:
+        _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
+        return None
+    except ValueError as error:  # readable, but damaged or of another version
+        _logger.info("%s: %s", urls.redact(url), str(error))
+        return None
+
+
+def _kept(
+    store: Cache,
+    remote_file: RemoteFile,
+    read: Callable[[], bytes],
+    check: Callable[[bytes | memoryview], None],
+) -> bytes | memoryview:
+    """Return the directory of a pack, which one process of a machine reads, and all map."""
+    path = cache_names.directory_path(store.folder, remote_file)
+
+    def stored() -> memoryview | None:
+        with suppress(ValueError):  # damaged: it is read again
+            found = read_or_map(path, is_own=True)
+            if found is not None:
+                check(memoryview(found))
+                return memoryview(found)
+        return None
+
+    directory: bytes | memoryview | None = stored()
+    if directory is None:
+        with turn(cache_names.lock_path(store.folder, path), path, waits=True):
+            directory = stored()
+            if directory is None:
+                directory = read()
+                save_quietly(path, directory)
+    return directory
+
+
+def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:
+    """Load the copy of a pack, and fetch it again if the copy was damaged in the cache.
+
+    Raises:
+        OSError: The copy cannot be read.
+        WidsError: The pack cannot be fetched or stored.
+        ValueError: It is not a pack.
+    """
+    copy = open_copy(store, remote_file, _check_kind)
+    # The map made from the file keeps the copy from being evicted.
+    pack = load_pack(copy.path, copy.file, num_shards)
+    if pack is not None or copy.was_fetched:
+        return pack
+    copy = open_copy(store, remote_file, _check_kind, is_suspect=True)
+    return load_pack(copy.path, copy.file, num_shards)
+
+
+def _check_kind(file: IO[bytes]) -> None:
+    """Raise `ValueError` for a file of another kind, such as a page that a server sent instead."""
+    file.seek(0)
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("expected a pack of indexes, found something else; it is not stored")
+
+
+def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
+    """Fetch a pack into a temporary file that lives only as long as its memory map.
+
+    Raises:
+        OSError: There is no space for the file.
+        WidsError: The pack cannot be fetched.
+    """
+    space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+    with downloaded(fetcher, url, space.cover) as path:
+        return load_pack(urls.redact(url), FileIO(path), num_shards)
+
 
 _MAX_SHARED: Final = 64
 """Maximum number of packs of parts that stay mapped, and that are searched for a key."""
@@ -29,8 +142,6 @@ _MAX_SHARED: Final = 64
 _MAX_OPENED: Final = 100_000
 """Most shards of a pack that is opened before it is needed: comparing its directory with its
 checksum takes 50 ms for a million, and all of it is mapped, so that processes share it anyway."""
-
-_logger = logging.getLogger(__name__)
 
 
 class Packs:
@@ -159,7 +270,6 @@ class Packs:
         """Return a pack, which is opened or fetched at its first use; None if it is unusable."""
         if url in self._packs:
             return self._packs[url]
-        from wids.shards.pack_files import open_pack  # packs and their look-ups: 2 ms
 
         pack = open_pack(self._store, url, num_shards)
         if pack is None:

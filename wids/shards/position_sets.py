@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from wids.storage.array_types import IntArray
+from wids.storage.arrays import IntArray
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,29 +1,193 @@
-"""Convert an index, a slice, indices or a mask to positions in the whole dataset.
+"""Convert an index, a slice, indices or a mask to positions in the whole dataset, and pickle them.
 
 A view of a dataset is its positions: a range if they are evenly spaced; a set in bits or runs if
 they ascend and are many; otherwise an array that is compressed when it is pickled.
+
+Lists, arrays, tensors, and columns of pandas, Arrow and polars are recognized by their methods,
+without importing those packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.indices import as_array, as_index, as_selection
-from wids.shards.position_array import PositionArray
 from wids.shards.position_sets import (
     BLOCK_LENGTH,
     BitPositions,
     PositionSet,
     in_bits,
     is_sparse,
+    narrowed,
     of_mask,
 )
-from wids.storage.array_types import IntArray
+from wids.storage.arrays import IntArray
+
+_LARGEST: Final = (1 << 63) - 1
+_NULLS: Final = frozenset(("NoneType", "NAType"))
+"""The names of the types of Python's null and of pandas'."""
+
+
+def as_index(index: Any) -> int:
+    """Return the index of one sample as a Python integer.
+
+    Raises:
+        TypeError: It is not an index. A tensor with dimensions selects a view, even if it has one
+            element, and a boolean tensor is a mask, although torch would convert both to integers.
+    """
+    if not isinstance(index, int | np.integer):
+        num_dimensions, dtype = getattr(index, "ndim", 0), str(getattr(index, "dtype", ""))
+        if num_dimensions or "bool" in dtype:
+            raise TypeError(f"expected the index of a sample, found {index!r:.80}")
+    return operator.index(index)
+
+
+def as_array(indices: Any) -> npt.NDArray[Any]:
+    """Return indices as an array; anything else becomes a scalar array, which `select` rejects."""
+    try:
+        array = np.asarray(indices)
+        if array.dtype == object and array.ndim == 1:  # integers too large for numpy, or no numbers
+            # Those too large are out of range; clamped, numpy can compare them.
+            return np.array([max(-_LARGEST, min(_LARGEST, operator.index(i))) for i in array])
+    except (ValueError, TypeError, RuntimeError):
+        return np.empty((), object)
+    return array
+
+
+def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
+    """Return a selection as an array of integers or booleans, or else what `as_array` returns.
+
+    A null in a mask is false, as in SQL and in the filters of pandas, Arrow and polars.
+
+    Args:
+        indices: Integers or booleans in any one-dimensional form.
+        length: Number of samples to select from.
+
+    Raises:
+        IndexError: A mask has another length.
+        TypeError: There are nulls among integers, or the index of a pandas mask is not 0, 1, 2, …,
+            so that its rows may not be in the order of the samples.
+    """
+    values = _without_nulls(indices)
+    array = _as_mask(values)
+    if array is None:
+        array = as_array(values)
+        num_nulls = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+        if num_nulls:
+            raise TypeError(
+                f"expected integers as indices, found {type(indices).__name__} with {num_nulls:,} "
+                f"of {len(array):,} missing; drop these rows first"
+            )
+    elif array.ndim == 1:
+        _check_mask(indices, array, length)
+    return array
+
+
+def _without_nulls(indices: Any) -> Any:
+    """Return a column with nulls replaced: by false in a mask, by NaN in masked numpy integers."""
+    if isinstance(indices, np.ma.MaskedArray):  # as DuckDB returns columns that have nulls
+        if indices.dtype == bool:
+            return indices.filled(False)  # noqa: FBT003 - the parameter has no name in common
+        return np.ma.filled(indices.astype(np.float64), np.nan) if indices.mask.any() else indices
+    package = type(indices).__module__.partition(".")[0]
+    if package == "pandas" and str(getattr(indices, "dtype", "")) in ("boolean", "bool[pyarrow]"):
+        return indices.to_numpy(dtype=bool, na_value=False)
+    kind = str(getattr(indices, "type", getattr(indices, "dtype", "")))
+    is_column = package in ("pyarrow", "polars") and hasattr(indices, "fill_null")  # no scalar
+    if is_column and kind in ("bool", "Boolean"):
+        return indices.fill_null(False)  # noqa: FBT003 - the parameter has no name in common
+    return indices
+
+
+def _as_mask(indices: Any) -> npt.NDArray[np.bool_] | None:
+    """Return a mask as an array of booleans; None if it is not a mask."""
+    try:
+        array = np.asarray(indices)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    if array.dtype == object and array.ndim == 1:
+        kinds = {kind.__name__ for kind in set(map(type, array.tolist()))}
+        if "bool" in kinds and kinds <= {"bool", *_NULLS}:
+            array = np.fromiter((item is True for item in array.tolist()), bool, len(array))
+    return array if array.dtype == bool else None
+
+
+def _check_mask(indices: Any, mask: npt.NDArray[np.bool_], length: int) -> None:
+    if len(mask) != length:
+        raise IndexError(
+            f"expected a mask of {length:,} booleans, one for each sample, found {len(mask):,}; "
+            "make it from a table of this dataset or view"
+        )
+    # After sorting or filtering a frame, row 3 of a Series is not sample 3.
+    labels = getattr(indices, "index", None)
+    if type(indices).__module__.partition(".")[0] != "pandas" or labels is None:
+        return
+    if not np.array_equal(np.asarray(labels), np.arange(length)):
+        raise TypeError(
+            "expected a Series with the index 0, 1, 2, …, found one with another index, whose rows "
+            "may be in another order than the samples; pass mask.sort_index(), or mask.to_numpy() "
+            "if its rows are in the order of the samples"
+        )
+
+
+# Not `npt.NDArray[np.int64]`: with numpy 2.5 that is a typing alias, not a class.
+class PositionArray(np.ndarray[Any, np.dtype[np.int64]]):
+    """The positions of a view that are not evenly spaced, shape ``(num_samples,)``.
+
+    An int64 array with a small pickle: each spawned DataLoader worker receives the view by pickle.
+    """
+
+    @cached_property
+    def is_ascending(self) -> bool:
+        """Whether no position is less than the previous one."""
+        return bool((self[1:] >= self[:-1]).all())
+
+    @cached_property
+    def order(self) -> IntArray:
+        """The indices by ascending position; of equal positions the first index first."""
+        return np.argsort(np.asarray(self), kind="stable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, _packed(np.asarray(self), is_ascending=self.is_ascending)
+
+
+def _packed(positions: IntArray, *, is_ascending: bool) -> tuple[int, int, str, bytes]:
+    """Return the arguments of `_unpacked`: a bitmap, steps, or numbers of the narrowest type."""
+    least, count = int(positions.min(initial=positions[0] if len(positions) else 0)), len(positions)
+    numbers = positions - least
+    if not is_ascending:
+        form = "numbers"
+    else:
+        steps = np.diff(numbers, prepend=0)
+        is_strict = count < 2 or bool(steps[1:].min() > 0)
+        span = int(numbers[-1]) + 1 if count else 0
+        narrow = narrowed(steps)
+        if is_strict and span / 8 < narrow.nbytes:
+            bits = np.zeros(span, bool)
+            bits[numbers] = True
+            return least, span, "bits", np.packbits(bits).tobytes()
+        form, numbers = "steps", steps
+    narrow = narrowed(numbers)
+    return least, count, f"{form} {narrow.dtype.str}", narrow.tobytes()
+
+
+def _unpacked(least: int, count: int, form: str, data: bytes) -> PositionArray:
+    if form == "bits":
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count)
+        positions = np.flatnonzero(bits)
+    else:
+        kind, dtype = form.split(" ")
+        positions = np.frombuffer(data, dtype).astype(np.int64)
+        if kind == "steps":
+            positions = np.cumsum(positions)
+    return (positions + least).view(PositionArray)
+
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
 
@@ -264,3 +428,32 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
     else:
         inside = np.searchsorted(positions, edges)
     return np.diff(inside).tolist()  # type: ignore[no-any-return]
+
+
+def ranges_by_name(
+    positions: Positions, edges: IntArray, names: Sequence[str], name_of: IntArray
+) -> dict[str, IntArray]:
+    """Return the ranges of indices whose samples are in the shards of each name.
+
+    Args:
+        positions: The positions of a view.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        names: The names.
+        name_of: The number of the name of each shard.
+
+    Returns:
+        Start and stop of ranges, ascending, shape ``(num_ranges, 2)``, by name in the order of the
+        shards. If positions ascend, there is a range for each shard, empty ones included; otherwise
+        one for each time that the view enters another shard.
+    """
+    if is_ascending(positions):
+        numbers = np.arange(len(name_of))
+        stops = np.cumsum(counts_per_shard(positions, edges), dtype=np.int64)
+        starts = np.append(0, stops[:-1])
+    else:
+        shards = np.searchsorted(edges[1:], np.asarray(positions), side="right")
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        numbers, stops = shards[starts], np.append(starts[1:], len(shards))
+    id_of_range = name_of[numbers]
+    ranges = np.stack([starts, stops], axis=1).astype(np.int64)
+    return {name: ranges[id_of_range == place] for place, name in enumerate(names)}

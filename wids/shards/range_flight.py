@@ -12,9 +12,9 @@ from typing import TypeAlias, TypeVar
 
 from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
-from wids.shards.range_shard import Cut, RemoteShard, Value
+from wids.shards.remote_shard import Cut, RemoteShard, Value
 from wids.shards.shard_pool import ShardPool
-from wids.shards.tars.readable_shard import PooledShard
+from wids.shards.tars.samples import PooledShard
 from wids.storage.reading_threads import in_threads
 
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from wids.shards.shard_pool import ShardPool
 from wids.shards.specs.shard_sequences import StatedCounts, nbytes_of, remote_nbytes_of
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels
-from wids.shards.tars.readable_shard import ReadableShard
+from wids.shards.tars.samples import ReadableShard
 from wids.shards.tars.shard import Shard
-from wids.storage.array_types import BoolArray, FloatArray, IntArray
+from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.sizes import count_text
 

@@ -13,15 +13,14 @@ from wids.shards.packs import Packs
 from wids.shards.read_options import ReadOptions
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.specs.shard_sequences import StatedCounts
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.shards.range_budget import RangeBudget
-    from wids.shards.range_shard import RemoteShard
+    from wids.shards.remote_shard import RangeBudget, RemoteShard
 
 AnyShard = TypeVar("AnyShard", Shard, "RemoteShard")
 

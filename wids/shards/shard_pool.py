@@ -6,11 +6,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from wids.shards.tars.readable_shard import PooledShard
+from wids.shards.tars.samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
-from wids.storage.shared_number import SharedRows
-from wids.storage.stages import this_process
+from wids.storage.stages import SharedRows, this_process
 
 MAX_OPEN_SHARDS: Final = 256
 """Default limit, if the process may open four times as many files."""

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
 from wids.storage.download import Download, Expected, Report, check_complete
-from wids.storage.range_reader import RangeReader
+from wids.storage.ranges import RangeReader
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import cancelled_by, with_retries
@@ -199,7 +199,7 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-        from wids.storage.part_requests import PartRequests  # readers of local shards need none
+        from wids.storage.download import PartRequests  # readers of local shards need none
 
         download = Download(url, file, expected, report or (lambda *_: None))
         with nullcontext() if cancel is None else cancelled_by(cancel):
@@ -273,7 +273,7 @@ def downloaded(fetcher: Fetcher, url: str, report: Report | None = None) -> Iter
     if urls.is_local(url):
         yield urls.local_path(url)
         return
-    from wids.storage.unnamed_files import unnamed_file
+    from wids.storage.files import unnamed_file
 
     with unnamed_file() as (file, path):
         fetcher.save(url, file, report=report)

@@ -1,23 +1,245 @@
-"""Count what reading costs this program, by stages, in this process and those that it starts.
+"""Share numbers with the workers of a DataLoader, and count by stages what reading costs a program.
 
 Numbers of samples, requests and bytes are always counted. Seconds are counted while a program asks
 for them, `start`: a thread that reads is in one stage at a time, so nested stages do not count
 twice, and the seconds of a thread add up to its time (decision 0105). Threads that read for another
 one count nothing: the other one waits for them.
+
+Numbers are private until a process is started, so that programs without workers need no shared
+memory.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakSet
 
-from wids.storage.shared_number import SharedRows, passes_to_process, writing
+from wids.storage.locks import hold_imports, release_imports
+
+_NUM_ROWS: Final = 509
+"""A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
+
+Row: TypeAlias = "list[float] | memoryview[float]"
+
+_SharedRows = TypeVar("_SharedRows", bound="SharedRows")
+
+
+class SharedRows:
+    """Numbers that processes add to, each in a row of its own, so that no process needs a lock.
+
+    Processes that are forked, spawned or started by a server of forks share the rows. What a
+    process has added stays when it ends. A copy that is pickled for another machine, or by hand,
+    starts from the current sums and is independent.
+
+    Args:
+        first: The first values of the row.
+
+    Attributes:
+        row: What this process has added. Another thread may add at the same moment, so that one of
+            the two is not counted. Look the attribute up each time: a fork replaces it.
+        is_shared: Whether other processes can have rows by now.
+        common: As many numbers, which all processes read and write, without a sum.
+    """
+
+    def __init__(self, *first: float) -> None:
+        self.row: Row = list(first)
+        self.common: Row = [0.0] * len(first)
+        self._table: Any = None
+        self.is_shared = False
+        with writing:
+            _alive.add(self)
+        # A program that can have workers by now; the import takes 9 ms, which others save.
+        if "torch" in sys.modules or "multiprocessing.sharedctypes" in sys.modules:
+            self.reserve()
+
+    def sums(self) -> list[float]:
+        """Return the sum of each number over all processes."""
+        if not self.is_shared:
+            return list(self.row)
+        width = len(self.row)
+        return [sum(self._table[width + column :: width]) for column in range(width)]
+
+    def rows(self) -> list[list[float]]:
+        """Return the rows of all processes; that of this process alone while none is shared."""
+        if not self.is_shared:
+            return [list(self.row)]
+        width, numbers = len(self.row), self._table[:]
+        return [numbers[at : at + width] for at in range(width, len(numbers), width)]
+
+    def row_at(self, number: int) -> Row:
+        """Return a row by its number, or by the id of the process that it is usually for."""
+        if not self.is_shared:
+            return self.row
+        width = len(self.row)
+        start = width * (1 + number % _NUM_ROWS)
+        return _doubles(self._table)[start : start + width]
+
+    def reserve(self) -> None:
+        """Make the memory that spawned processes can share; before they are sent anything.
+
+        A pickler does not know memory that is made while it is at work.
+        """
+        from multiprocessing.sharedctypes import RawArray
+
+        with writing:
+            if self._table is None:
+                self._table = RawArray("d", len(self.row) * (1 + _NUM_ROWS))
+
+    def share(self) -> None:
+        """Move the numbers to memory that processes which are started later can share."""
+        self.reserve()
+        with writing:
+            if not self.is_shared:
+                common, row = self.common, self.row
+                self._attach(self._table)
+                self.common[:], self.row[:] = _doubles(common), _doubles(row)
+
+    def adopt(self, rows: SharedRows) -> None:
+        """Add to the rows of another instance, as wide as this one, from now on."""
+        self._attach(rows._table)
+
+    def _attach(self, table: Any) -> None:
+        self._table, self.is_shared = table, True
+        self.common = _doubles(table)[: len(self.row)]
+        self.row = self.row_at(os.getpid())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._table is None or not passes_to_process():
+            return type(self), tuple(self.sums())
+        self.share()
+        return _attached, (type(self), self._table, len(self.row))
+
+
+class SharedNumber(SharedRows):
+    """A number that processes and their threads add to; no addition is lost.
+
+    Args:
+        value: The first value.
+
+    Example:
+        >>> number = SharedNumber(2)
+        >>> number.add(3)
+        >>> number.value
+        5
+    """
+
+    def __init__(self, value: float = 0) -> None:
+        super().__init__(value)
+
+    @property
+    def value(self) -> int:
+        """The sum of what all processes have added to the first value."""
+        return int(self.sums()[0])
+
+    def add(self, count: int) -> None:
+        """Add to the number."""
+        with writing:
+            self.row[0] += count
+
+    def set(self, value: int) -> None:
+        """Set the number, in all processes. What others add at this moment may be lost."""
+        with writing:
+            if self.is_shared:
+                # In one assignment: a process that reads meanwhile never finds a sum of 0.
+                others = [0.0] * len(self._table)
+                others[1 + os.getpid() % _NUM_ROWS] = value
+                self._table[:] = others
+            self.row[0] = value
+
+
+class SharedArray:
+    """Integers that processes share which are forked or spawned later; another pickle is a copy.
+
+    There is no lock: of two processes that add at the same moment, one may not be counted.
+
+    Args:
+        kind: The type of the integers, as for `array.array`.
+        values: The first values, or the number of zeros.
+
+    Attributes:
+        kind: As passed.
+        values: The integers.
+    """
+
+    def __init__(self, kind: str, values: int | list[int]) -> None:
+        from multiprocessing.sharedctypes import RawArray  # 9 ms, which many programs do not need
+
+        self.kind = kind
+        self.values: Any = RawArray(kind, values if isinstance(values, int) else len(values))
+        if not isinstance(values, int):
+            self.values[:] = values
+
+    def __getstate__(self) -> tuple[str, Any]:
+        return self.kind, self.values if passes_to_process() else list(self.values)
+
+    def __setstate__(self, state: tuple[str, Any]) -> None:
+        self.kind, self.values = state
+        if isinstance(self.values, list):
+            vars(self).update(vars(SharedArray(*state)))
+
+
+def passes_to_process() -> bool:
+    """Return whether what is pickled now goes to a process that is being started.
+
+    Only then can multiprocessing pass shared memory on; any other pickle is a copy (decision 0086).
+    """
+    from multiprocessing import context
+
+    return context.get_spawning_popen() is not None
+
+
+_alive: Final[WeakSet[SharedRows]] = WeakSet()
+
+writing: Final = threading.RLock()
+"""Held by the thread that writes into the row of this process."""
+
+
+def _share_all() -> None:
+    hold_imports()  # without any lock, which a module may need while it is imported
+    writing.acquire()
+    for rows in list(_alive):
+        rows.share()
+
+
+def _end_in_parent() -> None:
+    writing.release()
+    release_imports()
+
+
+def _number_in_child() -> None:
+    _end_in_parent()
+    for rows in list(_alive):
+        if rows.is_shared:
+            rows._attach(rows._table)  # noqa: SLF001 - of this module
+
+
+if hasattr(os, "register_at_fork"):
+    # A child would otherwise inherit the lock of a thread that it does not have.
+    os.register_at_fork(
+        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_number_in_child
+    )
+
+
+def _doubles(values: Any) -> memoryview[float]:
+    """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
+    numbers = array("d", values) if isinstance(values, list) else values
+    return memoryview(numbers).cast("B").cast("d")
+
+
+def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
+    rows = cls(*[0.0] * width)
+    rows._attach(table)
+    return rows
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -295,12 +517,12 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 # Other processes.
 
 
-def passed() -> tuple[SharedRows, int] | None:
+def passed_stages() -> tuple[SharedRows, int] | None:
     """Return what a process that is being started needs for `join`; None in any other pickle."""
     return (here, os.getpid()) if passes_to_process() else None
 
 
-def join(passed_on: tuple[SharedRows, int] | None) -> None:
+def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
     if passed_on is not None and passed_on[0].is_shared:
         here.adopt(passed_on[0])
@@ -338,7 +560,7 @@ def _watch_as_child() -> None:
     this_process.num_watchers += 1
 
 
-def _begin_in_child() -> None:
+def _stages_in_child() -> None:
     this_process.num_samples = this_process.num_published = 0
     _clock.state[0] = -1
     _claim_row(os.getppid())
@@ -346,4 +568,4 @@ def _begin_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+    os.register_at_fork(after_in_child=_stages_in_child)

@@ -13,18 +13,15 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
-from wids.storage import abandoned, complete_files
-from wids.storage.fsspec_target import FsspecTarget
-from wids.storage.object_target import ObjectTarget
+from wids.storage import files
+from wids.storage.files import unnamed_file
 from wids.storage.transport import fsspec, object_store, urls
-from wids.storage.transport.request_log import logged
+from wids.storage.transport.gate import logged
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
-from wids.storage.transport.schemes import by_prefix, options_for
-from wids.storage.transport.storage_options import retry_s
-from wids.storage.transport.store_clients import KINDS
+from wids.storage.transport.schemes import by_prefix, options_for, retry_s
+from wids.storage.transport.store_settings import KINDS
 from wids.storage.transport.stream import driver_error, error_text
-from wids.storage.unnamed_files import unnamed_file
-from wids.storage.upload_target import Target
+from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
 
 _T = TypeVar("_T")
 
@@ -64,8 +61,8 @@ def publishing(
     name = os.fspath(target)
     if is_local(name):
         if sweeps:
-            abandoned.sweep_beside(name)
-        with complete_files.replacing(name, mode, is_new=is_new) as file:
+            files.sweep_beside(name)
+        with files.replacing(name, mode, is_new=is_new) as file:
             yield file
         return
     check_writable(name)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.class_names import class_name, is_of_classes
+from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import first_of
-from wids.tables.column_paths import INDEX, KEY
-from wids.tables.column_types import json_text
+from wids.tables.column_values import INDEX, KEY
+from wids.tables.columns import json_text
 from wids.tables.table import read_table
 from wids.tables.table_file import Tabular, load_table
 

@@ -17,27 +17,32 @@ import numpy as np
 from wids.errors import JoinError
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.reader import ShardReader
-from wids.storage.array_types import BoolArray
-from wids.tables import join_store
-from wids.tables.column_paths import KEY
-from wids.tables.join_datasets import DatasetSide
-from wids.tables.join_files import FileSide, is_per_shard, whole_file
-from wids.tables.join_keys import DatasetKeys, Keyed, digest_of, match_keys
-from wids.tables.join_names import Names, Wanted
+from wids.storage.arrays import BoolArray
+from wids.tables import join_keys
+from wids.tables.column_values import KEY
+from wids.tables.join_fields import Names, Wanted
+from wids.tables.join_keys import (
+    DatasetKeys,
+    EveryPosition,
+    Keyed,
+    PositionMap,
+    digest_of,
+    match_keys,
+)
 from wids.tables.join_rows import (
+    FileSide,
     RowSide,
     array_rows,
     frame_rows,
     import_arrow,
     is_array,
+    is_per_shard,
     mapping_rows,
     table_rows,
+    whole_file,
 )
-from wids.tables.join_samples import KeyedSamples
-from wids.tables.join_sides import OtherSide
-from wids.tables.join_store import EveryPosition, PositionMap
-from wids.tables.joined_reader import JoinedReader
-from wids.tables.joint import Joint
+from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
+from wids.tables.joined import JoinedReader, Joint
 
 Missing = Literal["error", "skip", "none"]
 
@@ -209,13 +214,13 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     """Return which entries belong to the samples of a view, as stored before or from the keys."""
     keys = view.keys()
     digest = digest_of(keys.digest(), other.digest())
-    path = join_store.map_path(view.reader.cache_folder, digest)
-    stored = join_store.load(path, digest)
+    path = join_keys.map_path(view.reader.cache_folder, digest)
+    stored = join_keys.load(path, digest)
     if stored is not None:
         return stored
     start, targets = match_keys(keys, other)
     found = PositionMap(start, targets, tuple(other.fields))
-    join_store.save(path, digest, found)
+    join_keys.save(path, digest, found)
     return found
 
 

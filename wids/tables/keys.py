@@ -12,10 +12,9 @@ from itertools import groupby
 from typing import Any, Final, overload
 
 from wids.errors import WidsError, printable
-from wids.shards.indices import as_index
-from wids.shards.positions import Positions, first_index_of, from_start, in_turn, select
+from wids.shards.positions import Positions, as_index, first_index_of, from_start, in_turn, select
 from wids.shards.reader import ShardReader
-from wids.shards.tars.member_names import to_text
+from wids.shards.tars.headers import to_text
 
 _PART: Final = 8
 """If less than one in this many of a shard's keys is wanted, they are decoded one by one."""

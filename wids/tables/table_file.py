@@ -2,6 +2,9 @@
 
 A saved table is a cache that is checked, never an authority: one of other shards is refused.
 specs/tables.md specifies the file.
+
+Parquet's own checksums cover neither the footer nor the headers of pages, and a damaged one may
+still be read, as other values (decision 0072). A column is checked without reading the others.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -18,24 +21,88 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_chec
 import numpy as np
 
 from wids.errors import TableError, WidsError, local_error
-from wids.shards.cache_settings import cache_folder
 from wids.shards.positions import Positions
+from wids.shards.read_options import cache_folder
 from wids.shards.reader import ShardReader
-from wids.shards.side_files import discard, local_file
-from wids.shards.specs.edit import is_local_document, name_table
+from wids.shards.records import discard, local_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, SavedTable
-from wids.storage import abandoned, complete_files
-from wids.storage.array_types import IntArray
+from wids.shards.specs.saving import is_local_document, name_table
+from wids.storage import files
+from wids.storage.arrays import IntArray
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
+from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
-from wids.tables.column_paths import INDEX, KEY
+from wids.tables.column_values import INDEX, KEY
 from wids.tables.table import check_arrow, read_table
-from wids.tables.table_checksums import column_checksums, damaged_column, footer_checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_TRAILER_NBYTES: Final = 8
+"""The length of the footer and the magic, at the end of the file."""
+_PIECE_NBYTES: Final = 1 << 20
+
+
+def footer_checksum(source: Any) -> int:
+    """Return the checksum of the footer of an open file, and of what follows it."""
+    nbytes = source.seek(0, os.SEEK_END)
+    start = max(nbytes - _TRAILER_NBYTES, 0)
+    source.seek(start)
+    start = max(start - int.from_bytes(source.read(4), "little"), 0)
+    return _crc32(source, [(start, nbytes - start)])
+
+
+def column_checksums(source: Any, metadata: Any) -> list[int]:
+    """Return the checksums of all columns of an open file, located by its footer."""
+    return [_of_column(source, metadata, number) for number in range(metadata.num_columns)]
+
+
+def damaged_column(
+    source: Any, metadata: Any, expected: Sequence[int], names: Collection[str]
+) -> str:
+    """Return the first column whose bytes differ from the expected ones; ``""`` if none do.
+
+    Args:
+        source: The open file.
+        metadata: Its parsed footer.
+        expected: What `column_checksums` returned for it.
+        names: The columns to look at.
+    """
+    for number, checksum in enumerate(expected):
+        path = metadata.schema.column(number).path
+        # A column with parts has several: "a.list.element". Those of a column named "a.b" are
+        # compared too, which does no harm.
+        is_wanted = any(path == name or path.startswith(f"{name}.") for name in names)
+        if is_wanted and _of_column(source, metadata, number) != checksum:
+            return str(path)
+    return ""
+
+
+def _of_column(source: Any, metadata: Any, number: int) -> int:
+    return _crc32(source, _spans(metadata, number))
+
+
+def _spans(metadata: Any, number: int) -> Iterator[tuple[int, int]]:
+    """Yield start and length of a column in each row group."""
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(number)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page:
+            start = min(start, chunk.dictionary_page_offset)
+        yield start, chunk.total_compressed_size
+
+
+def _crc32(source: Any, spans: Iterable[tuple[int, int]]) -> int:
+    crc32, value = fastest_crc32(), 0
+    for start, nbytes in spans:
+        source.seek(start)
+        for at in range(0, nbytes, _PIECE_NBYTES):
+            value = crc32(source.read(min(_PIECE_NBYTES, nbytes - at)), value)
+    return value
+
 
 _MIN_GROUP: Final = 1 << 16
 _MAX_GROUP: Final = 1 << 20
@@ -188,9 +255,9 @@ def _written(
     mark = fingerprint(spec)
     own = json.dumps({"version": 1, "fingerprint": mark, "columns": dict(paths)})
     schema = table.schema.with_metadata({_METADATA: own.encode("utf-8")})
-    abandoned.sweep_beside(output)
+    files.sweep_beside(output)
     table = table.replace_schema_metadata(schema.metadata)
-    with complete_files.replacing(output) as file:
+    with files.replacing(output) as file:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start, stop in _row_groups(edges.tolist()):
                 writer.write_table(table.slice(start, stop - start), row_group_size=_MAX_GROUP)

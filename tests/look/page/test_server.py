@@ -27,8 +27,7 @@ from PIL import Image
 
 import wids
 from wids.look.page.answers import STATIC_ROUTES, error_answer
-from wids.look.page.open_connections import MAX_CONNECTIONS
-from wids.look.page.server import Browser, allowed_hosts
+from wids.look.page.server import MAX_CONNECTIONS, Browser, allowed_hosts
 from wids.shards.fields.encode import encode
 
 
@@ -248,7 +247,7 @@ def test_idle_connections_keep_nobody_out(spec: Path) -> None:
 
 def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While all places are taken by requests, others have the answer 503 with a reason (SEC-53)."""
-    monkeypatch.setattr("wids.look.page.open_connections.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("wids.look.page.server.MAX_CONNECTIONS", 3)
     film = write_tar(tmp_path / "a.tar", [("a.mp4", bytes(30_000_000))])  # more than sockets buffer
     with browsing([(film, 1)]) as client:
         with ExitStack() as stack:
@@ -350,7 +349,7 @@ def test_large_pictures_leave_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While too many large pictures are waited for, the next is a 503, and pages work (SEC-53)."""
-    monkeypatch.setattr("wids.look.pictures._MAX_LARGE", 0)
+    monkeypatch.setattr("wids.look.field_facts._MAX_LARGE", 0)
     path = write_tar(tmp_path / "a.tar", [("a.png", picture(1))])
     with browsing([(path, 1)]) as client:
         status, _, body = client.get("picture/0/.png")

@@ -11,7 +11,7 @@ from conftest import raises
 from trees import make_tree, packed
 
 from wids import PackError, pack_folder
-from wids.publish.packing.metadata import read_rows
+from wids.publish.packing.folder_listing import read_rows
 
 PICTURES = {"1.jpg": "one", "2.jpg": "two"}
 

@@ -16,8 +16,8 @@ from trees import contents, make_tree, members, packed
 
 import wids
 from wids import PackError, ShardListDataset, TarWriter, pack_folder
-from wids.publish.packing.file_samples import Sample
-from wids.publish.packing.shard_tasks import ordered
+from wids.publish.packing.pack_plan import Sample
+from wids.publish.packing.packed_folder import ordered
 
 ROOT = Path(__file__).parents[3]
 
@@ -121,7 +121,7 @@ def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> No
 
 def test_large_files_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of any length around that of a piece are copied, checked and indexed (PACK-14)."""
-    monkeypatch.setattr("wids.publish.threaded_tar.PIECE_NBYTES", 4096)
+    monkeypatch.setattr("wids.publish.new_shard.PIECE_NBYTES", 4096)
     lengths = [0, 1, 511, 512, 3072, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 9000, 40_000]
     files = {f"{n:05d}.bin": os.urandom(n) for n in lengths}
     files["metadata.jsonl"] = b'{"file_name": "00001.bin", "x": "' + b"y" * 9000 + b'"}'

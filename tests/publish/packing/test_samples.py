@@ -10,7 +10,7 @@ from conftest import raises
 from trees import make_tree, packed
 
 from wids import PackError, ShardListDataset, pack_folder
-from wids.publish.packing.file_samples import stem_and_field
+from wids.publish.packing.pack_plan import stem_and_field
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from conftest import raises, write_tar
 
 import wids
 from wids.cli.main import main
-from wids.publish.rewriting.rewrite_streams import rewrite_streams
+from wids.publish.rewriting.old_streams import rewrite_streams
 
 KEYS = [f"a/{number:04d}" for number in range(50)]
 

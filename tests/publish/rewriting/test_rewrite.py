@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 import wids
 from wids import RewriteError, ShardListDataset, TransformError
 from wids.publish import rewriting
+from wids.publish.new_shard import Publishing
 from wids.publish.rewriting import rewrite as module
-from wids.publish.rewriting.orders import Order, SomeSamples
+from wids.publish.rewriting.rewrite_plan import Order, SomeSamples
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.threaded_tar import Publishing
 
 
 def members(folder: Path, name: str = "new") -> list[list[tuple[str, bytes]]]:

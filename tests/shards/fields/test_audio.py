@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.shards.fields import audio
+from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.encode import encode
-from wids.shards.fields.media import media_extensions
 
 soundfile = optional("soundfile")
 

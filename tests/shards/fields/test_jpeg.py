@@ -22,9 +22,9 @@ from torch.utils.data import default_collate
 
 import wids
 from wids.errors import DecodeError
-from wids.shards.fields import jpeg
+from wids.shards.fields import images as jpeg
 from wids.shards.fields.decode import Decoder
-from wids.shards.fields.jpeg import jpeg_shrink, turbo_pixels
+from wids.shards.fields.images import jpeg_shrink, turbo_pixels
 
 NAMES = ("numpy", "torch", "rgb8", "l8", "rgba8", "rgb", "torchrgb", "torchrgb8", "torchl")
 

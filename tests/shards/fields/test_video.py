@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.shards.fields import safety, video
-from wids.shards.fields.media import media_extensions
+from wids.shards.fields.codecs import media_extensions
 
 av = optional("av")
 
@@ -355,7 +355,7 @@ def test_frames_of_the_film_are_right() -> None:
 _PEAK = """
 import resource, sys
 import wids
-from wids.look.pictures import poster
+from wids.look.field_facts import poster
 import io
 
 decoders = {

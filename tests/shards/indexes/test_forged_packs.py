@@ -18,9 +18,15 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.shards.indexes.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header
+from wids.shards.indexes.pack import (
+    HEADER_NBYTES,
+    Pack,
+    PackHeader,
+    RangePack,
+    load_pack,
+    parse_header,
+)
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.indexes.range_pack import RangePack
 from wids.shards.tars.index import index_tar
 
 HEADER = struct.Struct("<8sIIQQQQQQQQII")

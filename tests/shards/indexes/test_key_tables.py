@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from conftest import raises, write_tar
 
-from wids.publish.problems import Problem
-from wids.publish.repeated_keys import repeated_keys
+from wids.publish.problems import Problem, repeated_keys
 from wids.shards.indexes import key_tables, pack
 from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
 from wids.shards.indexes.pack import LocalPack, load_pack
 from wids.shards.indexes.pack_writer import join_packs, write_pack
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.index import ShardIndex, index_tar
-from wids.storage.array_types import WordArray
+from wids.storage.arrays import WordArray
 
 
 @pytest.fixture

@@ -12,9 +12,15 @@ import pytest
 from conftest import sample_members, write_tar
 
 from wids.shards.indexes import index_file
-from wids.shards.indexes.pack import HEADER_NBYTES, Pack, PackHeader, load_pack, parse_header
+from wids.shards.indexes.pack import (
+    HEADER_NBYTES,
+    Pack,
+    PackHeader,
+    RangePack,
+    load_pack,
+    parse_header,
+)
 from wids.shards.indexes.pack_writer import write_pack
-from wids.shards.indexes.range_pack import RangePack
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wids.shards.indexes.pack_names import PackNames
+from wids.shards.indexes.pack import PackNames
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1000, 70_000])

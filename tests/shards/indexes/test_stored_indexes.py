@@ -13,7 +13,7 @@ from conftest import sample_members, settle, write_tar
 
 from wids import Shard, ShardListDataset
 from wids.shards.indexes import index_file
-from wids.shards.tars import member_names, scan
+from wids.shards.tars import headers, scan
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 
 
@@ -48,7 +48,7 @@ def test_index_from_before_metadata_was_skipped(
     members = [("__meta__/info.json", b"{}"), *sample_members(0, 3), ("_a.txt", b"x")]
     path = settle(write_tar(tmp_path / "a.tar", members))
     with monkeypatch.context() as before:
-        before.setattr(member_names, "is_metadata", lambda _: False)
+        before.setattr(headers, "is_metadata", lambda _: False)
         before.setattr(index_file, "has_metadata", lambda *_: False)
         with ShardListDataset(path) as dataset:
             assert len(dataset) == 5

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.errors import SpecError
-from wids.shards.specs import braces
+from wids.shards.specs import naming
 
 
 def test_braces_expand_as_in_a_shell() -> None:
     """Ranges and lists are expanded; a lone name in braces is not."""
-    assert braces.expand("t-{08..11}.tar") == ["t-08.tar", "t-09.tar", "t-10.tar", "t-11.tar"]
-    assert braces.expand("{a,b}/{0..1}.tar") == ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]
-    assert braces.expand("pipe:cat {local} {0..1}") == ["pipe:cat {local} 0", "pipe:cat {local} 1"]
+    assert naming.expand("t-{08..11}.tar") == ["t-08.tar", "t-09.tar", "t-10.tar", "t-11.tar"]
+    assert naming.expand("{a,b}/{0..1}.tar") == ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]
+    assert naming.expand("pipe:cat {local} {0..1}") == ["pipe:cat {local} 0", "pipe:cat {local} 1"]
     with raises(SpecError, "t-{00..11.tar: the braces are not balanced"):
-        braces.expand("t-{00..11.tar")
+        naming.expand("t-{00..11.tar")
 
 
 def test_backslashes_are_preserved() -> None:
     """A backslash is part of a name, with braces and without."""
-    assert braces.expand("d\\x.tar") == ["d\\x.tar"]
-    assert braces.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]
+    assert naming.expand("d\\x.tar") == ["d\\x.tar"]
+    assert naming.expand("d\\x-{0..1}.tar") == ["d\\x-0.tar", "d\\x-1.tar"]
 
 
 @pytest.mark.parametrize(
@@ -49,26 +49,26 @@ def test_bombs_are_counted_before_they_expand(pattern: str) -> None:
     """More than ten million names, or a gigabyte of them, are refused at once (SPEC-11)."""
     started_s = time.process_time()
     with raises(SpecError, "expected a pattern of at most 10000000 names"):
-        braces.expand(pattern)
+        naming.expand(pattern)
     assert time.process_time() - started_s < 0.5
 
 
 def test_braces_have_a_depth() -> None:
     """Braces inside one another do not exhaust the stack."""
-    assert braces.expand("{" * 16 + "a,b" + "}" * 16) == [
+    assert naming.expand("{" * 16 + "a,b" + "}" * 16) == [
         "{" * 15 + name + "}" * 15 for name in "ab"
     ]
     for depth in (17, 1000, 100_000):
         with raises(SpecError, "at most 16 braces inside one another"):
-            braces.expand("{" * depth + "a,b" + "}" * depth)
+            naming.expand("{" * depth + "a,b" + "}" * depth)
         with raises(SpecError, "not balanced"):
-            braces.expand("{" * depth)
+            naming.expand("{" * depth)
 
 
 def test_numbers_of_thousands_of_digits() -> None:
     """Python refuses to convert them, which is an error of the pattern."""
     with pytest.raises(SpecError):
-        braces.expand("{0..1" + "0" * 5000 + "}")
+        naming.expand("{0..1" + "0" * 5000 + "}")
 
 
 @settings(max_examples=1000, deadline=None)
@@ -80,7 +80,7 @@ def test_no_pattern_is_larger_than_counted(parts: list[str]) -> None:
         names = list(braceexpand(pattern, escape=False))
     except ValueError:
         return
-    size = braces._size_of_pattern(pattern, 0)
+    size = naming._size_of_pattern(pattern, 0)
     assert size.num_names >= len(names)
     assert size.nbytes >= sum(map(len, names))
     if "a.." not in pattern:

@@ -13,8 +13,7 @@ import pytest
 from loopback import Server
 
 import wids
-from wids.shards.specs.shard_table import State
-from wids.shards.specs.shard_table_writer import write_table
+from wids.shards.specs.shard_table import State, write_table
 
 NUM_SHARDS = 20_000
 

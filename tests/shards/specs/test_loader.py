@@ -24,7 +24,7 @@ from wids import (
     load_spec,
 )
 from wids.shards.specs import parsing
-from wids.shards.specs.trust import MAX_DEPTH
+from wids.shards.specs.entries import MAX_DEPTH
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "specs.json").read_text())
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from wids.cli import demo_shapes
+from wids.cli import demo_command
 from wids.shards.specs.loader import load_spec
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def test_schema_accepts_a_saved_table() -> None:
 
 def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
     """The output of the writers is valid under the schema."""
-    VALIDATOR.validate(json.loads(Path(demo_shapes.write_dataset(str(tmp_path))).read_text()))
+    VALIDATOR.validate(json.loads(Path(demo_command.write_dataset(str(tmp_path))).read_text()))
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from wids.shards.specs.shard_table import (
     TableFile,
     open_table,
     table_url,
+    write_table,
 )
-from wids.shards.specs.shard_table_writer import write_table
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 NAMES = st.one_of(

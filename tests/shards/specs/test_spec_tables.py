@@ -19,12 +19,11 @@ import wids
 from wids.errors import NotFoundError
 from wids.shards.specs import spec_tables
 from wids.shards.specs.shard_sequences import ShardTable
-from wids.shards.specs.shard_table import State
-from wids.shards.specs.shard_table_writer import write_table
+from wids.shards.specs.shard_table import State, write_table
 from wids.shards.specs.spec_tables import LARGE_NBYTES
-from wids.storage import abandoned
-from wids.storage.cache import turns
-from wids.storage.digests import file_digest
+from wids.storage import files
+from wids.storage.cache import leases
+from wids.storage.files import file_digest
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 NUM_SHARDS = 20_000
@@ -88,10 +87,10 @@ def test_others_see_that_a_table_is_made(
 
     def turn(lock_path: str, path: str, *, waits: bool) -> AbstractContextManager[bool]:
         watched.append(path)
-        return turns.turn(lock_path, path, waits=waits)
+        return leases.turn(lock_path, path, waits=waits)
 
     def checked(entries: list[Any], label: str) -> Iterator[Any]:
-        seen.extend(nbytes for _, nbytes, _ in abandoned.temporary_files(watched[0]))
+        seen.extend(nbytes for _, nbytes, _ in files.temporary_files(watched[0]))
         yield from real(entries, label)
 
     real = spec_tables._checked
@@ -100,7 +99,7 @@ def test_others_see_that_a_table_is_made(
     monkeypatch.setattr(spec_tables, "_SHOWN_NBYTES", 1 << 18)
     opened(server.page("/train.json", document()), tmp_path)
     assert seen[0] >= len(document()) >> 18
-    assert not abandoned.temporary_files(watched[0])
+    assert not files.temporary_files(watched[0])
 
 
 def test_a_published_table_with_long_facts_is_used(server: Server, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_a_file_that_was_replaced_is_read_as_it_was_opened(
 ) -> None:
     """Its bytes are those of the map, and never those of the new file under its name."""
     if not is_dense:
-        monkeypatch.setattr("wids.shards.tars.bulk_read._DENSE_NBYTES", 0)
+        monkeypatch.setattr("wids.shards.tars.shard._DENSE_NBYTES", 0)
     path = write_tar(tmp_path / "a.tar", MEMBERS)
     with wids.Shard(path) as shard:
         members = shard.index.members_of(".cls")[1]

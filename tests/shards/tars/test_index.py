@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wids.errors import ShardFormatError
-from wids.shards.tars.archive import TarMembers
+from wids.shards.tars.headers import KeySplit, TarMembers, split_name, to_bytes
 from wids.shards.tars.index import ShardIndex, build_index
-from wids.shards.tars.member_names import KeySplit, split_name, to_bytes
 
 Samples = list[tuple[str, list[tuple[str, int]]]]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wids.shards.tars.member_names import KeySplit, split_name, split_names, to_bytes, to_text
+from wids.shards.tars.headers import KeySplit, split_name, split_names, to_bytes, to_text
 
 TABLE = [
     # name, at the first dot, at the last dot

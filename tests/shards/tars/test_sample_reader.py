@@ -89,7 +89,7 @@ def counted_crcs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(data))
         return zlib.crc32(data)
 
-    monkeypatch.setattr("wids.shards.tars.sample_reader.fastest_crc32", lambda: crc32)
+    monkeypatch.setattr("wids.shards.tars.samples.fastest_crc32", lambda: crc32)
     return lengths
 
 

@@ -18,7 +18,7 @@ from loopback import Server
 
 from wids.errors import FetchError
 from wids.storage import locks
-from wids.storage.cache import sweeping
+from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
 
 NOBODY = 65534
@@ -80,7 +80,7 @@ def test_a_read_only_temporary_file_is_swept(
         path.parent.mkdir(parents=True)
         path.touch(0o400)
         os.utime(path, (time.time() - 100,) * 2)
-        sweeping.sweep("c")
+        leases.sweep("c")
         return not path.exists()
 
     assert as_nobody(sweep)

@@ -15,7 +15,7 @@ from loopback import Server
 
 from wids.errors import FetchError
 from wids.storage import locks
-from wids.storage.cache import sweeping
+from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
 
 
@@ -116,7 +116,7 @@ def test_temporary_files_of_a_clock_in_the_future(tmp_path: Path) -> None:
     handle = os.open(alive, os.O_RDWR)
     locks.acquire(handle)
 
-    sweeping.sweep(str(tmp_path))
+    leases.sweep(str(tmp_path))
 
     assert [path.exists() for path in (soon, later, alive)] == [True, False, True]
     os.close(handle)

@@ -19,7 +19,7 @@ from servers import free_port, running
 
 import wids
 from wids.errors import NotFoundError
-from wids.storage import object_target, upload
+from wids.storage import upload, upload_targets
 from wids.storage.transport.object_store import ObjectStores
 
 ACCOUNT = "devstoreaccount1"
@@ -58,7 +58,7 @@ def _create(endpoint: str, container: str) -> None:
 @pytest.mark.parametrize("prefix", ["az://data", "abfs://data", f"abfss://data@{ACCOUNT}.h"])
 def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are written at once and in parts, read, listed, compared, moved and removed."""
-    monkeypatch.setattr(object_target, "PART_NBYTES", 1 << 20)
+    monkeypatch.setattr(upload_targets, "PART_NBYTES", 1 << 20)
     url, data = f"{prefix}/x/a.bin", os.urandom(3 << 20)
     transport = ObjectStores(azurite)
     for is_new in (True, False):

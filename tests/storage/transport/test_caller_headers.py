@@ -13,7 +13,7 @@ from loopback import Server
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.caller_headers import CallerHeaders
+from wids.storage.transport.http import CallerHeaders
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wids.storage.transport.http_messages import (
+from wids.storage.transport.connections import (
     check_headers,
     head_end,
     parsed_head,

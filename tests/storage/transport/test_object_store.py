@@ -30,12 +30,12 @@ from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
 from wids.storage import upload
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import store_clients
+from wids.storage.transport import store_settings
 from wids.storage.transport.gate import num_in_flight
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
-from wids.storage.transport.store_clients import Place
+from wids.storage.transport.store_settings import Place
 from wids.storage.transport.stream import PastEndError, TransientError
 
 DATA = os.urandom(1 << 20) * 9
@@ -157,7 +157,7 @@ def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
 def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, method: str) -> None:
     """Obstore's threads do not survive a fork; workers read nevertheless, without hanging."""
     assert dataset[3][".txt"] == "text 3"
-    assert store_clients._runtime_pid == os.getpid()
+    assert store_settings._runtime_pid == os.getpid()
     loader = DataLoader(
         dataset, batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
     )

@@ -10,7 +10,7 @@ from loopback import Server
 from transfers import DATA, saved
 
 import wids
-from wids.storage.transport.storage_options import assignment, from_environment, header, merged
+from wids.storage.transport.schemes import assignment, from_environment, header, merged
 
 
 @pytest.mark.parametrize(

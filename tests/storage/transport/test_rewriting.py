@@ -10,7 +10,7 @@ from loopback import Server
 
 from wids.errors import SpecError
 from wids.storage import fetch
-from wids.storage.transport.url_rewrite import rewritten
+from wids.storage.transport.urls import rewritten
 
 
 def test_rules_apply_in_order(

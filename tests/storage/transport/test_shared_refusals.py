@@ -14,7 +14,7 @@ from events import LONG_S, wait_for
 from loopback import Server
 
 from wids.storage.fetch import Fetcher
-from wids.storage.range_reader import RangeReader
+from wids.storage.ranges import RangeReader
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import shared_refusals
 from wids.storage.transport.gate import num_in_flight

@@ -11,12 +11,11 @@ import pytest
 from conftest import raises
 
 import wids
-from wids.publish import shard_names
-from wids.publish.output import Output
+from wids.publish import output as shard_names
+from wids.publish.output import Output, ShardNames
 from wids.publish.packing import folder_listing
 from wids.publish.rewriting import rewrite
-from wids.publish.shard_names import ShardNames
-from wids.shards.specs import edit
+from wids.shards.specs import saving
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.storage import upload
 from wids.storage.transport import listing, pipe, urls
@@ -35,7 +34,7 @@ class _Windows(ModuleType):
 @pytest.fixture(autouse=True)
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """These modules join, split and compare paths as on Windows."""
-    for module in (urls, listing, pipe, upload, shard_names, rewrite, edit, folder_listing):
+    for module in (urls, listing, pipe, upload, shard_names, rewrite, saving, folder_listing):
         monkeypatch.setattr(module, "os", _Windows("os"))
 
 
@@ -117,9 +116,9 @@ def test_the_input_is_not_overwritten() -> None:
 def test_documents_of_windows() -> None:
     """Shards that a document names with backslashes have a folder, and names in it."""
     shards = [r"C:\data\a.tar", r"C:\data\b.tar"]
-    assert [edit.name_with_query(url) for url in shards] == ["a.tar", "b.tar"]
-    assert edit._common_base("train.json", {}, shards) == {"base": "C:/data/"}
-    assert edit._common_base("train.json", {"base": "s3://b/"}, ["x/a.tar"]) == {
+    assert [saving.name_with_query(url) for url in shards] == ["a.tar", "b.tar"]
+    assert saving._common_base("train.json", {}, shards) == {"base": "C:/data/"}
+    assert saving._common_base("train.json", {"base": "s3://b/"}, ["x/a.tar"]) == {
         "base": "s3://b/x/"
     }
 

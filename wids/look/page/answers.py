@@ -12,9 +12,10 @@ from importlib import resources
 from typing import Any, Final
 
 from wids.errors import WidsError, message_of, printable
-from wids.look.pictures import BusyError
+from wids.look.field_facts import BusyError
 
 _logger = logging.getLogger(__name__)
+
 
 Query = dict[str, str]
 
@@ -131,3 +132,29 @@ def _routed(routes: Mapping[str, Route], path: str, query: Query) -> Answer:
         return _json_answer(HTTPStatus.OK, found) if isinstance(found, dict) else found
     except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
         return error_answer(error, path)
+
+
+# Up to 18 digits, so that a hostile header cannot make the conversion to int slow.
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def requested_span(header: str, nbytes: int) -> range | None:
+    """Return the bytes that a header requests of a body of some length.
+
+    Returns:
+        The bytes; an empty range if the body has none of them (status 416); None for all of the
+        body, because nothing is requested, or several ranges, or the header is invalid.
+    """
+    # RFC 9110 lets a server ignore a Range header. So several ranges, which need a multipart body,
+    # and invalid headers get all of the body.
+    found = _RANGE.fullmatch(header)
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:  # so many bytes at the end
+        return range(max(nbytes - int(found[2]), 0), nbytes)
+    first, last = int(found[1]), int(found[2] or nbytes)
+    # RFC 9110, section 14.1.1: such a range is invalid, which differs from one that the body does
+    # not have. Section 14.2 lets a server ignore it.
+    if found[2] and last < first:
+        return None
+    return range(first, min(last + 1, nbytes))

@@ -1,41 +1,151 @@
-"""Answer the requests of the pages of `wids browse`, by path and query, for a dataset.
+"""Answer the requests of the pages of `wids browse`, by path and query.
 
-It reads only what is shown: the small fields of the samples on a page, the fields of one sample, or
+Only what is shown is read: the small fields of the samples on a page, the fields of one sample, or
 the one field that is requested. A scan reads more, but only after a user has started it.
+
+In shards without an index, samples are addressed by the number of a shard and the position in it,
+since the lengths of the previous shards are unknown. Each shard is shown like a dataset, by the
+same code. A request to a shard reads its beginning, or as much more as one look may cost.
 """
 
 from __future__ import annotations
 
+import threading
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
+from urllib.parse import quote
 
-from wids.errors import printable
+from wids.errors import message_of, printable
 from wids.look import preview
-from wids.look.damage import damage_text, damaged_fields
-from wids.look.field_stats import FieldStats, field_sizes, preferred
-from wids.look.html import paragraph_html
-from wids.look.page.answers import (
-    Answer,
-    FieldBytes,
-    Query,
-    Route,
-    Site,
-    number_in,
-    parsed_number,
+from wids.look.field_facts import (
+    THUMBNAIL_PIXELS,
+    FieldStats,
+    Thumbnail,
+    damage_text,
+    damaged_fields,
+    decoded,
+    field_sizes,
+    latest,
+    poster,
+    preferred,
+    thumbnail,
 )
-from wids.look.page.questions import Questions
-from wids.look.page.sample_rows import field_row, link_of, picture_entry
-from wids.look.pictures import THUMBNAIL_PIXELS, Thumbnail, decoded, poster, thumbnail
-from wids.look.preview import Browsable
-from wids.look.text import class_names, share_text, total_of
-from wids.shards.field_file import open_field
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
-from wids.shards.fields.media import media_kind, played_type
+from wids.look.html import data_url, escaped, field_html, paragraph_html
+from wids.look.notebook import known_text
+from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
+from wids.look.page.questions import PageScans, Questions
+from wids.look.page.search import parse_conditions
+from wids.look.preview import MAX_PAGE_NBYTES, Browsable, Peekable, num_affordable
+from wids.look.text import class_names, share_text, shortened, total_of, value_text
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
+from wids.shards.glimpse import Glimpse
+from wids.shards.remote_shard import open_field
+from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
-from wids.storage.sizes import nbytes_text
+from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
+
+_PICTURE_PIXELS: Final = 1200
+
+
+def link_of(prefix: str, kind: str, index: int, field: str) -> str:
+    """Return the relative URL of a field of a sample."""
+    # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
+    # because a slash in a field would end the name.
+    return f"{prefix}{kind}/{index}/{quote(to_bytes(field), safe='')}"
+
+
+def field_row(
+    field: str,
+    nbytes: int,
+    data: bytes | None,
+    *,
+    link: str,
+    file_name: str,
+    classes: Sequence[str] = (),
+    poster: str = "",
+    facts: str = "",
+) -> str:
+    """Return a field as a row of a table: its name, its size, a link to save it, and its value.
+
+    Args:
+        field: The name of the field.
+        nbytes: Its length.
+        data: Its bytes; None if they were not read.
+        link: Where its bytes are served.
+        file_name: The name of the file that it is saved as.
+        classes: Names of classes, by their numbers.
+        poster: Where a picture of it is served, if it is a film.
+        facts: Length and rate of a sound or film.
+    """
+    label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
+    save = f'href="{link}?save=1" download="{escaped(file_name)}"'
+    return (
+        f'<tr><th scope="row"><code>{label}</code><small>{escaped(size)}</small>'
+        f'<a {save} aria-label="save {label}">save</a>'
+        f"</th><td>{_player(field, link, poster, save) or _body(field, data, classes)}</td></tr>"
+    )
+
+
+def _player(field: str, link: str, poster: str, save: str) -> str:
+    """Return the player of audio or video, with what the page shows where it cannot play it."""
+    tag, label = media_kind(field), escaped(printable(field))
+    if not tag:
+        return ""
+    is_played = played_type(field) is not None
+    picture = f'<img alt="" loading="lazy" src="{poster}">' if poster else ""
+    unplayed = (
+        f'<div class="unplayed"{" hidden" * is_played}>{picture}<p>This browser cannot '
+        f"play {label}. <a {save}>Save it</a> to play it with another program.</p></div>"
+    )
+    shown = f' poster="{poster}"' if poster else ""
+    player = f'<{tag} controls preload="none" src="{link}"{shown} aria-label="{label}"></{tag}>'
+    return player * is_played + unplayed
+
+
+def _body(field: str, data: bytes | None, classes: Sequence[str]) -> str:
+    if data is None:
+        return "<small>too large to show</small>"
+    try:
+        if extension(field) in IMAGE_EXTENSIONS:  # which is shown elsewhere
+            text, size = value_text(field, data), nbytes_text(len(data))
+            return f"<small>{escaped(text.removesuffix(f', {size}'))}</small>"  # which is above it
+        return field_html(field, data, with_size=False, classes=classes)
+    except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
+        text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
+        return f'<span class="bad">{escaped(text)}</span>'
+
+
+def picture_entry(field: str, data: bytes | None, nbytes: int, larger: str) -> dict[str, Any]:
+    """Return a picture of a sample as the page shows it, or the reason why it cannot be shown.
+
+    Args:
+        field: The name of the field.
+        data: Its bytes; None if they were not read.
+        nbytes: Their number.
+        larger: Where the picture is served with more pixels.
+    """
+    entry: dict[str, Any] = {"field": field, "label": printable(field), "problem": ""}
+    if data is None:
+        return {**entry, "problem": f"{nbytes_text(nbytes)}: too large to show; save it instead"}
+    try:
+        small = thumbnail(data, _PICTURE_PIXELS)
+    except ValueError as error:
+        reason = shortened(printable(str(error)), 300)
+        text = f"not a picture that can be shown, {nbytes_text(nbytes)}"
+        return {**entry, "problem": f"{text}: {reason}"}
+    is_whole = max(small.width, small.height) <= _PICTURE_PIXELS
+    return {
+        **entry,
+        "src": data_url(small.data, small.media_type),
+        "larger": "" if is_whole else larger,
+        "width": small.width,
+        "height": small.height,
+        "text": small.description,
+    }
+
 
 MAX_PAGE: Final = 120
 """Maximum number of samples on a page."""
@@ -291,3 +401,154 @@ def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:
 def picture_fields(stats: Iterable[FieldStats]) -> list[str]:
     """Return the fields that are pictures, of which a card shows one."""
     return [each.field for each in stats if extension(each.field) in IMAGE_EXTENSIONS]
+
+
+_MAX_KEPT: Final = 8
+"""Shards whose searches are kept."""
+
+
+class PeekPages(Site):
+    """The answers for shards of which some have no index. Safe to use from any thread.
+
+    Args:
+        peek: Any of the shards.
+        python: Code that names the shards in Python, for people to copy.
+    """
+
+    def __init__(self, peek: Peekable, python: str = "shards") -> None:
+        self._peek = peek
+        self._python = python
+        super().__init__(
+            {
+                "about": self._about,
+                "shard": lambda rest, query: self._pages(rest).answer(_path_in(rest), query),
+            },
+            {"shard": lambda rest, query: self._pages(rest).act(_path_in(rest), query)},
+        )
+        # One at a time: each may download a shard.
+        self._indexing = threading.Lock()
+        self._scans = PageScans()
+        self._questions = latest(self._new_questions, _MAX_KEPT)
+
+    def close(self) -> None:
+        """Stop what was started."""
+        self._scans.close()
+
+    def _about(self, _: str, __: Query) -> dict[str, Any]:
+        """Answer with what is known of all shards, without reading any."""
+        peek = self._peek
+        return {
+            "name": peek.title,
+            "num_samples": None,
+            "num_shards": peek.num_shards,
+            "size": None,
+            "fields": [],
+            "shard": peek.number,
+            "command": peek.create_command,
+        }
+
+    def _pages(self, rest: str) -> _ShardPages:
+        """Return the pages of the shard whose number a path begins with."""
+        digits = rest.partition("/")[0]
+        if not digits.isdecimal() or len(digits) > 9 or int(digits) >= self._peek.num_shards:
+            raise IndexError(
+                f"expected a shard from 0 to {self._peek.num_shards - 1}, found {digits:.20}"
+            )
+        number = int(digits)
+        python = f"wids.peek({self._python}, {number})"
+        # Made for each request, since more samples may be known each time.
+        peek, questions = self._peek.shard(number), self._questions(number)
+        return _ShardPages(peek, python, questions, self._indexing)
+
+    def _new_questions(self, number: int) -> Questions:
+        return Questions(self._peek.shard(number), self._scans)
+
+
+class _ShardPages(Pages):
+    """The answers for one shard, as for a dataset of the samples that are known of it."""
+
+    def __init__(
+        self, peek: Peekable, python: str, questions: Questions, indexing: threading.Lock
+    ) -> None:
+        actions = {"index": self._index_shard}
+        super().__init__(peek, f"shard/{peek.number}/", python, questions, actions)
+        self._peek = peek
+        self._indexing = indexing
+
+    def _index_shard(self, rest: str, query: Query) -> dict[str, Any]:
+        with self._indexing:
+            self._peek.make_index()
+        return self._about(rest, query)
+
+    def _about(self, _: str, __: Query) -> dict[str, Any]:
+        """Answer with what is known of the shard, after its beginning was read."""
+        peek, glimpse = self._peek, self._peek.glimpse
+        return {
+            "url": printable(urls.redact(peek.url)),
+            **_what_is_known(peek),
+            "cost": "" if glimpse is None else cost_text(glimpse),
+            "fields": field_rows(self.stats) if peek.is_complete else [],
+            "pictures": picture_fields(self.stats),
+            "python": self._python,
+        }
+
+    def sample(self, rest: str, query: Query) -> dict[str, Any]:
+        """Return a sample; others that are not known yet may follow it."""
+        peek, index = self._peek, parsed_number(rest, "sample")
+        peek.read_on(index + 1)
+        answer = super().sample(rest, query)
+        is_last = index == len(peek) - 1 and _can_continue(peek)
+        return {**answer, "next": index + 1} if is_last and not _selects(query) else answer
+
+    def samples(self, query: Query) -> dict[str, Any]:
+        """Return cards from a position on, as many as can be shown without reading much."""
+        peek, (start, count) = self._peek, page_in(query)
+        before = peek.num_read_nbytes
+        peek.read_on(start + count)
+        if _selects(query):
+            return super().samples(query)
+        rest_nbytes = MAX_PAGE_NBYTES - (peek.num_read_nbytes - before)
+        shown = max(num_affordable(peek, start, count, rest_nbytes), 1)
+        answer = super().samples({**query, "count": str(shown)})
+        if _can_continue(peek):
+            answer["next"] = start + len(answer["cards"])
+        # By the usual length: how many samples fit on that page is decided when it is shown.
+        answer["previous"] = max(start - count, 0) if start else None
+        return {**answer, **_what_is_known(peek)}
+
+
+def _path_in(rest: str) -> str:
+    """Return the path that follows the number of a shard."""
+    return rest.partition("/")[2]
+
+
+def _can_continue(peek: Peekable) -> bool:
+    """Return whether a shard may have more samples than those that are known."""
+    glimpse = peek.glimpse
+    return glimpse is not None and glimpse.can_continue
+
+
+def _selects(query: Query) -> bool:
+    """Return whether a query asks for other samples than all, or in another order."""
+    return bool(parse_conditions(query) or query.get("seed"))
+
+
+def _what_is_known(peek: Peekable) -> dict[str, Any]:
+    """Return the number of samples of a shard, None if that is not known yet, and remarks."""
+    glimpse = peek.glimpse
+    return {
+        "num_samples": len(peek) if peek.is_complete else None,
+        "known": known_text(peek),
+        "remark": "" if glimpse is None else printable(glimpse.remark()),
+    }
+
+
+def cost_text(glimpse: Glimpse) -> str:
+    """Return what making the index of a shard is expected to cost; ``""`` if that is unknown."""
+    if glimpse.is_complete:
+        return ""
+    if not glimpse.has_ranges:
+        whole = "the shard" if glimpse.nbytes is None else nbytes_text(glimpse.nbytes)
+        return f"downloads {whole}"
+    requests = count_text(glimpse.cost.num_requests, "request")
+    return f"reads about {nbytes_text(glimpse.cost.nbytes)} in {requests}"

@@ -1,4 +1,4 @@
-"""Serve a dataset on this machine, as pages for a browser.
+"""Serve a dataset on this machine, as pages for a browser, over a limited number of connections.
 
 The server listens on loopback only. Its address contains a random token, so that other users of the
 machine cannot read along, and it answers only to its own names, so that no page from elsewhere can
@@ -11,21 +11,102 @@ from __future__ import annotations
 import io
 import logging
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import starmap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
-from wids.look.page.answers import Answer, FieldBytes, Site, error_answer
-from wids.look.page.byte_ranges import requested_span
-from wids.look.page.open_connections import Connections, RequestBytes
+from wids.look.page.answers import Answer, FieldBytes, Site, error_answer, requested_span
 from wids.look.page.pages import Pages
 from wids.look.preview import Browsable
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 _logger = logging.getLogger(__name__)
+
+
+MAX_CONNECTIONS: Final = 320
+"""Each takes a thread, and about 0.1 MB. A browser opens six at a time. 256 may wait for large
+pictures, so that there is room for others."""
+
+
+class Connections:
+    """The open connections of a server. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        # Those whose request has not arrived; the oldest first.
+        self._waiting: dict[socket.socket, None] = {}
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Add a connection; return whether there is room for it.
+
+        If there is none, the oldest connection without a whole request is closed, so that clients
+        that only connect do not keep others out.
+        """
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS and self._waiting:
+                oldest = next(iter(self._waiting))
+                self._forget(oldest)
+                with suppress(OSError):  # the client is already gone
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
+            has_room = len(self._open) < MAX_CONNECTIONS
+            if has_room:
+                self._open.add(connection)
+                self._waiting[connection] = None
+            return has_room
+
+    def has_request(self, connection: socket.socket) -> None:
+        """Note that the whole request of a connection has arrived."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def remove(self, connection: socket.socket) -> None:
+        """Forget a connection that is about to be closed."""
+        with self._lock:
+            self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+
+class RequestBytes(io.RawIOBase):
+    """The request of a client, with a deadline for all of it.
+
+    Args:
+        connection: The connection.
+        seconds: How long the client may take.
+    """
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._deadline_s = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        """Return True: bytes can be read."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read what has arrived.
+
+        Raises:
+            TimeoutError: The deadline has passed.
+        """
+        rest_s = self._deadline_s - time.monotonic()
+        if rest_s <= 0:
+            raise TimeoutError("expected a whole request before the deadline, found less")
+        self._connection.settimeout(rest_s)
+        return self._connection.recv_into(buffer)
+
 
 _REQUEST_TIMEOUT_S: Final = 30
 _SEND_TIMEOUT_S: Final = 300

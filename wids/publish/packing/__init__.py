@@ -1,7 +1,6 @@
 """Pack a folder of files into published shards, with their spec and pack.
 
-`folder_listing` finds the files, `metadata` and `classes` read what tables and names state about
-them, `pack_plan` makes samples of all three, and `shard_tasks` cuts these into shards. Up to here
-nothing is written and no picture is read. `shard_file` writes one shard, and `packed_folder` runs
-all of it. Bytes are copied as they are.
+`folder_listing` finds the files, and reads the tables that state more about them; `pack_plan` makes
+samples and classes of both. Up to here nothing is written and no picture is read. `packed_folder`
+cuts the samples into shards, and writes them. Bytes are copied as they are.
 """

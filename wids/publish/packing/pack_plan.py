@@ -1,23 +1,283 @@
 """Plan what to pack of a folder: samples, classes, what is left out, and remarks.
 
-Reads names, and the metadata files; opens no other file and writes nothing.
+Reads names and the metadata files; opens no other file and writes nothing.
+
+Files of one stem in one folder are a sample. Two sources of one member, or two samples with one
+key, are collected as collisions.
+
+A class is a folder directly in the packed one, with all that is in it; its number is its place
+among the sorted names.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 from wids.errors import PackError
-from wids.publish.packing import metadata
-from wids.publish.packing.classes import add_classes, class_of, reason_against
-from wids.publish.packing.file_samples import Sample, SampleTable, roles_of
-from wids.publish.packing.folder_listing import ListedFile, Listing, Skipped, list_folder
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
-from wids.storage.sizes import first_of
+from wids.publish.packing import folder_listing
+from wids.publish.packing.folder_listing import ListedFile, Listing, Row, Skipped, list_folder
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
+from wids.shards.fields.values import encode_integer, encode_json
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.headers import KEY_SPLITS, KeySplit
+from wids.storage.sizes import count_text, first_of, nbytes_text
+from wids.storage.transport import urls
+
+IMAGE_ROLE: Final = "image"
+
+_SPELLINGS: Final = {".jpeg": ".jpg", ".tiff": ".tif"}
+
+
+class Generated(NamedTuple):
+    """The bytes of a member that is not a file.
+
+    Attributes:
+        data: Its bytes.
+        path: What it was made from, as messages name it.
+    """
+
+    data: bytes
+    path: str
+
+
+Source = ListedFile | Generated
+
+
+class Sample(NamedTuple):
+    """One sample, as it will be packed.
+
+    Attributes:
+        key: Its key.
+        members: Its fields with their leading dots, each with its source; sorted.
+    """
+
+    key: str
+    members: tuple[tuple[str, Source], ...]
+
+
+def stem_and_field(path: str, key_split: KeySplit = "last") -> tuple[str, str] | None:
+    """Split a path into its stem, with folders, and the name of its field.
+
+    The field is in lower case, and in one spelling: ``.jpg`` for ``.JPEG``.
+
+    Returns:
+        None for a name without an extension.
+    """
+    folder, slash, name = path.rpartition("/")
+    if key_split == "first":
+        stem, _, end = name.partition(".")
+    else:
+        stem, _, end = name.rpartition(".")
+        if end in ("gz", "GZ"):  # says nothing about the content
+            inner, dot, inner_end = stem.rpartition(".")
+            if inner:
+                stem, end = inner, inner_end + dot + end
+    if not (stem and end) or not end.isprintable() or " " in end:
+        return None
+    field = "." + end.lower()
+    for spelling, usual in _SPELLINGS.items():
+        if field.endswith(spelling):
+            field = field.removesuffix(spelling) + usual
+    return folder + slash + stem, field
+
+
+@cache
+def role(field: str) -> str:
+    """Return what a field is for, whatever its format: all pictures have one role."""
+    return IMAGE_ROLE if extension(field) in IMAGE_EXTENSIONS else field
+
+
+class SampleTable:
+    """Collects the fields of samples, by stem.
+
+    Args:
+        key_split: Where the names of files are split into stem and field.
+
+    Attributes:
+        fields: The source of each field, by stem.
+        collisions: Pairs of sources that become one member.
+        without_extension: Files that belong to no sample.
+        with_row: Stems of samples that have a row.
+        rows_without_files: Places of rows, each with a file that is not there.
+    """
+
+    def __init__(self, key_split: KeySplit) -> None:
+        self._key_split = key_split
+        self.fields: dict[str, dict[str, Source]] = {}
+        self.collisions: list[tuple[Source, Source, str]] = []
+        self.without_extension: list[str] = []
+        self.with_row: set[str] = set()
+        self.rows_without_files: list[str] = []
+
+    def add(self, stem: str, field: str, source: Source) -> None:
+        """Add a field to the sample of a stem."""
+        fields = self.fields.setdefault(stem, {})
+        if field in fields:
+            self.collisions.append((fields[field], source, stem + field))
+        else:
+            fields[field] = source
+
+    def add_files(self, files: list[ListedFile], rows: list[Row]) -> None:
+        """Add all files, and what the rows say of them."""
+        by_path = {file.path: file for file in files} if rows else {}
+        by_role: set[str] = set()  # files that are fields of another file's sample
+        own: set[str] = set()
+        for row in rows:
+            found = [(f.role, by_path[f.path]) for f in row.files if f.path in by_path]
+            lost = [f.path for f in row.files if f.path not in by_path]
+            if lost or not found:
+                self.rows_without_files.append(f"{row.place}: {', '.join(lost) or 'no name'}")
+            if found:
+                self._add_row(row, sorted(found, key=lambda pair: bool(pair[0])))
+            by_role.update(file.path for role, file in found if role)
+            own.update(file.path for role, file in found if not role)
+        for file in files:
+            if file.path not in by_role or file.path in own:
+                split = stem_and_field(file.path, self._key_split)
+                if split is None:
+                    self.without_extension.append(file.path)
+                else:
+                    self.add(*split, file)
+
+    def _add_row(self, row: Row, found: list[tuple[str, ListedFile]]) -> None:
+        """Add the files of a row that have a role, and its values, to the sample of the first."""
+        first = stem_and_field(found[0][1].path, self._key_split)
+        if first is None:
+            return  # it is left out with its file
+        stem, _ = first
+        self.with_row.add(stem)
+        for name, file in found:
+            split = stem_and_field(file.path, self._key_split)
+            if "/" in name or "\0" in name:
+                raise PackError(f"{row.place}: expected a column without a slash, found {name!r}")
+            if name and split is not None:
+                self.add(stem, f".{name}{split[1]}", file)
+        if row.values:
+            try:
+                data = encode_json(row.values)
+            except (ValueError, TypeError) as error:
+                raise PackError(f"{row.place}: cannot be stored as JSON: {error}") from error
+            self.add(stem, ".json", Generated(data, row.place))
+
+    def samples(self) -> list[Sample]:
+        """Return the samples, sorted by key.
+
+        Raises:
+            PackError: Two sources become one member, or two stems become one key.
+        """
+        by_key: dict[str, str] = {}
+        for stem in sorted(self.fields):
+            folder, slash, name = stem.rpartition("/")
+            key = folder + slash + name.replace(".", "_")
+            if by_key.setdefault(key, stem) != stem:
+                first, second = (next(iter(self.fields[s].values())) for s in (by_key[key], stem))
+                self.collisions.append((first, second, key))
+        self._check_no_collisions()
+        return [
+            Sample(key, tuple(sorted(self.fields[stem].items())))
+            for key, stem in sorted(by_key.items())
+        ]
+
+    def _check_no_collisions(self) -> None:
+        if not self.collisions:
+            return
+        pairs = [f"{a.path} and {b.path} ({name})" for a, b, name in self.collisions]
+        is_row = any(
+            isinstance(source, Generated) for a, b, _ in self.collisions for source in (a, b)
+        )
+        raise PackError(
+            "expected every file to become a member of its own, found some that become the same "
+            f"member or key: {first_of(pairs)}; rename or move one of "
+            f"each{', and keep one row for a file' if is_row else ''}"
+        )
+
+
+def roles_of(fields: Iterable[str]) -> frozenset[str]:
+    """Return the roles of some fields."""
+    return _roles_of(tuple(fields))
+
+
+@cache  # nearly all samples have the same fields
+def _roles_of(fields: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(map(role, fields))
+
+
+FIELD: Final = ".cls"
+
+_SPLITS: Final = frozenset(
+    ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
+)
+
+
+def class_of(stem: str) -> str:
+    """Return the folder that a stem is in, directly below the packed one; ``""`` for none."""
+    return stem.partition("/")[0] if "/" in stem else ""
+
+
+def reason_against(table: SampleTable) -> str | None:
+    """Return why the folders of samples do not look like classes; None if they do.
+
+    ``""`` if there are fewer than two. They do if there are two or more, all mainly with files of
+    the same role, with neither files of that role beside them nor labels in them. Where files have
+    rows of metadata, folders of splits are no classes.
+
+    Raises:
+        PackError: They are the folders of splits, such as ``train`` and ``test``.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for stem, fields in table.fields.items():
+        counts.setdefault(class_of(stem), Counter()).update(roles_of(fields))
+    beside = counts.pop("", Counter())
+    main_roles = {main_role(counter) for counter in counts.values()}
+    splits = _SPLITS.intersection(map(str.lower, counts))
+    reasons = {
+        "": len(counts) < 2,
+        "files have rows of metadata, and folders have names of splits": bool(
+            table.with_row and splits
+        ),
+        f"most of their files are not of one kind ({', '.join(sorted(main_roles))})": (
+            len(main_roles) > 1
+        ),
+        "files of the same kind are beside them": bool(main_roles & beside.keys()),
+        f"samples have a field {FIELD}": any(FIELD in counter for counter in counts.values()),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
+    if _SPLITS.issuperset(map(str.lower, counts)):
+        names = ", ".join(sorted(counts))
+        raise PackError(
+            f"expected class folders, found those of splits: {names}; pack each of them alone, so "
+            "that samples for testing stay apart, or all together without classes (classes=False, "
+            "--no-classes)"
+        )
+    return None
+
+
+def main_role(counter: Counter[str]) -> str:
+    """Return the role that most samples have; in a tie that of images, or the first by name."""
+    return min(counter, key=lambda role: (-counter[role], role != IMAGE_ROLE, role))
+
+
+def add_classes(table: SampleTable, folders: Iterable[str]) -> tuple[str, ...]:
+    """Add the number of its class to each sample; return the names of the classes.
+
+    Samples beside the class folders are taken out of the table first, by the caller.
+    """
+    names = tuple(sorted(folders))
+    members = {
+        name: Generated(encode_integer(number), f"the class folder {name}")
+        for number, name in enumerate(names)
+    }
+    for stem in table.fields:
+        table.add(stem, FIELD, members[class_of(stem)])
+    return names
+
 
 _DOCUMENTS: Final = frozenset(
     ("readme", "license", "licence", "copying", "citation", "notice", "changelog")
@@ -62,7 +322,7 @@ def plan_folder(
 
 def _plan(listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
     files, tables = _without_tables(listing.files)
-    rows = [row for path in tables for row in metadata.read_rows(listing.root, path)]
+    rows = [row for path in tables for row in folder_listing.read_rows(listing.root, path)]
     table = SampleTable(key_split)
     table.add_files(files, rows)
     for path in table.without_extension:
@@ -107,20 +367,20 @@ def _without_tables(files: list[ListedFile]) -> tuple[list[ListedFile], list[str
     data, tables = [], []
     for file in files:
         base = file.path.rpartition("/")[2]
-        if base == metadata.PARQUET:
+        if base == folder_listing.PARQUET:
             raise PackError(
-                f"{file.path}: expected {' or '.join(metadata.NAMES)}; convert it, in Python: "
-                "pandas.read_parquet(…).to_json(…, orient='records', lines=True)"
+                f"{file.path}: expected {' or '.join(folder_listing.NAMES)}; convert it, "
+                "in Python: pandas.read_parquet(…).to_json(…, orient='records', lines=True)"
             )
-        if base in metadata.NAMES:
+        if base in folder_listing.NAMES:
             tables.append(file.path)
         else:
             data.append(file)
     twice = [folder for folder, n in Counter(map(os.path.dirname, tables)).items() if n > 1]
     if twice:
         raise PackError(
-            f"{os.path.join(twice[0], '')}: expected one of {' and '.join(metadata.NAMES)}, found "
-            "both; remove the one that is out of date"
+            f"{os.path.join(twice[0], '')}: expected one of {' and '.join(folder_listing.NAMES)}, "
+            "found both; remove the one that is out of date"
         )
     return data, tables
 
@@ -211,3 +471,47 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What was packed, and what was not. ``str`` has the counts in one line.
+
+    Attributes:
+        spec_path: Path of the spec, or its URL.
+        spec: The spec.
+        fields: The number of samples that have each field, the most frequent first.
+        skipped: What was left out and why.
+        remarks: What a person should know before training, one sentence each.
+
+    Examples:
+        >>> import pathlib, wids
+        >>> pathlib.Path("words").mkdir()
+        >>> nbytes = pathlib.Path("words", "1.txt").write_text("one")
+        >>> report = wids.pack_folder("words", "words")
+        >>> report.num_samples, report.nbytes, report.skipped
+        (1, 10240, ())
+        >>> print(report)
+        words.json: 1 sample, 1 shard, 10.2 kB
+    """
+
+    spec_path: str
+    spec: DatasetSpec
+    fields: Mapping[str, int]
+    skipped: tuple[Skipped, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return sum(shard.num_samples or 0 for shard in self.spec.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all shards in bytes."""
+        return sum(shard.nbytes or 0 for shard in self.spec.shards)
+
+    def __str__(self) -> str:
+        counts = [(self.num_samples, "sample"), (len(self.spec.shards), "shard")]
+        text = ", ".join(count_text(count, noun) for count, noun in counts)
+        return f"{urls.redact(self.spec_path)}: {text}, {nbytes_text(self.nbytes)}"

@@ -1,29 +1,208 @@
 """Pack a folder into shards, with their spec and pack, on any executor.
 
 Plans first, so that what is wrong with the folder is an error before anything is written.
+
+Tasks are a pure function of keys, lengths, limits and seed: a sample is never in two shards, and
+the same samples make the same shards.
+
+Files are read once, in pieces, and must be as they were listed. The shard is not read again: its
+digest, its checksums and its index are made while it is written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
-from wids.errors import PackError
-from wids.publish.output import IfExists, Output, pattern_of, prefix_of
-from wids.publish.packing.folder_listing import is_inside
-from wids.publish.packing.pack_plan import Plan, plan_folder
-from wids.publish.packing.pack_report import PackReport
-from wids.publish.packing.shard_file import write_shard
-from wids.publish.packing.shard_tasks import cut, make_task, ordered
-from wids.publish.replaced import Replaced
+from wids.errors import FetchError, PackError, local_error
+from wids.publish.describe import ShardRecord
+from wids.publish.new_shard import Publishing, ShardTask, ThreadedTar, write_published
+from wids.publish.output import IfExists, Output, Replaced, pattern_of, prefix_of
+from wids.publish.packing.folder_listing import ListedFile, is_inside
+from wids.publish.packing.pack_plan import Generated, PackReport, Plan, Sample, Source, plan_folder
 from wids.publish.shard_job import ShardJob
-from wids.shards.tars.member_names import KeySplit
+from wids.publish.tar_writer import finished_nbytes, fits_one_block, header_function
+from wids.shards.fields.images import ends_early
+from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, padded, to_bytes
+from wids.storage.locks import READ_FLAGS
 from wids.storage.sizes import first_of, parse_nbytes
 from wids.storage.transport import urls
+
+
+@dataclass(frozen=True)
+class PackTask(ShardTask):
+    """One shard to write. Its source are the names, lengths and times of files.
+
+    Attributes:
+        root: Absolute path of the folder that the files are in.
+        samples: Its samples, in order.
+    """
+
+    root: str
+    samples: tuple[Sample, ...]
+
+
+def make_task(path: str, root: str, samples: tuple[Sample, ...], nbytes: int) -> PackTask:
+    """Return the task for some samples."""
+    parts = (
+        f"{key}\0{field}\0{source.path}\0{source.nbytes}\0{source.mtime_ns}"
+        if isinstance(source, ListedFile)
+        else f"{key}\0{field}\0{source.data!r}"
+        for key, members in samples
+        for field, source in members
+    )
+    text = "\n".join((root, *parts)).encode("utf-8", "surrogatepass")
+    source = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return PackTask(path, nbytes, len(samples), source, root, samples)
+
+
+def ordered(samples: list[Sample], seed: int | None) -> list[Sample]:
+    """Return samples in the order of a seed; None for the order of their keys."""
+    if seed is None:
+        return samples
+    # Not `random.shuffle`, whose order may change between versions of Python. When sorted by
+    # digest, adding or removing a sample does not change the order of the others.
+    start = hashlib.blake2b(str(seed).encode("ascii"), digest_size=16)
+
+    def digest(sample: Sample) -> bytes:
+        found = start.copy()
+        found.update(b"\0" + to_bytes(sample.key))
+        return found.digest()
+
+    return sorted(samples, key=digest)
+
+
+def cut(
+    samples: list[Sample], maxcount: int, maxsize: int
+) -> Iterator[tuple[tuple[Sample, ...], int]]:
+    """Yield the samples of each shard, and the length of its tar in bytes.
+
+    Args:
+        samples: The samples, in order.
+        maxcount: Maximum number of samples in a shard.
+        maxsize: Maximum length of a shard in bytes, unless a single sample is larger.
+    """
+    header = header_function(0o444, "", "", 0)  # as TarWriter has it
+    start, nbytes = 0, 0
+    for number, (key, members) in enumerate(samples):
+        own = 0
+        for field, source in members:
+            name, size = key + field, nbytes_of(source)
+            is_plain = fits_one_block(name, size)
+            own += (BLOCK_NBYTES if is_plain else len(header(name, size))) + padded(size)
+        is_full = number - start >= maxcount or finished_nbytes(nbytes + own) > maxsize
+        if number > start and is_full:
+            yield tuple(samples[start:number]), finished_nbytes(nbytes)
+            start, nbytes = number, 0
+        nbytes += own
+    yield tuple(samples[start:]), finished_nbytes(nbytes)
+
+
+def nbytes_of(source: Source) -> int:
+    """Return the length of a member in bytes."""
+    return len(source.data) if isinstance(source, Generated) else source.nbytes
+
+
+_ZEROS: Final = bytes(BLOCK_NBYTES)
+
+_HEAD_NBYTES: Final = 12
+_TAIL_NBYTES: Final = 4096
+"""How much of a file shows whether it is a picture, and whether it has its end."""
+
+
+def _read_into(path: str, handle: int, buffer: memoryview) -> int:
+    """Read bytes of a file into a buffer, and return how many."""
+    try:
+        if hasattr(os, "readv"):
+            return os.readv(handle, [buffer])
+        data = os.read(handle, len(buffer))  # Windows
+    except OSError as error:  # here, since the shard that is written meanwhile has its own
+        raise local_error(path, error) from error
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
+    """Write a shard and return its description. Runs on the workers of an executor.
+
+    Args:
+        task: The shard.
+        how: How it is published.
+
+    Raises:
+        FetchError: A file cannot be read, or has changed since it was listed.
+        FileExistsError: There is another file under the shard's name.
+    """
+    cut_short: list[str] = []
+    append = partial(_TarOfFiles.append_files, root=task.root, cut_short=cut_short)
+    record = write_published(task, task.samples, append, _TarOfFiles, how)
+    return replace(record, cut_short=cut_short)
+
+
+class _TarOfFiles(ThreadedTar):
+    """A shard whose members are read from files."""
+
+    def append_files(self, sample: Sample, *, root: str, cut_short: list[str]) -> None:
+        """Append a sample whose members are files, or bytes that were made for it."""
+        self._has_partial_sample = True
+        for field, source in sample.members:
+            name = sample.key + field
+            size = nbytes_of(source)
+            start, header = self.nbytes, self._header(name, size)
+            self._put(header)
+            if isinstance(source, ListedFile):
+                crc, is_cut_short = self._put_file(f"{root}/{source.path}", source)
+                if is_cut_short:
+                    cut_short.append(source.path)
+            else:
+                self._put(source.data)
+                crc = self._crc32(source.data)
+            if size % BLOCK_NBYTES:
+                self._put(_ZEROS[size % BLOCK_NBYTES :])
+            self._members.add(to_bytes(name), start, header, size, crc)
+        self._has_partial_sample = False
+        self.num_samples += 1
+
+    def _put_file(self, path: str, file: ListedFile) -> tuple[int, bool]:
+        """Append a file; return its checksum, and whether it is a picture without its end."""
+        left, crc, head, tail = file.nbytes, 0, b"", b""
+        try:
+            handle = os.open(path, READ_FLAGS)
+        except FileNotFoundError:
+            raise FetchError(f"{path}: expected the file that was listed, found none") from None
+        except OSError as error:
+            raise local_error(path, error) from error
+        try:
+            while left:
+                if self._end and self._end + left >= len(self._buffer):
+                    self._send()
+                # One byte more, if there is space, so that a longer file is noticed.
+                count = _read_into(path, handle, self._buffer[self._end : self._end + left + 1])
+                if not 0 < count <= left:
+                    break
+                end = self._end + count
+                piece = self._buffer[self._end : end]
+                crc = self._crc32(piece, crc)
+                head = head or bytes(piece[:_HEAD_NBYTES])
+                tail = (tail + bytes(piece[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
+                self._end = end
+                left -= count
+            status = os.fstat(handle)
+        finally:
+            os.close(handle)
+        if left or (status.st_size, status.st_mtime_ns) != file[1:]:
+            raise FetchError(
+                f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "
+                "changed since; pack the folder again when nothing writes to it"
+            )
+        self.nbytes += file.nbytes
+        return crc, ends_early(file.nbytes, head, tail)
 
 
 def pack_folder(

@@ -2,26 +2,38 @@
 
 Plans first, from the indexes alone, so that mistakes are errors before anything is written. Then
 each output shard is its own task, on any executor.
+
+A shard of the input in which nothing changes can be kept: it is not copied, and the new spec names
+it where it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from wids.errors import PackError
+from wids.errors import PackError, ShardFormatError
 from wids.order.arguments import at_least
+from wids.publish.describe import describe_shard
 from wids.publish.output import Output
-from wids.publish.rewriting.kept_shards import input_numbers, original
-from wids.publish.rewriting.mapped import mapped
-from wids.publish.rewriting.orders import SomeSamples, order_of
-from wids.publish.rewriting.rewrite_plan import Rename, plan_shards
+from wids.publish.rewriting.rewrite_plan import (
+    Cut,
+    Order,
+    Rename,
+    SomeSamples,
+    index_of,
+    mapped,
+    order_of,
+    plan_shards,
+)
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
 from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
@@ -29,10 +41,81 @@ from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import required_access
 from wids.shards.specs.model import DatasetSpec
-from wids.storage.array_types import IntArray
-from wids.storage.lazy_sequence import LazySequence
+from wids.shards.tars.headers import KeySplit
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.shard import Shard
+from wids.storage.arrays import IntArray, LazySequence
 from wids.storage.sizes import parse_nbytes
 from wids.storage.transport import urls
+
+_ADVICE: Final = "leave keep_shards out (--keep-shards)"
+
+
+def input_numbers(reader: ShardReader, order: Order, cuts: Sequence[Cut]) -> list[int]:
+    """Return the shard of the input that each new one replaces.
+
+    Raises:
+        PackError: The order returns to a shard, or the samples are those of a join.
+    """
+    if type(reader) is not ShardReader:
+        raise PackError(
+            f"keep_shards: expected the samples of one dataset, found joined ones; {_ADVICE}"
+        )
+    numbers = [reader.locate(int(order.positions(cut.start, cut.stop)[0]))[0] for cut in cuts]
+    if len(set(numbers)) < len(numbers):
+        again = Counter(numbers).most_common(1)[0][0]
+        raise PackError(
+            "keep_shards: expected the samples of each shard together, found some of "
+            f"{urls.redact(reader.shards[again].url)} in several places of the order; {_ADVICE}"
+        )
+    return numbers
+
+
+def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> FinalShard | None:
+    """Return the shard that can be kept: the one that has just these samples, in their order.
+
+    Raises:
+        PackError: Readers of the new spec could not open it.
+    """
+    positions = order.positions(cut.start, cut.stop)
+    number, _ = reader.locate(int(positions[0]))
+    if not np.array_equal(positions, np.arange(reader.starts[number], reader.ends[number])):
+        return None
+    fields = reader.fields
+    if fields is not None and not fields.issuperset(index_of(reader, number).fields):
+        return None
+    shard = reader.shards[number]
+    if urls.is_local(shard.url) and not output.is_local:
+        raise PackError(
+            f"{urls.redact(output.spec_path)}: expected shards to keep that its readers can open, "
+            f"found {shard.url}; upload the dataset and rewrite it there, or {_ADVICE}"
+        )
+    rule = reader.options.key_split or shard.key_split
+    spec = replace(
+        shard, num_samples=cut.stop - cut.start, key_split=rule, index=None, dataset=None
+    )
+    return FinalShard(spec, partial(_index, reader, number, rule or "first"))
+
+
+def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:
+    """Return the index with checksums of a shard, and its length; without a pack, read it."""
+    reader.release_packs()  # of the shard before
+    known = reader.opener.packs.index(number, reader.shards[number].nbytes, key_split)
+    if known is not None and len(known[0].head_crcs):
+        return known
+    shard = reader.open(number)
+    assert isinstance(shard, Shard)  # noqa: S101 - as always, unless by range
+    record = describe_shard(shard.path, key_split, reader.options.repeated)
+    stated = reader.shards[number].sha256
+    if stated not in (None, record.sha256):
+        raise ShardFormatError(
+            f"{urls.redact(reader.shards[number].url)}: expected the sha256 {stated}, found "
+            f"{record.sha256}; the shard is damaged or another one"
+        )
+    shard_index = record.index()
+    assert shard_index is not None  # noqa: S101 - it was just made
+    return shard_index, record.nbytes
+
 
 _DIGEST_NBYTES: Final = 16
 _MAX_FACTS: Final = 1 << 16

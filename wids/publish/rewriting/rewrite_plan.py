@@ -1,31 +1,92 @@
-"""Plan the samples of each output shard, from a view, limits and the indexes of its shards.
+"""Plan the samples of each output shard of a rewrite, and check what a map returns.
 
 A pure function of keys and lengths: the same view and limits cut the same shards. No member is
 read. Samples are planned in windows, so that memory does not grow with their number.
+
+A shuffled order is computed where it is needed: the driver holds none of it, and each task has the
+seed.
+
+A map is called where the dataset calls its transformations, so that the error names the sample and
+its shard, and ``on_error`` decides about it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import PackError
-from wids.publish.rewriting.orders import Order
+from wids.errors import PackError, TransformError
+from wids.order.shuffle import Shuffle
 from wids.publish.tar_writer import finished_nbytes
-from wids.shards.indexes.key_hashes import key_hashes, text_hashes
+from wids.shards.indexes.key_tables import key_hashes, text_hashes
+from wids.shards.positions import select_batch
 from wids.shards.reader import ShardReader
-from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.member_names import to_bytes
 from wids.shards.tars.raw_samples import label
-from wids.storage.array_types import IntArray, WordArray
-from wids.storage.lazy_sequence import LazySequence
+from wids.storage.arrays import IntArray, LazySequence, WordArray
 from wids.storage.transport import urls
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which the samples of a view are written.
+
+    Attributes:
+        view: The view.
+        seed: Seed of a random order; None for that of the view.
+    """
+
+    view: Any
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def positions(self, start: int, stop: int) -> IntArray:
+        """Return the positions of some samples in all shards."""
+        return select_batch(self.view.positions, self.indices(start, stop))
+
+    def indices(self, start: int, stop: int) -> IntArray:
+        """Return the indices of some samples in the view."""
+        if self.seed is None:
+            return np.arange(start, stop)
+        return Shuffle(len(self.view), self.seed).between(start, stop)
+
+
+def order_of(view: Any, seed: int | None) -> Order:
+    """Return the order of a view, or a random one."""
+    if seed is None or isinstance(view.positions, range):
+        return Order(view, seed)
+    # Otherwise each task would have all positions of the view.
+    return Order(view[Shuffle(len(view), seed).between(0, len(view))])
+
+
+@dataclass(frozen=True)
+class SomeSamples:
+    """Samples ``start`` to ``stop`` of an order, for a worker that makes a view of them."""
+
+    order: Order
+    start: int
+    stop: int
+
+    def view(self) -> Any:
+        """Return a view of them."""
+        order = self.order
+        if order.seed is None:
+            return order.view[self.start : self.stop]
+        return order.view[order.indices(self.start, self.stop)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.order.seed is None:  # without the positions of other samples
+            return SomeSamples, (Order(self.view()), 0, self.stop - self.start)
+        return SomeSamples, (self.order, self.start, self.stop)
+
 
 Rename: TypeAlias = Callable[[dict[str, Any]], str]
 """Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
@@ -308,3 +369,55 @@ def repeated_key_error(key: str, *places: Place) -> PackError:
         f'key "{key}": expected it once in an output shard, found it in {found}; they would '
         "become one sample: pass rename=, which returns another key for each"
     )
+
+
+_LABELS: Final = ("__index__", "__shard__")
+
+
+def mapped(
+    function: Callable[[Any], Any], sample: Any, *, needs_key: bool
+) -> list[Mapping[str, Any]]:
+    """Return the samples that a sample becomes.
+
+    They get the index and the shard of the sample that they were made from, unless they have their
+    own, so that later errors can name it.
+
+    Args:
+        function: Takes a sample; returns a sample, None or several samples.
+        sample: The sample.
+        needs_key: Whether samples must have a key.
+
+    Raises:
+        TransformError: The map returned something else.
+    """
+    # Before the call, which may change the sample.
+    is_labelled = isinstance(sample, Mapping)
+    labels = {name: sample[name] for name in _LABELS if name in sample} if is_labelled else {}
+    found = function(sample)
+    return [{**labels, **_checked(one, found, needs_key=needs_key)} for one in listed(found)]
+
+
+def _checked(one: Any, found: Any, *, needs_key: bool) -> Mapping[str, Any]:
+    if not isinstance(one, Mapping):
+        inside = "" if one is found else f" in a {type(found).__name__}"
+        raise TransformError(
+            "expected map= to return a sample (a dict with key and fields), None or several "
+            f"samples, found {type(one).__name__} {one!r:.80}{inside}; return None to leave "
+            "the sample out"
+        )
+    key = one.get("__key__")
+    if needs_key and not (isinstance(key, str) and key):
+        raise TransformError(
+            'expected map= to return samples with a text under "__key__", found '
+            f"{key!r:.80}; a map has to keep the key or return a new one"
+        )
+    return one
+
+
+def listed(found: Any) -> Iterable[Any]:
+    """Return what a map returned, one after another; an iterator that it returned runs here."""
+    if found is None:
+        return ()
+    if isinstance(found, Mapping | str | bytes) or not isinstance(found, Iterable):
+        return (found,)
+    return found

@@ -1,29 +1,261 @@
-"""Write a part of a view to one new shard, published when complete, and describe it.
+"""Write a part of a view to one new shard, copying stored members where that is possible.
 
 Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
 written, so that memory does not grow with the shard.
+
+Stored members are copied many at a time. What is read is compared with the checksums of its index.
+Samples that are stored elsewhere, or that a tar of this library would not have, are written one by
+one.
+
+The bytes are those that `TarWriter.append` writes, whose headers one by one take ten times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
-from itertools import chain
-from typing import Any, Final, TypeAlias
+from itertools import chain, pairwise
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
-from wids.publish.members import ToMembers, member_encoder, members_as_read
-from wids.publish.new_shard import ShardTask, write_published
-from wids.publish.rewriting.copying_tar import CopyingTar
-from wids.publish.rewriting.mapped import listed
-from wids.publish.rewriting.orders import SomeSamples
-from wids.publish.rewriting.rewrite_plan import Place, Rename, place_text, repeated_key_error
-from wids.publish.rewriting.stored_samples import View, stored_members
-from wids.publish.threaded_tar import Publishing, ThreadedTar
+from wids.publish.new_shard import PIECE_NBYTES, Publishing, ShardTask, ThreadedTar, write_published
+from wids.publish.rewriting.rewrite_plan import (
+    Place,
+    Rename,
+    SomeSamples,
+    listed,
+    place_text,
+    repeated_key_error,
+)
+from wids.publish.tar_writer import MAX_OCTAL_NBYTES, ToMembers, member_encoder, members_as_read
+from wids.shards.positions import Positions, select_batch
+from wids.shards.reader import ShardReader
+from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.raw_samples import changed_payload_error
+from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.shard import Shard
+from wids.storage.arrays import IntArray
+from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
+
+
+class View(Protocol):
+    """What rewriting needs of a view: its samples, and where they are stored."""
+
+    reader: Any
+
+    @property
+    def positions(self) -> Positions:
+        """The positions of its samples in all shards."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Read several samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMembers:
+    """The members of some samples, in the order of a view.
+
+    Attributes:
+        keys: The keys of the samples.
+        names: The names of their members.
+        contents: Their bytes.
+        sizes: Their lengths.
+        crcs: Their checksums.
+    """
+
+    keys: list[bytes]
+    names: list[bytes]
+    contents: list[memoryview]
+    sizes: IntArray
+    crcs: list[int]
+
+
+def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
+    """Return the members of the samples ``start`` to ``stop`` of a view.
+
+    Returns:
+        None if some are not in local shards, have other keys than in a tar of this library, or no
+        member is left of one.
+
+    Raises:
+        ShardFormatError: A member, or its header, is not the one that was indexed.
+    """
+    reader = view.reader
+    if type(reader) is not ShardReader:  # such as that of a join
+        return None
+    return _read(reader, select_batch(view.positions, np.arange(start, stop)))
+
+
+def _read(reader: ShardReader, positions: IntArray) -> StoredMembers | None:
+    parts = []
+    keys: list[bytes] = [b""] * len(positions)
+    for number, places, local_indices in reader.groups(positions):
+        read = partial(_of_shard, reader, local_indices)
+        part = reader.read_from(number, reader.fetches_for_many, read)
+        if part is None:
+            return None
+        for place, key in zip(places, part.keys, strict=True):
+            keys[place] = key
+        parts.append((np.repeat(places, part.counts), part))
+    order = np.argsort(np.concatenate([place for place, _ in parts]), kind="stable")
+    in_order = order.tolist()
+    names, contents, crcs = (
+        [found[at] for at in in_order]
+        for found in (
+            [name for _, part in parts for name in part.names],
+            [content for _, part in parts for content in part.contents],
+            [crc for _, part in parts for crc in part.crcs],
+        )
+    )
+    return StoredMembers(keys, names, contents, np.array(list(map(len, contents))), crcs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The members of some samples of a shard; ``counts`` has their number for each sample."""
+
+    keys: list[bytes]
+    counts: IntArray
+    names: list[bytes]
+    contents: list[memoryview]
+    crcs: list[int]
+
+
+def _of_shard(
+    reader: ShardReader, local_indices: Sequence[int], shard: ReadableShard
+) -> _Part | None:
+    if not isinstance(shard, Shard):
+        return None
+    index, local = shard.index, np.array(local_indices)
+    members, counts = _members_of(index, local, reader.fields)
+    if not counts.all() or index.key_split != "first":
+        return None
+    contents = shard.views(members, local_indices)
+    crcs = list(map(fastest_crc32(), contents))
+    if reader.verifies_decoded and len(index.payload_crcs):
+        for at in np.flatnonzero(index.payload_crcs[members] != np.array(crcs))[:1]:
+            raise changed_payload_error(shard.path, index.member_name(int(members[at])))
+    begins = index.key_starts[local].astype(np.int64) + index.text_start
+    ends = index.key_starts[local + 1].astype(np.int64) + index.text_start - 1
+    text = index.text
+    keys = [text[start:stop] for start, stop in zip(begins.tolist(), ends.tolist(), strict=True)]
+    fields = [to_bytes(field) for field in index.fields]
+    owners = np.repeat(np.arange(len(local)), counts).tolist()
+    numbers = index.field_ids[members].tolist()
+    names = [keys[owner] + fields[number] for owner, number in zip(owners, numbers, strict=True)]
+    return _Part(keys, counts, names, contents, crcs)
+
+
+def _members_of(
+    index: ShardIndex, local: IntArray, wanted: frozenset[str] | None
+) -> tuple[IntArray, IntArray]:
+    """Return the members of samples, sample by sample, and how many each has."""
+    members, counts = index.members_in(local)
+    if wanted is None:
+        return members, counts
+    is_wanted = np.array([field in wanted for field in index.fields])[index.field_ids[members]]
+    ends, sums = np.cumsum(counts), np.concatenate(([0], np.cumsum(is_wanted)))
+    return members[is_wanted], sums[ends] - sums[ends - counts]
+
+
+_NAME_NBYTES: Final = 100
+_SIZE: Final = slice(124, 135)
+_CHECKSUM: Final = slice(148, 154)
+_DIGIT_BITS: Final = 3
+
+
+def fit_table(names: list[bytes], sizes: IntArray) -> bool:
+    """Whether all of these members have headers of one block."""
+    is_ascii = all(map(bytes.isascii, names))
+    return is_ascii and max(map(len, names)) <= _NAME_NBYTES and int(sizes.max()) < MAX_OCTAL_NBYTES
+
+
+def header_table(template: bytes, names: list[bytes], sizes: IntArray) -> bytes:
+    """Return headers of one block each, one after another.
+
+    Args:
+        template: The header of a member without name and bytes.
+        names: Names that fit into a header: ASCII, of at most 100 bytes.
+        sizes: The lengths of the members, shape ``(len(names),)``.
+    """
+    table = np.empty((len(names), len(template)), np.uint8)
+    table[:] = np.frombuffer(template, np.uint8)
+    stored = np.array(names, f"S{_NAME_NBYTES}").view(np.uint8).reshape(-1, _NAME_NBYTES)
+    table[:, :_NAME_NBYTES] = stored
+    table[:, _SIZE] = _octal(sizes, _SIZE.stop - _SIZE.start)
+    # A checksum is the sum of all bytes; the template has those of its zeros.
+    added = stored.sum(1, np.int64) + table[:, _SIZE].sum(1, np.int64)
+    base = int(template[_CHECKSUM], 8) - sum(template[_SIZE])
+    table[:, _CHECKSUM] = _octal(added + base, _CHECKSUM.stop - _CHECKSUM.start)
+    return table.tobytes()
+
+
+def _octal(numbers: IntArray, width: int) -> npt.NDArray[np.uint8]:
+    """Return the digits of numbers as text, shape ``(len(numbers), width)``."""
+    shifts = _DIGIT_BITS * np.arange(width)[::-1]
+    digits = numbers[:, None] >> shifts & (1 << _DIGIT_BITS) - 1
+    return (digits + ord("0")).astype(np.uint8)
+
+
+_JOINED_NBYTES: Final = 16 << 10
+"""Copying longer members twice would take more time than a call for each."""
+
+_PADDINGS: Final = [bytes(-size % BLOCK_NBYTES) for size in range(BLOCK_NBYTES)]
+
+
+class CopyingTar(ThreadedTar):
+    """A shard whose members are copied from others."""
+
+    def append_stored(self, stored: StoredMembers) -> bool:
+        """Append samples; return whether that was possible.
+
+        It is not if a header takes several blocks or a key is repeated; then nothing is written.
+        """
+        keys = set(map(to_text, stored.keys))
+        is_new = len(keys) == len(stored.keys) and self._keys.isdisjoint(keys)
+        if not (is_new and fit_table(stored.names, stored.sizes)):
+            return False
+        self._check_no_partial_sample()
+        self._has_partial_sample = True
+        headers = memoryview(header_table(self._header("", 0), stored.names, stored.sizes))
+        heads = [headers[at : at + BLOCK_NBYTES] for at in range(0, len(headers), BLOCK_NBYTES)]
+        padded = stored.sizes + -stored.sizes % BLOCK_NBYTES + BLOCK_NBYTES
+        starts = self.nbytes + np.cumsum(padded) - padded
+        head_crcs = list(map(self._crc32, heads))
+        self._members.extend(
+            stored.names, starts, BLOCK_NBYTES, stored.sizes, head_crcs, stored.crcs
+        )
+        parts: list[bytes | memoryview] = [b""] * (3 * len(heads))
+        parts[::3], parts[1::3] = heads, stored.contents
+        parts[2::3] = [_PADDINGS[size] for size in (stored.sizes % BLOCK_NBYTES).tolist()]
+        self._put_parts(parts, padded)
+        self._has_partial_sample = False
+        self._keys.update(keys)
+        self.num_samples += len(keys)
+        return True
+
+    def _put_parts(self, parts: list[bytes | memoryview], sizes: IntArray) -> None:
+        """Put headers, members and paddings, three for each member; join those of small ones."""
+        if sizes.max() > _JOINED_NBYTES:
+            for part in parts:
+                self._put(part)
+            return
+        # As many as fill a piece, so that what was joined is in the processor's cache.
+        edges = np.flatnonzero(np.diff(np.cumsum(sizes) // PIECE_NBYTES, prepend=0)).tolist()
+        for start, stop in pairwise([0, *edges, len(sizes)]):
+            self._put(b"".join(parts[3 * start : 3 * stop]))
+
 
 _BATCH_NBYTES: Final = 8 << 20
 """About how many bytes of samples are read at a time."""

@@ -1,4 +1,4 @@
-"""Define the table of codecs, which decode and encode fields by extension.
+"""Define the table of codecs, which decode and encode fields by extension, and their media types.
 
 `CODECS` is the only list of field types. `Decoder` and `encode` look fields up in it, and so does
 all code that asks whether a field is an image. To add a field type, write one function for each
@@ -16,6 +16,9 @@ docstring of `Decoder` lists the types for users, and the extra goes into ``pypr
 without a codec stay bytes, so a new type also needs a line in CHANGELOG.
 
 `wids.shards.fields.decode` applies the options of a caller.
+
+Decoders, remarks and pages decide by this table what is audio or video and what to play. Images
+have codecs.
 """
 
 from __future__ import annotations
@@ -24,7 +27,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from wids.shards.fields import arrays, images, tenbin, values
+from wids.shards.fields import images, values
+from wids.shards.fields.values import (
+    decode_npy,
+    decode_npz,
+    decode_safetensors,
+    decode_torch_weights,
+    encode_npy,
+    encode_npz,
+    encode_safetensors,
+    encode_tenbin,
+    encode_torch_weights,
+    loads,
+)
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
@@ -65,15 +80,15 @@ CODECS: Final = (
     Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
     Codec(("json", "jsn"), values.decode_json, values.encode_json, is_structure=True),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
-    Codec(("npy",), arrays.decode_npy, arrays.encode_npy),
-    Codec(("npz",), arrays.decode_npz, arrays.encode_npz, is_archive=True),
-    Codec(("ten", "tenbin", "tb"), tenbin.loads, arrays.encode_tenbin),
+    Codec(("npy",), decode_npy, encode_npy),
+    Codec(("npz",), decode_npz, encode_npz, is_archive=True),
+    Codec(("ten", "tenbin", "tb"), loads, encode_tenbin),
     Codec(
         ("mp", "msg", "msgpack"), values.decode_msgpack, values.encode_msgpack, is_structure=True
     ),
     Codec(("cbor",), values.decode_cbor, values.encode_cbor, is_structure=True),
-    Codec(("pt", "pth"), arrays.decode_torch_weights, arrays.encode_torch_weights, is_archive=True),
-    Codec(("safetensors",), arrays.decode_safetensors, arrays.encode_safetensors),
+    Codec(("pt", "pth"), decode_torch_weights, encode_torch_weights, is_archive=True),
+    Codec(("safetensors",), decode_safetensors, encode_safetensors),
     Codec(("pkl", "pickle", "pyd"), values.decode_pickle, values.encode_pickle, kind="pickle"),
     _image("jpg", "jpeg", encode=images.image_encoder("JPEG", quality=images.JPEG_QUALITY)),
     _image("png", encode=images.image_encoder("PNG")),
@@ -130,3 +145,42 @@ def how_to_install(package: str) -> str:
     """Return the command that installs a missing package, given its import name."""
     extra = _EXTRAS.get(package)
     return f"pip install 'wids[{extra}]'" if extra else f"pip install {package}"
+
+
+MEDIA_TYPES: Final = {
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "avi": "video/x-msvideo",
+    "m4v": "video/mp4",
+    "mkv": "video/x-matroska",
+    "mov": "video/quicktime",
+    "mp4": "video/mp4",
+    "ogv": "video/ogg",
+    "webm": "video/webm",
+}
+_UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
+"""Extensions that not all browsers play."""
+
+
+def media_type(field: str) -> str | None:
+    """Return the media type of an audio or video field, or None."""
+    return MEDIA_TYPES.get(extension(field))
+
+
+def media_kind(field: str) -> str:
+    """Return ``"audio"`` or ``"video"`` for such a field; ``""`` for others."""
+    return (media_type(field) or "").partition("/")[0]
+
+
+def media_extensions(kind: str) -> list[str]:
+    """Return the extensions of fields of ``"audio"`` or ``"video"``."""
+    return [name for name, found in MEDIA_TYPES.items() if found.startswith(f"{kind}/")]
+
+
+def played_type(field: str) -> str | None:
+    """Return the media type of a field that a browser can play, or None."""
+    return None if extension(field) in _UNPLAYED else media_type(field)

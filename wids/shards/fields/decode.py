@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from wids.errors import DecodeError
 from wids.shards.fields import safety
-from wids.shards.fields.codecs import BY_EXTENSION, Codec, Decode, extension, find, how_to_install
+from wids.shards.fields.codecs import (
+    BY_EXTENSION,
+    Codec,
+    Decode,
+    extension,
+    find,
+    how_to_install,
+    media_extensions,
+)
 from wids.shards.fields.images import image_decoder
-from wids.shards.fields.media import media_extensions
 from wids.shards.fields.safety import RefusedError, unzip
 from wids.storage import stages
 

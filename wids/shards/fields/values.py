@@ -1,16 +1,29 @@
-"""Decode and encode Python values: text, integers, JSON, msgpack, CBOR and pickles.
+"""Decode and encode Python values, arrays and tensors.
 
-msgpack, cbor2 and orjson are optional and imported when first used.
+torch and all optional packages are imported when first used.
+
+A tenbin file is a sequence of chunks: ``~TenBin~``, a length of 8 bytes, the content, and zeros up
+to a multiple of 64 bytes. Each array is two chunks: a header of integers of 8 bytes (type code, a
+name, the number of dimensions, the dimensions), then its data in C order. Everything is
+little-endian. Every number in the data is checked before it is used.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import operator
-from collections.abc import Callable, Iterable
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.shards.fields.safety import RefusedError, check_archive
 
 _DECODE_FIRST: Final = json.JSONDecoder().raw_decode
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
@@ -135,3 +148,175 @@ def encode_pickle(_: Any) -> bytes:
         "a pickle executes code when it is read, so readers refuse it; store json, npz, msgpack or "
         "pt, or pass an encoder of your own"
     )
+
+
+_MAGIC: Final = b"~TenBin~"
+_ALIGNMENT: Final = 64
+_MAX_DIMENSIONS: Final = 9
+_CODES: Final = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+
+
+def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
+    """Return arrays as bytes.
+
+    Raises:
+        ValueError: An array has more than nine dimensions, or does not hold integers or floats of
+            up to 8 bytes.
+    """
+    parts = []
+    for number, given in enumerate(arrays):
+        array = np.asarray(given)
+        code = f"{array.dtype.kind}{array.dtype.itemsize}"
+        if code not in _CODES or array.ndim > _MAX_DIMENSIONS:
+            raise ValueError(
+                f"array {number}: expected at most {_MAX_DIMENSIONS} dimensions of integers or "
+                f"floats of up to 8 bytes, found {array.ndim} of {array.dtype}"
+            )
+        header = struct.pack(
+            f"<8s8sq{array.ndim}q", code.encode("ascii"), b"", array.ndim, *array.shape
+        )
+        # The type code does not state a byte order, so it is always little-endian.
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        for content in (header, little.tobytes()):
+            padding = bytes(-len(content) % _ALIGNMENT)
+            parts += [_MAGIC, struct.pack("<q", len(content)), content, padding]
+    return b"".join(parts)
+
+
+def loads(data: bytes) -> list[npt.NDArray[Any]]:
+    """Return the arrays in bytes; they share one copy of the bytes and are writable.
+
+    Raises:
+        ValueError: The bytes are incomplete, or not in this format.
+    """
+    chunks = list(_chunks(bytearray(data)))
+    if len(chunks) % 2:
+        raise ValueError("expected a header and data for each array, found a header without data")
+    return [_array(header, content) for header, content in zip(*[iter(chunks)] * 2, strict=True)]
+
+
+def _chunks(data: bytearray) -> Iterator[memoryview]:
+    # A bytearray, because arrays over its memory are writable.
+    view, offset = memoryview(data), 0
+    while offset < len(view):
+        start = offset + 16
+        if not data.startswith(_MAGIC, offset) or start > len(view):
+            raise ValueError(f"expected a chunk at byte {offset}, found something else")
+        (length,) = struct.unpack_from("<q", view, offset + 8)
+        # The length is signed: a negative one would move the offset backwards, and the loop might
+        # never end.
+        if not 0 <= length <= len(view) - start:
+            raise ValueError(
+                f"expected a chunk at byte {offset} that ends before {len(view)}, found the length "
+                f"{length}"
+            )
+        yield view[start : start + length]
+        offset = start + length + -length % _ALIGNMENT
+
+
+def _array(header: memoryview, content: memoryview) -> npt.NDArray[Any]:
+    # The second word of the header is the name that webdataset gives an array; it is ignored.
+    if len(header) < 24 or len(header) % 8:
+        raise ValueError(f"expected a header of at least 24 bytes, found {len(header)}")
+    code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "replace")
+    num_dimensions, *shape = struct.unpack_from(f"<{len(header) // 8 - 2}q", header, 16)
+    if code not in _CODES:
+        raise ValueError(f"expected one of the types {' '.join(_CODES)}, found {code!r}")
+    if num_dimensions != len(shape) or len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+        raise ValueError(f"expected {num_dimensions} dimensions, found {shape}")
+    dtype, size = np.dtype(f"<{code}"), 1
+    for length in shape:  # as Python integers, which do not overflow
+        size *= length
+    # Compared before `reshape`, whose error would not name the shape and the bytes.
+    if size * dtype.itemsize != len(content):
+        raise ValueError(
+            f"expected {size * dtype.itemsize} bytes for the shape {tuple(shape)} of {code}, found "
+            f"{len(content)}"
+        )
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+_ZIP_SIGNATURE: Final = b"PK\x03\x04"
+
+
+def decode_npy(data: bytes) -> Any:
+    """Return the array of an ``.npy`` file; reject arrays of objects."""
+    # Not `np.load`, which would also open archives, whose members have no limit.
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def encode_npy(value: Any) -> bytes:
+    """Return an array as an ``.npy`` file; reject arrays of objects."""
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(value), allow_pickle=False)
+    return stream.getvalue()
+
+
+def decode_npz(data: bytes, max_nbytes: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file by name; see `check_archive` for the limit."""
+    check_archive(data, max_nbytes)
+    with np.load(io.BytesIO(data), allow_pickle=False) as members:
+        # Read all now: an NpzFile reads each array at its first use, where an error would no longer
+        # name the sample.
+        return dict(members)
+
+
+def encode_npz(arrays: Mapping[str, Any]) -> bytes:
+    """Return arrays by name as an ``.npz`` file."""
+    values = {str(name): np.asarray(array) for name, array in arrays.items()}
+    # Check before writing: an array of objects would need a pickle, which readers reject (SEC-5).
+    if any(array.dtype.hasobject for array in values.values()):
+        raise ValueError("expected arrays of numbers or text, found one of objects")
+    stream = io.BytesIO()
+    # Not numpy's `savez`, which takes the arrays as keyword arguments and so cannot store one named
+    # "file". A ZipInfo has a fixed time, so the same arrays become the same bytes.
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in values.items():
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), encode_npy(array))
+    return stream.getvalue()
+
+
+def encode_tenbin(value: Any) -> bytes:
+    """Return an array, or a list or tuple of arrays, in webdataset's tensor format."""
+    return dumps(value if isinstance(value, list | tuple) else [value])
+
+
+def decode_torch_weights(data: bytes, max_nbytes: int | None = None) -> Any:
+    """Return what ``torch.save`` stored, on the CPU; reject anything but weights.
+
+    See `check_archive` for the limit.
+    """
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise RefusedError(
+            f"expected torch 2.6 or later to read weights, found {torch.__version__}, which can be "
+            "made to execute code (CVE-2025-32434)"
+        )
+    if data.startswith(_ZIP_SIGNATURE):  # as torch distinguishes archives from its pre-1.6 format
+        check_archive(data, max_nbytes)
+    # On the CPU, since workers of a DataLoader must not touch a GPU.
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+def encode_torch_weights(value: Any) -> bytes:
+    """Return a value as ``torch.save`` stores it."""
+    import torch
+
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def decode_safetensors(data: bytes) -> Any:
+    """Return the tensors of a safetensors file by name."""
+    return import_module("safetensors.torch").load(data)
+
+
+def encode_safetensors(tensors: Mapping[str, Any]) -> Any:
+    """Return tensors or arrays by name as a safetensors file."""
+    import torch
+
+    # safetensors rejects tensors whose memory is not contiguous.
+    values = {name: torch.as_tensor(tensor).contiguous() for name, tensor in tensors.items()}
+    return import_module("safetensors.torch").save(values)

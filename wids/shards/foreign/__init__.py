@@ -1,4 +1,4 @@
 """What other programs write beside shards: counts and splits.
 
-Read `written_beside` first: it finds these files, and states in the specs of shards what they say.
+Read `foreign_counts` first: it finds these files, and states in the specs of shards what they say.
 """

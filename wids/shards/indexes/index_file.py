@@ -1,4 +1,4 @@
-"""Write a `ShardIndex` to a file, and check and use the file in place.
+"""Write a `ShardIndex` to a file, use the file in place, and store indexes in the cache folder.
 
 A stored index is a cache that is checked, never an authority: an index that is damaged, or made for
 another version, tar or rule, is treated as missing. specs/shard-index.md describes the file byte by
@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from wids.shards.tars.archive import BLOCK_NBYTES
+from wids.shards.tars.headers import (
+    BLOCK_NBYTES,
+    KEY_SPLITS,
+    KeySplit,
+    has_metadata,
+    to_bytes,
+    to_text,
+)
 from wids.shards.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
-from wids.shards.tars.mapped_file import FileBytes, read_or_map
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit, has_metadata, to_bytes, to_text
-from wids.storage.checksums import fastest_crc32
+from wids.shards.tars.samples import FileBytes, read_or_map
+from wids.storage.cache.cache_names import default_folder, local_index_path, save_or_warn
+from wids.storage.files import fastest_crc32
 
 VERSION: Final = 2
 ALIGNMENT: Final = 8
@@ -297,3 +305,35 @@ def _own(stored: ShardIndex | None) -> ShardIndex | None:
     if stored is None or has_metadata(stored.text, stored.text_start, stored.text_stop):
         return None
     return stored
+
+
+def index_paths(folder: str, path: str, key_split: KeySplit) -> Iterator[str]:
+    """Yield the possible paths of a file's index: in the cache folder, then in the default one."""
+    yield local_index_path(folder, path, key_split)
+    own = default_folder()  # slower than all else here, and rarely needed
+    if own != folder:
+        yield local_index_path(own, path, key_split)
+
+
+def load_index(
+    paths: Iterable[str], identity: TarIdentity, key_split: KeySplit
+) -> ShardIndex | None:
+    """Return the first index at these paths that belongs to this tar, or None."""
+    for path in paths:
+        known = load(path, identity, key_split)
+        if known is not None:
+            return known
+    return None
+
+
+def store_index(
+    folder: str, paths: Iterable[str], shard_index: ShardIndex, identity: TarIdentity
+) -> ShardIndex:
+    """Store an index at the first of these paths that can be written.
+
+    Returns:
+        The stored index, whose memory all processes share; the argument if storing fails.
+    """
+    path = save_or_warn(folder, paths, dump(shard_index, identity))
+    known = None if path is None else load(path, identity, shard_index.key_split)
+    return shard_index if known is None else known

@@ -29,10 +29,10 @@ from wids.shards.indexes.pack import (
     PackHeader,
     key_hash,
 )
+from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.member_names import to_bytes
-from wids.storage.array_types import WordArray
-from wids.storage.unnamed_files import folder_of
+from wids.storage.arrays import WordArray
+from wids.storage.files import folder_of
 
 _ENTRY: Final = struct.Struct("<4Q")
 _PIECE_NBYTES: Final = 1 << 20

@@ -1,6 +1,8 @@
-"""Check the values of a parsed document or of a caller's list, and make `ShardSpec` objects.
+"""Check the entries of a document, and decide by its origin what they may refer to.
 
 Functions take a ``label``, such as ``train.json: shardlist[3]``, with which their errors begin.
+
+The rules of origins are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13).
 """
 
 from __future__ import annotations
@@ -8,11 +10,14 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from wids.errors import SpecError
 from wids.shards.specs.model import SavedTable, ShardSpec, shard_spec
-from wids.shards.tars.member_names import KEY_SPLITS, KeySplit
+from wids.shards.tars.headers import KEY_SPLITS, KeySplit
+from wids.storage.transport import urls
 
 # Counts become 64-bit numpy integers.
 _MAX_COUNT: Final = (1 << 63) - 1
@@ -44,7 +49,7 @@ def normal_form(document: Any, name: str) -> Mapping[str, Any]:
     counted = [isinstance(v, Mapping) and "num_samples" in v for v in document.values()]
     if counted and all(counted):  # paths, each with an object that describes it
         return {"shardlist": [{"url": path, **entry} for path, entry in document.items()]}
-    from wids.shards.foreign.statements import as_spec  # few documents are of other programs
+    from wids.shards.foreign.foreign_counts import as_spec  # few documents are of other programs
 
     foreign = as_spec(document, name)
     if foreign is not None:
@@ -194,3 +199,92 @@ def _count(value: Any, key: str, label: str) -> int | None:
     raise SpecError(
         f"{label}.{key}: expected a whole number from 0 to 2**63 - 1, found {value!r:.80}"
     )
+
+
+MAX_DEPTH: Final = 8
+"""Most documents in a chain of references, and most levels of nested inline datasets."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a document's references start from, and what the document may name.
+
+    Attributes:
+        name: The document in messages.
+        base: The folder that its references start from.
+        is_based: Whether the base is the caller's, which the document cannot change.
+        is_trusted: Whether the document is a local file, and so may name local files.
+        mirror: The caller's local folder in which any document may name files.
+        depth: Number of inline datasets around this one.
+        chain: URLs of the documents that led here, with its own last.
+        allow_pipe: Whether it may name commands.
+    """
+
+    name: str
+    base: str
+    is_based: bool = False
+    is_trusted: bool = True
+    mirror: str | None = None
+    depth: int = 0
+    chain: tuple[str, ...] = ()
+    allow_pipe: bool = False
+
+    @classmethod
+    def at(cls, name: str, folder: str, base: str | None, *, allow_pipe: bool) -> Context:
+        """Return the context of a document in ``folder``, or at the caller's base if given."""
+        if base is None:
+            return cls(name, folder, allow_pipe=allow_pipe)
+        base = urls.join(os.getcwd(), base)
+        mirror = urls.local_path(base) if urls.is_local(base) else None
+        return cls(name, base, is_based=True, mirror=mirror, allow_pipe=allow_pipe)
+
+    def of(self, document: Mapping[str, Any]) -> Context:
+        """Return the same context with the base that the document states.
+
+        Raises:
+            SpecError: The document must not name the folder.
+        """
+        stated = reference(document, "base", self.name)
+        stated = stated or reference(document, "base_path", self.name)
+        if self.is_based or not stated:
+            return self
+        base = urls.join(self.base, stated)
+        self._check_local(urls.join(base, "x"), stated)
+        return replace(self, base=base)
+
+    def inside(self, number: int) -> Context:
+        """Return the context of a dataset inside this one."""
+        name = f"{self.name}: datasets[{number}]"
+        if self.depth >= MAX_DEPTH:
+            raise SpecError(
+                f"{name}: expected at most {MAX_DEPTH} datasets inside one another, found more"
+            )
+        # The caller's base replaces that of the outermost document only (SPEC-6).
+        return replace(self, name=name, is_based=False, depth=self.depth + 1)
+
+    @cached_property
+    def join(self) -> Callable[[str], str]:
+        """Resolves a reference to an absolute path or URL, or raises `SpecError`."""
+        return urls.joiner(self.base, self._check)
+
+    def _check(self, url: str, name: str) -> None:
+        """Reject what a document may not name (SPEC-12, SPEC-13)."""
+        if urls.scheme(url) == "pipe" and not self.allow_pipe:
+            raise SpecError(
+                f"{self.name}: names the command {urls.redact(url)}; commands in a document "
+                "run only with allow_pipe=True"
+            )
+        self._check_local(url, name)
+
+    def _check_local(self, url: str, name: str) -> None:
+        """Reject a local file in a remote document, unless it is in the caller's mirror."""
+        if self.is_trusted or not urls.is_local(url):
+            return
+        if self.mirror is None or not urls.is_within(urls.local_path(url), self.mirror):
+            raise SpecError(
+                f"{self.name}: names {urls.redact(name)!r}, a local file; a remote document must "
+                "not do that: if you trust it, download it first or pass `base`"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # without the function
+        return {key: value for key, value in vars(self).items() if key != "join"}

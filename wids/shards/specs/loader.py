@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
-from wids.shards.specs.documents import Documents, Read
+from wids.shards.specs.documents import Documents, Part, Read, as_component, assembled, combined
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
-from wids.shards.specs.named_parts import Part, as_component, assembled, combined
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
 from wids.shards.specs.shard_sequences import joined
@@ -157,7 +156,7 @@ class _Loader:
         """Return the split of a name of what was loaded; None for all of it."""
         if split is None:
             return spec
-        from wids.shards.foreign.named_splits import split_of  # few datasets have splits
+        from wids.shards.foreign.foreign_counts import split_of  # few datasets have splits
 
         return split_of(spec, split, self.documents.infos, self.fetcher.read)
 

@@ -2,6 +2,8 @@
 
 `loader` reads and checks documents; the rest of the library trusts what it built. The format is
 specified in specs/shard-spec.md.
+
+A spec states the names under ``"classes"``, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from wids.errors import FetchError, printable, without_quoted_secrets
-from wids.shards.tars.member_names import KeySplit
+from wids.shards.tars.headers import KeySplit
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
@@ -302,7 +304,7 @@ class DatasetSpec:
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
         """Return the shards as one list, or as datasets with one pack each."""
-        from wids.storage.lazy_sequence import LazySequence
+        from wids.storage.arrays import LazySequence
 
         lazy = LazySequence(partial(ShardSpec.entry, folder=folder), self.shards)
         if self.index is not None or not self.packs:
@@ -363,3 +365,24 @@ def check_references(target: str, references: Iterable[str]) -> None:
 
 def _relative(url: str, folder: str | None) -> str:
     return url if folder is None else urls.relative(url, folder)
+
+
+_COLUMNS: Final = frozenset(("cls", "class", "label", "category"))
+_MAX_DIGITS: Final = 9
+
+
+def is_of_classes(column: str) -> bool:
+    """Return whether a field, or a column of a table, has numbers of classes, by its name."""
+    return column.rpartition(".")[2].lower().lstrip("_") in _COLUMNS
+
+
+def class_name(column: str, number: str, names: Sequence[str]) -> str:
+    """Return the name of a class if a column is of classes and its number has a name; else ``""``.
+
+    Args:
+        column: The name of the field or column.
+        number: The value, as text.
+        names: Names of classes, by their numbers.
+    """
+    is_known = number.isdecimal() and len(number) <= _MAX_DIGITS and is_of_classes(column)
+    return names[int(number)] if is_known and int(number) < len(names) else ""

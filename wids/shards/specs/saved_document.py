@@ -13,9 +13,9 @@ from typing import IO, Any, Final
 
 from wids.errors import WidsError
 from wids.shards.specs.parsing import LARGE_NBYTES
-from wids.shards.specs.shard_table_writer import publish_table
+from wids.shards.specs.shard_table import publish_table
 from wids.storage import upload
-from wids.storage.lazy_sequence import LazySequence
+from wids.storage.arrays import LazySequence
 from wids.storage.transport import urls
 
 _NUM_PIECES: Final = 1000

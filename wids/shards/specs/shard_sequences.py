@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from wids.shards.specs.entries import shard_of
+from wids.shards.specs.entries import Context, shard_of
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.trust import Context
-from wids.shards.tars.member_names import KeySplit
-from wids.storage.array_types import FloatArray, IntArray
+from wids.shards.tars.headers import KeySplit
+from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:

@@ -29,16 +29,16 @@ from wids.shards.specs.shard_table import (
     parse_start,
     start_nbytes,
     table_url,
+    write_table,
 )
-from wids.shards.specs.shard_table_writer import write_table
-from wids.shards.tars.mapped_file import read_or_map
-from wids.storage import complete_files
+from wids.shards.tars.samples import read_or_map
+from wids.storage import files
 from wids.storage.cache import cache_names
-from wids.storage.cache.small_files import is_settled, make_folder, save_quietly
-from wids.storage.cache.turns import turn
+from wids.storage.cache.cache_names import is_settled, make_folder, save_quietly
+from wids.storage.cache.leases import turn
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.transport import urls
-from wids.storage.transport.url_rewrite import rewritten
+from wids.storage.transport.urls import rewritten
 
 MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
@@ -282,7 +282,7 @@ class _Progress:
 
     def __init__(self, path: str) -> None:
         folder, name = os.path.split(path)
-        self._path = os.path.join(folder, complete_files.temporary_name(name))
+        self._path = os.path.join(folder, files.temporary_name(name))
         self._shown = 0
 
     def reach(self, nbytes: int, _: int | None = None) -> None:
@@ -366,5 +366,5 @@ def _loaded_note(path: str) -> _Note | None:
 def _new_file(path: str) -> Iterator[IO[bytes]]:
     """Write a file of the cache, which appears when it is complete."""
     make_folder(os.path.dirname(path))
-    with complete_files.replacing(path, mode=0o600, sync=False) as file:
+    with files.replacing(path, mode=0o600, sync=False) as file:
         yield file

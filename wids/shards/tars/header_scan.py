@@ -1,4 +1,4 @@
-"""Scan a tar that is read in parts, and index the members found so far with header checksums.
+"""Scan a tar that is read in parts, and compare headers with an index without checksums.
 
 Only the strict lane is used, one member at a time: each slice of the tar may be a request to a
 server, and nothing is read between two headers. Members, order and errors are the same as those of
@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from wids.shards.tars.archive import BLOCK_NBYTES, Archive, TarData, TarMembers
+from wids.shards.tars.headers import BLOCK_NBYTES, Archive, KeySplit, TarData, TarMembers
 from wids.shards.tars.index import Repeated, ShardIndex, build_index
-from wids.shards.tars.member_names import KeySplit
-from wids.shards.tars.strict_lane import read_next
+from wids.shards.tars.scan import read_next
 
 
 class HeaderScan:

@@ -1,13 +1,189 @@
-"""Parse one tar header or PAX body, or raise a `HeaderError` that names the flaw.
+"""Parse tar headers, split member names into key and field, and hold the state of a scan.
 
-These are pure functions of bytes. The formats are V7, ustar, GNU and PAX; specs/tar-shards.md
+Parsers are pure functions of bytes. The formats are V7, ustar, GNU and PAX; specs/tar-shards.md
 specifies what is accepted of each.
+
+Both lanes of a scan read and extend its state.
+
+A name is split in its last path component, at the first dot (or at the last one, on request):
+``a.b/c.seg.png`` is field ``.seg.png`` of the sample with key ``a.b/c``. Names are bytes, as a tar
+stores them. specs/tar-shards.md has the rule, with a table of awkward names.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from typing import Final, NamedTuple
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from mmap import mmap
+from posixpath import normpath
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args, overload
+
+import numpy as np
+
+from wids.errors import ShardFormatError, printable
+from wids.storage.arrays import IntArray
+
+_logger = logging.getLogger(__name__)
+
+
+TarBytes: TypeAlias = bytes | mmap
+
+
+class TarData(Protocol):
+    """The bytes of a tar by position: all in memory, or read when a slice is taken."""
+
+    def __len__(self) -> int:
+        """Return the length of the tar in bytes."""
+
+    def __getitem__(self, span: slice, /) -> bytes:
+        """Return the bytes from a start to a stop."""
+
+
+BLOCK_NBYTES: Final = 512
+
+_MAX_REMARKS: Final = 100  # of each level; a hostile tar can cause millions
+_ZERO_BLOCK = bytes(BLOCK_NBYTES)
+
+
+@dataclass(frozen=True)
+class TarMembers:
+    """The regular files of one tar, in archive order.
+
+    Attributes:
+        names: Member names as stored, one for each member.
+        offsets: Where the members' bytes begin, shape ``(num_members,)``, in bytes from the start.
+        sizes: Lengths of the members, shape ``(num_members,)``, in bytes.
+        heads: Where the headers that end at ``offsets`` begin, including the extended ones that
+            name the member, shape ``(num_members,)``; for a hard link the headers of its target.
+        remarks: Oddities of the archive that are not errors, one sentence each.
+    """
+
+    names: list[bytes]
+    offsets: IntArray
+    sizes: IntArray
+    heads: IntArray
+    remarks: tuple[str, ...] = ()
+
+
+class MemberColumns:
+    """The members found so far, as columns that grow by single members and by batches."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self._columns = array("q"), array("q"), array("q")  # offsets, sizes and heads
+        self._by_name: dict[bytes, tuple[int, int, int]] = {}
+        self._num_by_name = 0  # members that _by_name covers
+
+    def append(self, name: bytes, offset: int, size: int, head: int) -> None:
+        """Add one member."""
+        self.names.append(name)
+        for column, value in zip(self._columns, (offset, size, head), strict=True):
+            column.append(value)
+
+    def extend(
+        self, names: list[bytes], offsets: IntArray, sizes: IntArray, heads: IntArray
+    ) -> None:
+        """Add a batch of members."""
+        self.names += names
+        for column, values in zip(self._columns, (offsets, sizes, heads), strict=True):
+            column.frombytes(values.tobytes())
+
+    def columns(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Return offsets, sizes and heads, one array each."""
+        offsets, sizes, heads = (np.array(column, np.int64) for column in self._columns)
+        return offsets, sizes, heads
+
+    def last(self) -> tuple[int, int, int]:
+        """Return the offset, size and head of the last member added."""
+        offsets, sizes, heads = self._columns
+        return offsets[-1], sizes[-1], heads[-1]
+
+    def find(self, name: bytes) -> tuple[int, int, int] | None:
+        """Return the offset, size and head of the last member with a name, or None.
+
+        ``./a`` and ``a`` are one name, as for readers that unpack the archive into a folder.
+        """
+        # Built here, not in `extend`: most tars have no hard links, and a dict of all names costs
+        # more than the scan.
+        if self._num_by_name < len(self.names):
+            new = slice(self._num_by_name, None)
+            places = zip(*(column[new] for column in self._columns), strict=True)
+            self._by_name.update(zip(map(normpath, self.names[new]), places, strict=True))
+            self._num_by_name = len(self.names)
+        return self._by_name.get(normpath(name))
+
+
+class Archive:
+    """One tar while it is scanned.
+
+    Attributes:
+        data: Its bytes.
+        path: Its name in messages.
+        nbytes: Its length in bytes.
+        members: The members found so far.
+        global_records: The PAX records of global headers that apply from here on.
+        start: Where the last archive in the file begins.
+        has_end: Whether that archive has an end marker.
+        remarks: The oddities found so far.
+    """
+
+    def __init__(self, data: TarData, path: str) -> None:
+        self.data = data
+        self.path = path
+        self.nbytes = len(data)
+        if not self.nbytes:
+            raise self.error(0, "a tar", "an empty file", "write it or fetch it again")
+        self.members = MemberColumns()
+        self.global_records: dict[bytes, bytes] = {}
+        self.start = 0
+        self.has_end = False
+        self.remarks: list[str] = []
+        self._num_remarks: Counter[int] = Counter()  # by level
+
+    def block(self, position: int) -> bytes:
+        """Return the block at a position; it is shorter at the end of the file."""
+        return self.data[position : position + BLOCK_NBYTES]
+
+    def is_end_at(self, position: int) -> bool:
+        """Whether a zero block or less than one block begins at a position."""
+        return self.nbytes - position < BLOCK_NBYTES or self.block(position) == _ZERO_BLOCK
+
+    def remark(self, level: int, text: str) -> None:
+        """Log something odd and add it to the remarks, up to a limit for each level."""
+        # The limit covers the log too: an archive with many ends would flood it. Each level has its
+        # own limit, or a hundred archives in one file would hide that the last end is missing.
+        self._num_remarks[level] += 1
+        if self._num_remarks[level] <= _MAX_REMARKS:
+            self.remarks.append(text)
+            _logger.log(level, "%s: %s", printable(self.path), text)
+
+    def error(self, position: int, expected: str, found: str, remedy: str) -> ShardFormatError:
+        """Return the error for what was found at a position."""
+        return ShardFormatError(
+            f"{self.path}: at byte {position}: expected {expected}, found {found}; {remedy}"
+        )
+
+    def remark_end(self) -> None:
+        """Remark on a missing end marker, after the whole tar was scanned."""
+        if not self.has_end:
+            self.remark(logging.WARNING, "no end marker; it may have been cut between two members")
+
+    def result(self) -> TarMembers:
+        """Return the members found so far."""
+        return TarMembers(self.members.names, *self.members.columns(), tuple(self.remarks))
+
+
+@overload
+def padded(size: int) -> int: ...
+@overload
+def padded(size: IntArray) -> IntArray: ...
+def padded(size: int | IntArray) -> int | IntArray:
+    """Round up to whole blocks."""
+    return (size + (BLOCK_NBYTES - 1)) & -BLOCK_NBYTES
+
 
 NOT_FROM_A_PACKER: Final = "no packer writes this; fetch or write it again"
 """What to do about headers that only damage or malice produces."""
@@ -185,3 +361,96 @@ def show(name: bytes) -> str:
     """Return a stored name as text for a message."""
     # Not surrogateescape, as for sample keys: a message has to be printable on any stream.
     return name.decode("utf-8", "backslashreplace")
+
+
+KeySplit = Literal["first", "last"]
+KEY_SPLITS: tuple[KeySplit, ...] = get_args(KeySplit)
+_METADATA_KEY: Final = re.compile(rb"\0__[^/\0]*__/")
+
+
+class SplitNames(NamedTuple):
+    """Many names in one run of bytes, and where each of them is split.
+
+    Name ``i`` has the key ``joined[starts[i]:dots[i]]`` and the field ``joined[dots[i]:ends[i]]``;
+    ``dots[i]`` is 0 if the name has no key or no field.
+    """
+
+    joined: bytes
+    starts: IntArray
+    dots: IntArray
+    ends: IntArray
+
+    def parts(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys, and the fields without their first dot, of names that have both."""
+        # One split in C: slicing each name in Python takes four times as long.
+        is_split = self.dots > 0
+        text = np.frombuffer(self.joined, np.uint8).copy()
+        text[self.dots[is_split]] = 0
+        if not is_split.all():
+            text = text[np.repeat(is_split, self.ends + 1 - self.starts)]
+        parts = text.tobytes().split(b"\0")
+        return parts[:-1:2], parts[1::2]
+
+
+def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames:
+    """Split member names, which must not contain a NUL, into keys and fields.
+
+    A name without a key or without a field in its last path component belongs to no sample, and
+    neither does one of metadata. The cost is a few numpy passes over all bytes.
+    """
+    # The final NUL marks the end of the last name. No tar name contains one.
+    joined = b"\0".join([*names, b""])
+    text = np.frombuffer(joined, np.uint8)
+    ends = np.flatnonzero(text == 0)
+    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+    slashes = np.flatnonzero(text == ord("/"))
+    dots = np.flatnonzero(text == ord("."))
+    bases = np.maximum(starts, _last_before(slashes, ends) + 1)
+    # The next dot may belong to a later name, or be the sentinel after the last one. Both are after
+    # the end of this name, so `is_split` drops them.
+    if key_split == "first":
+        splits = np.append(dots, len(joined))[np.searchsorted(dots, bases)]
+    else:
+        splits = _last_before(dots, ends)
+    is_split = (splits > bases) & (splits < ends - 1)  # key and field are not empty
+    for number in np.flatnonzero(is_split & (text[starts] == ord("_"))).tolist():
+        is_split[number] = not is_metadata(names[number])
+    return SplitNames(joined, starts, np.where(is_split, splits, 0), ends)
+
+
+def is_metadata(name: bytes) -> bool:
+    """Whether the first path component of a name is ``__…__``, which webdataset skips (KEY-5)."""
+    first = name.partition(b"/")[0]
+    return len(first) >= len(b"____") and first[:2] == first[-2:] == b"__"
+
+
+def has_metadata(keys: bytes | mmap, start: int, stop: int) -> bool:
+    """Whether one of the keys between NULs in a part of some bytes is that of metadata."""
+    # Most keys have no underscore, which numpy sees in a tenth of the time.
+    text = np.frombuffer(keys, np.uint8, stop - start, start)
+    return bool((text == ord("_")).any()) and _METADATA_KEY.search(keys, start, stop) is not None
+
+
+def _last_before(positions: IntArray, limits: IntArray) -> IntArray:
+    """For each limit, return the last of the ascending positions before it, or -1."""
+    return np.concatenate(([-1], positions))[np.searchsorted(positions, limits)]
+
+
+def split_name(name: bytes, key_split: KeySplit = "first") -> tuple[bytes, bytes] | None:
+    """Return key and field (with its leading dot) of one member name, or None."""
+    _, _, dots, _ = split_names([name], key_split)
+    return (name[: dots[0]], name[dots[0] :]) if dots[0] else None
+
+
+def to_text(name: bytes) -> str:
+    """Return a stored name as text; bytes that are not UTF-8 become lone surrogates."""
+    # TAR-5: not "replace", because two different names could then become the same key.
+    return name.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    """Return the stored bytes of a name; the inverse of `to_text`."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # other lone surrogates, which no stored name has
+        return b"\0"  # no stored name equals this, so that a search finds nothing

@@ -6,6 +6,8 @@ error, unless the caller wants the last one.
 
 Everything is an array or a run of bytes, in memory as in a file, so that a stored index is used in
 place and an open shard needs no Python object for each of its samples.
+
+A writer records members in a `MemberLog`; a scan finds the same in the finished tar.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import operator
 import os
 import time
 import zlib
+from array import array
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -25,21 +28,24 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import ShardFormatError, printable
-from wids.shards.tars.archive import BLOCK_NBYTES, TarBytes, TarMembers
-from wids.shards.tars.member_names import (
+from wids.shards.tars.headers import (
+    BLOCK_NBYTES,
     KEY_SPLITS,
     KeySplit,
+    TarBytes,
+    TarMembers,
     is_metadata,
     split_names,
     to_bytes,
     to_text,
 )
 from wids.shards.tars.raw_samples import missing_field_error
-from wids.storage.array_types import IntArray
-from wids.storage.checksums import fastest_crc32
+from wids.storage.arrays import IntArray
+from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text, first_of
 
 _logger = logging.getLogger(__name__)
+
 
 Column: TypeAlias = npt.NDArray[Any]
 """Unsigned integers of the narrowest type that holds them."""
@@ -374,3 +380,49 @@ def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
         head_crcs=np.array(crcs, np.uint32),
         payload_crcs=np.array([payload[member] for member in members], np.uint32),
     )
+
+
+class MemberLog:
+    """The members written so far."""
+
+    def __init__(self) -> None:
+        self._names: list[bytes] = []
+        self._places = array("q")
+        self._crc32 = fastest_crc32()
+
+    def add(self, name: bytes, start: int, header: bytes, nbytes: int, crc: int) -> None:
+        """Record a member.
+
+        Args:
+            name: Its name.
+            start: Where its header begins in the tar.
+            header: Its header, which must state only the name, the size and what fits one block.
+            nbytes: Length of its bytes, which follow the header.
+            crc: Their checksum.
+        """
+        self._names.append(name)
+        self._places.extend((start, start + len(header), nbytes, self._crc32(header), crc))
+
+    def extend(
+        self,
+        names: list[bytes],
+        starts: IntArray,
+        head_nbytes: int,
+        sizes: IntArray,
+        head_crcs: list[int],
+        crcs: list[int],
+    ) -> None:
+        """Record several members whose headers have the same length, as `add` does."""
+        self._names += names
+        places = np.stack((starts, starts + head_nbytes, sizes, head_crcs, crcs), 1)
+        self._places.frombytes(places.astype(np.int64).tobytes())
+
+    def index(self) -> ShardIndex:
+        """Return the index of all members, with checksums."""
+        places = np.frombuffer(self._places, np.int64).reshape(-1, 5).T
+        heads, offsets, sizes, head_crcs, payload_crcs = np.ascontiguousarray(places)
+        return replace(
+            build_index(TarMembers(self._names, offsets, sizes, heads), "first"),
+            head_crcs=head_crcs.astype(np.uint32),
+            payload_crcs=payload_crcs.astype(np.uint32),
+        )

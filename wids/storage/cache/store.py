@@ -23,13 +23,11 @@ from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
-from wids.storage import abandoned, complete_files, locks, stages
-from wids.storage.cache import cache_names, sweeping
-from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.leases import lease
-from wids.storage.cache.small_files import make_folder, open_up, protect, save_quietly
-from wids.storage.cache.space import Space, storage_error
-from wids.storage.cache.turns import turn
+from wids.storage import files, locks, stages
+from wids.storage.cache import cache_names, leases
+from wids.storage.cache.cache_names import RemoteFile, make_folder, open_up, protect, save_quietly
+from wids.storage.cache.eviction import Space, storage_error
+from wids.storage.cache.leases import lease, turn
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
@@ -323,7 +321,7 @@ class Cache:
                     return found
                 if not self._was_swept:
                     self._was_swept = True
-                    sweeping.sweep(self.folder)
+                    leases.sweep(self.folder)
                 for is_last in (False, True):
                     try:
                         self._fetch_once(remote_file, place, prepare, make_room, background)
@@ -360,7 +358,7 @@ class Cache:
             make_folder(folder)
         else:  # one of the user's, that `sweep` skips
             os.makedirs(folder, exist_ok=True)
-            abandoned.sweep_beside(path)
+            files.sweep_beside(path)
         name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
         # Nobody waits for a background fetch, so it shows no bar.
         wants_progress = self.wants_progress if background is None else False
@@ -369,7 +367,7 @@ class Cache:
         _logger.info("%s: downloading%s", urls.redact(remote_file.url), known)
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
         # Not synced there, but below, while the lock is still held.
-        with bar, complete_files.replacing(path, sync=False) as file:
+        with bar, files.replacing(path, sync=False) as file:
             if is_own:
                 open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
@@ -387,7 +385,7 @@ class Cache:
             with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
                 cancel = None if background is None else background.cancelled
-                with complete_files.flushed_early(file):
+                with files.flushed_early(file):
                     self.fetcher.save(remote_file.url, file, expected, report, cancel)
                 file.flush()
                 if prepare is not None:

@@ -14,9 +14,13 @@ import stat
 from contextlib import suppress
 from typing import IO, TypeAlias
 
-from wids.storage.cache.cache_names import RemoteFile, default_folder, local_index_path
-from wids.storage.cache.small_files import save_quietly
-from wids.storage.digests import file_digest
+from wids.storage.cache.cache_names import (
+    RemoteFile,
+    default_folder,
+    local_index_path,
+    save_quietly,
+)
+from wids.storage.files import file_digest
 
 _Proof: TypeAlias = tuple[object, ...]
 

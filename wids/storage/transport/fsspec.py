@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
-from wids.storage.transport.store_options import OWN_OPTIONS
+from wids.storage.transport.store_settings import OWN_OPTIONS
 from wids.storage.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
 
 _BLOCK_NBYTES: Final = 16 << 20

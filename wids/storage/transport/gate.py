@@ -3,35 +3,108 @@
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
 how many requests are in flight; the others wait in the order in which they came. The bytes that
 responses may occupy in memory are limited too, for the process and for the node.
+
+A refusal lowers the limit. The refusal of the only request in flight means that others fill the
+server: then nothing is sent for a moment, and the other processes of the program make room.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from wids.errors import printable
+from wids.errors import WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import shared_refusals, urls
 from wids.storage.transport.request_limit import FIRST, RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
-from wids.storage.transport.server_state import ServerState
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
+
+_logger = logging.getLogger(__name__)
+
+
+_POLL_S: Final = 0.25
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+"""Pause after a server has refused the only request in flight; it doubles with each. The next one
+would be refused too, and a thousand may wait."""
+_YIELD_EVERY_S: Final = 1.0
+"""How often a process sends one request fewer because others were refused: requests in flight
+take some time to end."""
+
+
+@dataclass
+class ServerState:
+    """What the gate of a process knows about one server.
+
+    Attributes:
+        name: Scheme and host.
+        limit: How many may be in flight.
+        num_in_flight: How many are in flight.
+        full_s: When the limit was last reached.
+        event_s: When something last arrived, or a request was sent.
+        num_rejected: How often in a row the only request in flight was refused.
+        pause_until_s: Until when none is sent after that.
+        num_shared: The number of `shared_refusals` that is known here.
+        yielded_s: When the limit was last lowered for another process.
+    """
+
+    name: str
+    limit: RequestLimit = field(default_factory=RequestLimit)
+    num_in_flight: int = 0
+    full_s: float = 0.0
+    event_s: float = 0.0
+    num_rejected: int = 0
+    pause_until_s: float = 0.0
+    num_shared: float = 0
+    yielded_s: float = 0.0
+
+    def note_refusal(self) -> None:
+        """Send fewer requests, and for some time none if this was the only one."""
+        self.limit.refuse(self.num_in_flight - 1)
+        if self.num_in_flight > 1:
+            return
+        pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))
+        self.num_rejected += 1
+        self.pause_until_s = time.monotonic() + pause_s
+        shared_refusals.note(self.name)
+        self.num_shared = shared_refusals.number(self.name)
+
+    def make_room(self) -> None:
+        """Send one request fewer if the server had no room for another process."""
+        num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
+        if num_shared == self.num_shared:
+            return
+        self.num_shared = num_shared
+        if now_s - self.yielded_s >= _YIELD_EVERY_S and self.num_in_flight > 1:
+            self.yielded_s = now_s
+            self.limit.refuse(self.num_in_flight - 1)
+
+    def takes_another(self) -> bool:
+        """Return whether one more request may be sent now."""
+        # After a refusal of the only request, one at a time is sent until one is answered.
+        most = 1 if self.num_rejected else self.limit.value
+        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
+
+    def poll_s(self) -> float:
+        """Return when to look again: also at the end of a pause, which wakes nobody."""
+        pause_s = self.pause_until_s - time.monotonic()
+        return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
+
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
 NODE_NBYTES: Final = 1 << 30
 """The same for all processes of a node."""
-
-_logger = logging.getLogger(__name__)
 
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
@@ -121,9 +194,8 @@ class Turn:
             server.make_room()
             stages.count(stages.REQUESTS)
             gate.give_back(self)
-        from wids.storage.transport import request_log  # not for local shards
 
-        request_log.log_request(
+        log_request(
             *self._request,
             self.sent_s,
             status=self.status,
@@ -394,3 +466,50 @@ def _make_again() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_make_again)
+
+
+def log_request(
+    method: str,
+    url: str,
+    sent_s: float,
+    *,
+    status: int | None = None,
+    nbytes: int = 0,
+    waited_s: float = 0.0,
+    error: BaseException | None = None,
+) -> None:
+    """Write the line of a request that has ended.
+
+    Args:
+        method: Its method; or one like it, for what a driver may send as several requests.
+        url: What was requested.
+        sent_s: When it was sent.
+        status: The status of the response, if the driver states it.
+        nbytes: Bytes of the response, or of what was written.
+        waited_s: Seconds that it waited for its turn.
+        error: What went wrong, if anything.
+    """
+    if not _logger.isEnabledFor(logging.DEBUG):
+        return
+    # Errors of wids have no secrets; those of others may.
+    outcome = str(error) if isinstance(error, WidsError) else type(error).__name__
+    if error is None:
+        outcome = "done" if status is None else f"status {status}"
+    _logger.debug(
+        "%s %s: %s, %d bytes in %.1f ms, after %.1f ms for its turn",
+        *(method, urls.redact(url), outcome, nbytes),
+        1e3 * (time.monotonic() - sent_s),
+        1e3 * waited_s,
+    )
+
+
+@contextmanager
+def logged(method: str, url: str, nbytes: int = 0) -> Iterator[None]:
+    """Write a line about what the block requests, which waits for no turn."""
+    sent_s = time.monotonic()
+    try:
+        yield
+    except BaseException as error:
+        log_request(method, url, sent_s, error=error)
+        raise
+    log_request(method, url, sent_s, nbytes=nbytes)

@@ -3,6 +3,13 @@
 Which of the two is decided for each bucket by `ObjectStores.driver`: fsspec where the caller asks
 for it, where the form of a URL has no counterpart in obstore, and where only its driver is
 installed.
+
+That is in children of a process that has used obstore, made by a fork, as the workers of a
+DataLoader are by default on Linux. Signing needs no network, and costs a hundredth of a request.
+
+obstore has a class for a missing object, a refused access and a refused version. The status of all
+other answers stands only in its text, which is parsed here and nowhere else (specs/decisions/0096).
+An error whose text is not understood counts as an outage, which is retried.
 """
 
 from __future__ import annotations
@@ -10,22 +17,261 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Mapping
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
-from wids.storage.transport import fsspec, store_clients, store_errors, store_options, urls
-from wids.storage.transport.http import Http
+from wids.storage.transport import fsspec, store_settings, urls
+from wids.storage.transport.http import TIMEOUT_S, Http
 from wids.storage.transport.retry import check_waits
-from wids.storage.transport.signed_urls import SignedUrls
-from wids.storage.transport.store_clients import KINDS, Place, Store, interruptible
-from wids.storage.transport.stream import Entry, Stream
+from wids.storage.transport.store_credentials import Provider
+from wids.storage.transport.store_settings import KINDS, Place, Settings, Store, interruptible
+from wids.storage.transport.stream import AccessError, Entry, PastEndError, Stream, transient_error
 
-_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
+
+_LIFE_S: Final = 3600.0
+_KEY_OPTIONS: Final = ("access_key_id", "service_account_key", "account_key")
+_VARIABLES: Final = {
+    "s3": ("AWS_ACCESS_KEY_ID",),
+    "gcs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+    "azure": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
+}
+_PACKAGES: Final = {
+    "s3": "pip install botocore, or ",
+    "gcs": "pip install google-auth, or ",
+    "azure": "",
+}
+
+
+class SignedUrls:
+    """Reads the objects of one bucket.
+
+    Args:
+        place: The bucket, by any object in it.
+        store: Signs URLs.
+        settings: Those of the store.
+        provider: Provides credentials, or None.
+    """
+
+    def __init__(
+        self, place: Place, store: Store, settings: Settings, provider: Provider | None
+    ) -> None:
+        self._place = place
+        self._store = store
+        self._settings = settings
+        self._provider = provider
+        self._signed: dict[str, tuple[str, float]] = {}
+        self._http: dict[str, Http] = {}
+
+    def __call__(self, url: str, key: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open an object or a part of it; errors name ``url``, and not the signed one.
+
+        Raises:
+            FetchError: It cannot be read or signed.
+        """
+        signed, headers = self._address(url, key)
+        token = headers.get("Authorization", "")
+        http = self._http.get(token)
+        if http is None:  # another thread may replace it, if the token was renewed
+            http = Http(headers, TIMEOUT_S, self._settings.client.get("root_certificate"))
+            self._http = {token: http}
+        try:
+            # A URL that is signed for GET refuses HEAD.
+            stream = http(signed, start, 1 if stop == 0 else stop, tag)
+        except FetchError as error:
+            error.args = (str(error).replace(urls.redact(signed), urls.redact(url)),)
+            raise
+        if stop == 0:
+            stream.close()
+            return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
+        return stream
+
+    def _address(self, url: str, key: str) -> tuple[str, Mapping[str, str]]:
+        """Return the URL to request, and headers."""
+        config = self._settings.config
+        plain = _plain(self._place, config, key)
+        if config.get("skip_signature"):
+            return plain, {}
+        if "sas_key" in config:
+            return f"{plain}?{config['sas_key']}", {}
+        if self._place.kind == "gcs" and (self._provider or "bearer_token" in config):
+            token = config.get("bearer_token") or self._provider()["token"]  # type: ignore[misc]
+            return plain, {"Authorization": f"Bearer {token}"}
+        address, until_s = self._signed.get(key, ("", 0.0))
+        if time.monotonic() > until_s:
+            address = self._sign(url, key)
+            # Half of its life is left for downloads, and for clocks that differ.
+            self._signed[key] = (address, time.monotonic() + _LIFE_S / 2)
+        return address, {}
+
+    def _sign(self, url: str, key: str) -> str:
+        import obstore
+
+        # Without keys at hand obstore would request them. That never returns here, and the parent
+        # would miss answers too, since a fork shares what a process waits with (epoll).
+        has_keys = any(name in self._settings.config for name in _KEY_OPTIONS) or any(
+            os.environ.get(name) for name in _VARIABLES[self._place.kind]
+        )
+        if not has_keys:
+            raise FetchError(
+                f"{urls.redact(url)}: expected keys to sign with, found none in this process, "
+                "which was forked from one that reads object stores; "
+                + _PACKAGES[self._place.kind]
+                + 'start workers with multiprocessing_context="forkserver"'
+            )
+        call: Any = obstore.sign
+        return str(call(self._store, "GET", key, timedelta(seconds=_LIFE_S)))
+
+
+def _plain(place: Place, config: Mapping[str, Any], key: str) -> str:
+    """Return the URL of an object without a signature."""
+    endpoint = config.get("endpoint") or config.get("base_url")
+    path = f"{place.bucket}/{quote(key)}"
+    if place.kind == "s3" and config.get("virtual_hosted_style_request") and endpoint:
+        path = quote(key)
+    if endpoint is None:
+        endpoint = {
+            "s3": f"https://s3.{config.get('region', 'us-east-1')}.amazonaws.com",
+            "gcs": "https://storage.googleapis.com",
+            "azure": f"https://{config.get('account_name')}.blob.core.windows.net",
+        }[place.kind]
+    return f"{endpoint.rstrip('/')}/{path}"
+
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
+_ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in \S+ - ")
+_KIND: Final = re.compile(r"kind: ([A-Z]\w+)")
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\((\w+)|CaUsedAsEndEntity|UnknownIssuer")
+_WRONG_REGION: Final = frozenset(
+    ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+)
+_BARE_REDIRECT: Final = "redirect without LOCATION"
+_MACHINE: Final = ("169.254.169.254", "metadata.google.internal", "fd00:ec2::254")
+"""Addresses that only machines of a cloud have, where obstore looks for credentials last."""
+
+_KEYS: Final = {
+    "s3": "pass key and secret, profile, or anon=True for a public bucket, in storage_options or "
+    "$WIDS_STORAGE_OPTIONS, or set $AWS_ACCESS_KEY_ID or $AWS_PROFILE",
+    "gcs": "pass token, or anon=True for a public bucket, in storage_options or "
+    "$WIDS_STORAGE_OPTIONS, or set $GOOGLE_APPLICATION_CREDENTIALS",
+    "azure": "pass account_name with account_key or sas_token, or anon=True for a public "
+    "container, in storage_options or $WIDS_STORAGE_OPTIONS, or set $AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def is_wrong_region(error: Exception) -> bool:
+    """Return whether a request was signed for another region than that of the bucket."""
+    text = str(error)
+    return _BARE_REDIRECT in text or _found(_CODE, text) in _WRONG_REGION
+
+
+def is_whole_file(error: Exception) -> bool:
+    """Return whether a store sent a whole file in place of a part."""
+    return "NotPartial" in str(error)
+
+
+def stated_region(error: Exception) -> str | None:
+    """Return the region that a server asks to sign for, if it says so."""
+    return _found(_REGION, str(error)) or None
+
+
+def store_error(
+    kind: str, url: str, error: Exception, expected: str = "a readable object"
+) -> FetchError:
+    """Return the error of wids for one that obstore raised.
+
+    Args:
+        kind: Kind of store, a key of `store_options.TABLES`.
+        url: The object.
+        error: The error.
+        expected: What was expected.
+    """
+    if isinstance(error, FetchError):
+        return error
+    text, name = str(error), urls.redact(url)
+    status, code = int(_found(_STATUS, text) or 0), _found(_CODE, text)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        what = "not found"
+        if code in ("NoSuchBucket", "ContainerNotFound"):
+            what = (
+                f"expected the bucket {urls.origin(url)} to exist, found none ({code}); check its "
+                "name and the endpoint, or create it"
+            )
+        return NotFoundError(f"{name}: {what}")
+    if status == 416:
+        return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
+    refusal = _refusal(kind, url, error, status)
+    if refusal is not None:
+        return refusal
+    reason = f"{status} {code}".strip() if status else _reason(error, text, url)
+    message = f"{name}: expected {expected}, found: {reason}"
+    # A value that cannot be used, such as a key with `//`, will not become better.
+    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
+        return FetchError(message)
+    is_cut = not status and "request or response body error" in text
+    return transient_error(message, error, status, is_cut=is_cut)
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    """Return what a pattern finds in a text, or nothing."""
+    match = pattern.search(text)
+    return match[1] if match else ""
+
+
+def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
+    """Return the error for a request that credentials or settings would have to change."""
+    text, name, bucket = str(error), urls.redact(url), urls.origin(url)
+    if is_wrong_region(error):
+        region = stated_region(error)
+        return FetchError(
+            f"{name}: expected the region of {bucket}, found another"
+            + (f"; it is {region}" if region else "")
+            + '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
+        )
+    if any(address in text for address in _MACHINE):
+        return FetchError(
+            f"{name}: expected credentials for {bucket}, found none, also not from the machine; "
+            + _KEYS[kind]
+        )
+    if status in (401, 403):
+        found = f"{status} {_found(_CODE, text)}".rstrip()
+        advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
+        return AccessError(
+            f"{name}: expected access to {bucket}, found: {found}; {_KEYS[kind]}{advice}"
+        )
+    certificate = _CERTIFICATE.search(text)
+    if certificate is None:
+        return None
+    return FetchError(
+        f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
+        "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
+    )
+
+
+_PERMANENT: Final = frozenset(
+    ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
+)
+
+
+def _reason(error: Exception, text: str, url: str) -> str:
+    """Return what a message without a status says: its first line, and the innermost kind."""
+    line = _ATTEMPT.sub(r"\1: ", text.partition("\n")[0])
+    kinds = [kind for kind in _KIND.findall(text) if kind not in ("Request", "Body")]
+    inner = f" ({kinds[-1]})" if kinds else ""
+    dns = " (the name of the server is unknown)" if "dns error" in text else ""
+    return f"{type(error).__name__}: {urls.without_secrets(line, url):.200}{dns or inner}"
+
+
+_T = TypeVar("_T")
 _CHUNK_NBYTES: Final = 256 << 10
 """Size of the pieces of a stream: smaller ones cost more calls, larger ones a copy more."""
 
@@ -72,7 +318,7 @@ class ObjectStores:
         self.options = dict(options)
         self._buckets: dict[tuple[int, int, Place], Bucket] = {}
         self._regions: dict[Place, str] = {}
-        self._settings: dict[str, store_options.Settings | None] = {}
+        self._settings: dict[str, store_settings.Settings | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
@@ -89,9 +335,9 @@ class ObjectStores:
         driver = self.driver(url)
         if driver is not None:
             return driver(url, start, stop, tag)
-        if not store_clients.is_forked():
+        if not store_settings.is_forked():
             return self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
-        place = store_clients.place_of(url)
+        place = store_settings.place_of(url)
         return self._bucket(place).signed(url, place.key, start, stop, tag)
 
     def streams_parts(self, url: str) -> bool:
@@ -142,12 +388,12 @@ class ObjectStores:
                 self._settings[kind] = self._settings_for(kind)
             except FetchError as error:
                 raise FetchError(f"{urls.redact(url)}: {error}") from None
-        is_helpless = not is_read and store_clients.is_forked()
+        is_helpless = not is_read and store_settings.is_forked()
         if self._settings[kind] is None or (is_helpless and _has_driver(kind)):
             return fsspec.transport_for(self.options, None)
         return None
 
-    def _settings_for(self, kind: str) -> store_options.Settings | None:
+    def _settings_for(self, kind: str) -> store_settings.Settings | None:
         """Return the settings for obstore; None if fsspec is used."""
         asked = self.options.get("driver")
         if asked == "fsspec":
@@ -165,7 +411,7 @@ class ObjectStores:
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "
                 "pass a handler for it"
             )
-        return store_options.settings_for(kind, self.options)
+        return store_settings.settings_for(kind, self.options)
 
     def asked(
         self,
@@ -187,8 +433,8 @@ class ObjectStores:
             RefusedVersionError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
-        place = store_clients.place_of(url)
-        if store_clients.is_forked():
+        place = store_settings.place_of(url)
+        if store_settings.is_forked():
             raise FetchError(
                 f"{urls.redact(url)}: expected a process that can list and write objects, found "
                 "one that was forked from another that reads them; start it by forkserver or spawn"
@@ -206,7 +452,7 @@ class ObjectStores:
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
                 region = None if is_last else self._other_region(place, error)
                 if region is None:
-                    raise store_errors.store_error(place.kind, url, error, expected) from None
+                    raise store_error(place.kind, url, error, expected) from None
                 self._regions[_root(place)] = region
                 self._buckets.clear()
         raise AssertionError  # the second round returns or raises
@@ -214,14 +460,14 @@ class ObjectStores:
     def _bucket(self, place: Place, client: Mapping[str, str] | None = None) -> Bucket:
         """Return the open bucket of a place, for this process."""
         # In a forked process it has credentials of this moment, which may expire.
-        term = int(time.monotonic() // _TERM_S) if store_clients.is_forked() else 0
+        term = int(time.monotonic() // _TERM_S) if store_settings.is_forked() else 0
         key = (os.getpid(), term, _root(place))
         if not client and key in self._buckets:
             return self._buckets[key]
         # `driver` was asked before, and returned None: there are settings for obstore.
-        settings = self._settings[place.kind] or store_options.Settings()
+        settings = self._settings[place.kind] or store_settings.Settings()
         region = self._regions.get(_root(place))
-        made = store_clients.new_store(place, settings, region, **(client or {}))
+        made = store_settings.new_store(place, settings, region, **(client or {}))
         bucket = Bucket(made[0], SignedUrls(place, *made))
         if not client:
             self._buckets[key] = bucket
@@ -229,11 +475,11 @@ class ObjectStores:
 
     def _other_region(self, place: Place, error: Exception) -> str | None:
         """Return the region of a bucket whose requests were signed for another; else None."""
-        if place.kind != "s3" or not store_errors.is_wrong_region(error):
+        if place.kind != "s3" or not is_wrong_region(error):
             return None
         settings = self._settings["s3"]
         endpoint = None if settings is None else settings.config.get("endpoint")
-        return store_errors.stated_region(error) or _asked_region(place, endpoint)
+        return stated_region(error) or _asked_region(place, endpoint)
 
 
 def _root(place: Place) -> Place:
@@ -271,7 +517,7 @@ def _opened(
         # As a server does for If-Range: the whole file, whose tag says that it is another.
         return _opened(url, store, key, 0, None, None)
     except obstore.exceptions.GenericError as error:
-        if not (options and store_errors.is_whole_file(error)):
+        if not (options and is_whole_file(error)):
             raise
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
@@ -291,7 +537,7 @@ def _pieces(kind: str, url: str, result: Any) -> Generator[bytes, None, None]:
         while piece := interruptible(lambda: next(stream, b"")):
             yield piece
     except (obstore.exceptions.BaseError, OSError) as error:
-        raise store_errors.store_error(kind, url, error) from None
+        raise store_error(kind, url, error) from None
 
 
 def _has_driver(kind: str) -> bool:

@@ -14,7 +14,7 @@ import time
 import zlib
 from typing import Any, Final
 
-from wids.storage.shared_number import SharedArray, passes_to_process, writing
+from wids.storage.stages import SharedArray, passes_to_process, writing
 
 _NUM_SLOTS: Final = 61
 """Servers are few; two that have the same slot yield to each other for a moment."""

@@ -1,8 +1,11 @@
-"""URLs as strings: split, resolve, compare and redact them.
+"""URLs as strings: split, resolve, compare, redact and rewrite them. No file is opened or fetched.
 
-No file is opened, stat'ed or fetched. A *URL* is any name of a file in a spec: a local path,
-``file:…``, ``scheme://…`` or ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes
-``file:`` and ``pipe:`` is a path, so ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
+A *URL* is any name of a file in a spec: a local path, ``file:…``, ``scheme://…`` or
+``pipe:COMMAND``. Text without ``://`` and without one of the prefixes ``file:`` and ``pipe:`` is a
+path, so ``a:b.tar``, ``50%.tar`` and ``C#/0.tar`` are paths too.
+
+``WDS_REWRITE`` holds rules ``regex=replacement;…``; ``AIS_ENDPOINT`` is the address of an AIStore
+cluster, for ``ais:`` URLs and for the schemes listed in ``USE_AIS_FOR``.
 """
 
 from __future__ import annotations
@@ -351,3 +354,74 @@ def _secrets(url: str, named: str | None) -> set[str]:
     forms = (unquote, quote, partial(quote, safe=""), lambda part: part.replace("&", "&amp;"))
     found = long.union(form(part) for form in forms for part in long)
     return {part for part in found if len(part) >= MIN_SECRET}
+
+
+# A shell takes each of these characters literally.
+_HARMLESS: Final = re.compile(r"[\w./:@%+=,~-]+", re.ASCII)
+
+_AIS_PROVIDERS: Final = {"gcs": "gs", "aws": "s3", "azure": "az"}
+"""AIStore's names for schemes, where they differ, in http://host:port/provider/bucket/object."""
+
+
+def rewritten(url: str) -> str:
+    """Return the URL to open in place of ``url``, as ``WDS_REWRITE`` and ``AIS_ENDPOINT`` say.
+
+    Raises:
+        SpecError: A rule is malformed, or would turn parts of the URL into shell commands or lead
+            out of a folder.
+    """
+    rules = os.environ.get("WDS_REWRITE")
+    if rules:
+        url = _by_rules(url, rules)
+    endpoint = os.environ.get("AIS_ENDPOINT")
+    return _by_aistore(url, endpoint) if endpoint else url
+
+
+def _by_aistore(url: str, endpoint: str) -> str:
+    name = scheme(url)
+    if name != "ais" and name not in os.environ.get("USE_AIS_FOR", "").split(":"):
+        return url
+    provider = _AIS_PROVIDERS.get(name, name)
+    return f"{endpoint.rstrip('/')}/{provider}/{quoted(url.partition('://')[2])}"
+
+
+def _by_rules(url: str, rules: str) -> str:
+    """Apply rules ``regex=replacement;…`` to a URL, one after the other."""
+    result = url
+    for rule in rules.split(";"):
+        pattern, equals, replacement = rule.partition("=")
+        if not rule.strip():
+            continue
+        if not equals:
+            raise _rule_error(rule)
+        try:
+            result = re.sub(pattern, replacement, result)
+        except (re.error, IndexError) as error:
+            raise _rule_error(rule, f": {error}") from error
+    _check_rewriting(url, result)
+    return result
+
+
+def _rule_error(rule: str, reason: str = "") -> SpecError:
+    shown = without_secrets(rule)
+    return SpecError(f"WDS_REWRITE: expected regex=replacement, found {shown!r}{reason}")
+
+
+def _check_rewriting(url: str, result: str) -> None:
+    """Refuse to let a URL, which a stranger may have written, run commands or leave a folder."""
+    if is_local(result) and not is_local(url) and ".." in _components(url):
+        raise SpecError(
+            f"{redact(url)}: expected a URL without .., because WDS_REWRITE turns it into a "
+            "path, which could lead anywhere"
+        )
+    is_new_command = scheme(result) == "pipe" and scheme(url) != "pipe"
+    if is_new_command and not _HARMLESS.fullmatch(url):
+        raise SpecError(
+            f"{redact(url)}: expected a URL of plain characters, because WDS_REWRITE turns it "
+            "into a command; found characters that a shell may interpret"
+        )
+
+
+def _components(url: str) -> list[str]:
+    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
+    return re.split(r"[/\\]", unquoted(url))

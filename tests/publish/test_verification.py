@@ -1,0 +1,34 @@
+"""Copies in a cache folder, compared with what is known of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import sample_members, write_tar
+from loopback import Server
+
+import wids
+from wids.publish.verification import check_copies
+
+
+@pytest.mark.parametrize("share", [None, 1.0])
+def test_a_damaged_copy_is_found(server: Server, tmp_path: Path, share: float | None) -> None:
+    """Each copy is compared, with its digest or sample by sample; other shards are not fetched."""
+    body = write_tar(tmp_path / "a.tar", sample_members(0, 5)).read_bytes()
+    urls = [server.page(f"/{number}.tar", body) for number in range(2)]
+    spec = wids.build_spec(urls)
+    folder = tmp_path / "cache"
+    with wids.ShardListDataset(spec, cache_dir=folder, access="download") as dataset:
+        dataset[0]
+        (copy,) = folder.rglob("*.tar")
+    num_requests = len(server.log)
+    num_samples = 0 if share is None else 5
+    checked = check_copies(spec, str(folder), share)
+    assert (checked.num_copies, checked.num_samples, checked.problems) == (1, num_samples, [])
+    damaged = bytearray(copy.read_bytes())
+    damaged[512] ^= 1
+    copy.write_bytes(damaged)
+    (problem,) = check_copies(spec, str(folder), share).problems
+    assert str(copy) in str(problem) or urls[0] in str(problem)
+    assert len(server.log) == num_requests

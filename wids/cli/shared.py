@@ -1,0 +1,378 @@
+"""What commands share: arguments, printed forms, consent and named objects.
+
+Every command imports this module, so it imports little itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeVar
+
+from wids.errors import printable
+from wids.storage.sizes import count_text
+from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.dataset.peeking import Peek
+    from wids.dataset.shard_list import ShardListDataset
+    from wids.publish.journal import Part
+    from wids.publish.problems import Problem
+    from wids.shards.costs import DownloadCost
+    from wids.shards.specs.loader import Shards
+    from wids.shards.specs.model import DatasetSpec, ShardSpec
+    from wids.storage.transport.schemes import Assignment
+
+
+Parsed = TypeVar("Parsed")
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the dataset."""
+    parser.add_argument(
+        "spec", help="a JSON spec or its URL, a .tar, a pattern of tars, or a folder"
+    )
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def refuse(options: argparse.Namespace, names: Iterable[str], text: str) -> None:
+    """Raise `ValueError` with a text if one of some options was passed."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value is not False and value != "":  # 0 is a value
+            raise ValueError(f"--{name.replace('_', '-')}: {text}")
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options for reading a dataset: see `loaded_spec` and `opened`."""
+    parser.add_argument("--allow-pipe", action="store_true", help="run commands that a spec names")
+    add_storage(parser)
+
+
+def add_storage(parser: argparse.ArgumentParser) -> None:
+    """Add the options for servers: headers and what drivers take; see `storage_options`."""
+    group = parser.add_argument_group(
+        "servers", "Other users can see a command line: WIDS_STORAGE_OPTIONS keeps secrets out."
+    )
+    group.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'",
+        action="append",
+        default=[],
+        type=_header,
+        help="send this HTTP header; can be repeated",
+    )
+    group.add_argument(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        type=_assignment,
+        help="pass this to the driver of a scheme; can be repeated; a dot leads into a dict: "
+        "client_kwargs.region_name=eu-west-1 (default: the JSON in $WIDS_STORAGE_OPTIONS)",
+    )
+
+
+def storage_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options for servers, from the environment and the arguments of `add_storage`."""
+    from wids.storage.transport.schemes import from_environment, merged
+
+    return merged(from_environment(), [*options.storage_option, *options.header])
+
+
+def _header(text: str) -> Assignment:
+    from wids.storage.transport.schemes import header
+
+    return _without_quoting(header, text)
+
+
+def _assignment(text: str) -> Assignment:
+    from wids.storage.transport.schemes import assignment
+
+    return _without_quoting(assignment, text)
+
+
+def _without_quoting(parse: Callable[[str], Parsed], text: str) -> Parsed:
+    """Parse an argument; after a plain ValueError, argparse would quote it with its secrets."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the number of processes."""
+    parser.add_argument(
+        "-j", "--jobs", type=positive, default=None, help="processes (default: one per core)"
+    )
+
+
+def add_parts(parser: argparse.ArgumentParser) -> None:
+    """Add the options for one part of the work, and for merging all parts."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--part",
+        metavar="K/N",
+        type=_part,
+        help="do part K of N, such as 3/16, which other machines may do at the same time",
+    )
+    group.add_argument(
+        "--merge",
+        action="store_true",
+        help="publish what all parts have made; give the same arguments as for each part",
+    )
+
+
+def _part(text: str) -> Part:
+    from wids.publish.journal import Part
+
+    return _without_quoting(Part.parse, text)
+
+
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names columns."""
+    parser.add_argument(
+        "-c",
+        "--columns",
+        action="append",
+        required=True,
+        help="NAME=PATH, separated by commas, such as height=.json/height; can be repeated",
+    )
+
+
+def named_columns(texts: list[str]) -> dict[str, str]:
+    """Return the paths of columns by their names; a path without a name is its own.
+
+    Raises:
+        ValueError: A name is repeated.
+    """
+    columns: dict[str, str] = {}
+    for item in filter(None, ",".join(texts).split(",")):
+        name, mark, path = item.partition("=")
+        if name in columns:
+            raise ValueError(f"--columns: expected names that differ, found {name!r} twice")
+        columns[name] = path if mark else name
+    return columns
+
+
+def positive(text: str) -> int:
+    """Return the number in an argument; it must be at least 1."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """Return the number in an argument; it must be at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    number = int(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, found {number}")
+    return number
+
+
+def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
+    """Load the spec at a path or URL."""
+    from wids.shards.specs.loader import load_spec
+
+    return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
+
+
+def opened(shards: Shards, options: argparse.Namespace, **more: Any) -> ShardListDataset:
+    """Open the dataset that a command reads; its samples are left as they are stored by default."""
+    from wids.dataset.shard_list import ShardListDataset
+
+    arguments = {"transformations": None, "storage_options": storage_options(options), **more}
+    return ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
+
+
+def spec_and_peek(
+    options: argparse.Namespace, *, wanted: bool = False
+) -> tuple[DatasetSpec, Peek | None]:
+    """Load the spec that a command names; return it, and a look at its shards.
+
+    Without an index of each shard, a dataset could only be opened by downloading whole shards.
+
+    Args:
+        options: The arguments of the command.
+        wanted: Whether to look at the shards in any case; otherwise None is returned if a dataset
+            can be opened without downloading a shard.
+    """
+    from wids.dataset.peeking import create_command, peek
+
+    spec = loaded_spec(options.spec, options)
+    # Packs are trusted, so that the command opens them only once.
+    num_packed = sum(pack.stop - pack.start for pack in spec.all_packs())
+    if num_packed == len(spec.shards) and not wanted:
+        return spec, None
+    shards = peek(
+        spec,
+        transformations=None,
+        allow_pipe=options.allow_pipe,
+        storage_options=storage_options(options),
+    )
+    shards.create_command = create_command(options.spec, spec)
+    return spec, shards if wanted or not shards.has_all_indexes else None
+
+
+Style = Literal["bold", "red", "yellow"]
+_CODES: Final[dict[Style, int]] = {"bold": 1, "red": 31, "yellow": 33}
+
+
+def styled(text: str, style: Style, stream: TextIO) -> str:
+    """Return text with a colour, for a terminal that has colours and a user who wants them."""
+    wanted = stream.isatty() and not os.environ.get("NO_COLOR")
+    if not wanted or os.environ.get("TERM", "dumb") == "dumb":
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def with_bold_header(table: str) -> str:
+    """Return a table for standard output whose first line is bold in a terminal."""
+    header, *rows = table.split("\n")
+    return "\n".join([styled(header, "bold", sys.stdout), *rows])
+
+
+def print_error(text: str) -> None:
+    """Print an error in one line, on standard error."""
+    print(f"{styled('wids:', 'red', sys.stderr)} {printable(text)}", file=sys.stderr)
+
+
+def output_width() -> int:
+    """Return the width of the terminal in columns; output to another program is not cut."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def print_note(text: object) -> None:
+    """Print a line that is no result, on standard error."""
+    print(f"{styled('wids:', 'yellow', sys.stderr)} {printable(str(text))}", file=sys.stderr)
+
+
+def print_problem(problem: Problem) -> None:
+    """Print what is wrong with a dataset, or a remark on it, beside the results."""
+    print_note(f"note: {problem}" if problem.severity == "remark" else problem)
+
+
+def print_counts(output: str, shards: Sequence[ShardSpec], part: Part | None = None) -> None:
+    """Print how many shards and samples were written or described."""
+    samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
+    label = "" if part is None else f"part {part}: "
+    print(f"{urls.redact(output)}: {label}{count_text(len(shards), 'shard')}, {samples}")
+
+
+_WRONG_USAGE: Final = 2
+
+
+def add_yes(parser: argparse.ArgumentParser, text: str = "download more than 1 GB") -> None:
+    """Add the option to consent in advance."""
+    parser.add_argument("--yes", action="store_true", help=f"{text} without asking")
+
+
+def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -> None:
+    """State what will be downloaded, and ask if it is more than a gigabyte.
+
+    Args:
+        cost: What will be downloaded.
+        options: Arguments, with that of `add_yes`.
+        purpose: What it is for, and what may reduce it; a part of a sentence.
+
+    Raises:
+        SystemExit: There is no consent: status 1 after the answer no, and status 2 where nobody can
+            be asked.
+    """
+    if not cost.nbytes_of:
+        return
+    text = f"wids: {purpose}: {cost}"
+    if not cost.is_large:
+        print(text, file=sys.stderr)
+        return
+    ask(text, options, "wids: these bytes were not downloaded")
+
+
+def ask(text: str, options: argparse.Namespace, refused: str) -> None:
+    """State what a command will do, and ask unless ``--yes`` was passed.
+
+    Args:
+        text: What it will do.
+        options: Arguments, with that of `add_yes`.
+        refused: What to print after the answer no.
+
+    Raises:
+        SystemExit: As for `ask_consent`.
+    """
+    if options.yes:
+        print(text, file=sys.stderr)
+        return
+    check_terminal(text, options)
+    print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print(refused, file=sys.stderr)
+        raise SystemExit(1)
+
+
+def check_terminal(text: str, options: argparse.Namespace) -> None:
+    """End with status 2 where nobody can be asked and ``--yes`` was not passed."""
+    if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
+        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
+        raise SystemExit(_WRONG_USAGE)
+
+
+def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:
+    """Ask before fetching shards that cannot be read in any other way.
+
+    They are remote, and have neither a local copy nor an index by which parts could be read.
+    """
+    from wids.shards.costs import DownloadCost
+
+    reader, shards = dataset.reader, dataset.spec.shards
+    missing = [
+        shards[number]
+        for number in range(len(shards))
+        if not reader.is_local(number) and reader.index(number) is None
+    ]
+    ask_consent(DownloadCost({shard.url: shard.nbytes for shard in missing}), options, purpose)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is ``module:name``, and no URL and no file that exists."""
+    is_command = text.startswith(("pipe:", "file:"))
+    is_name = re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", text) is not None
+    return is_name and not is_command and not os.path.exists(text)
+
+
+def named_object(text: str, option: str, kind: str) -> Any:
+    """Return the object that ``module:name`` stands for, also of a module in this folder.
+
+    Args:
+        text: The name.
+        option: The argument, for messages.
+        kind: What the object is, for messages.
+
+    Raises:
+        ValueError: There is no such object.
+    """
+    from importlib import import_module
+
+    module, mark, name = text.partition(":")
+    # As for `python -m`: a script that is installed has its own folder there instead.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f": {error}" if mark else ""
+        raise ValueError(
+            f"{option}: expected MODULE:{kind.upper()}, found {text!r}{reason}"
+        ) from None
+    return found

@@ -1,0 +1,452 @@
+"""Compute what is shown of fields: smaller pictures, damage, and which fields samples have.
+
+No browser decodes the bytes of a dataset: every picture is decoded here, within limits of memory,
+and encoded again.
+
+Damage is found by comparing bytes in memory with the checksums of the index.
+
+Statistics come from indexes alone; the caller decides which shards to open.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import count
+from queue import PriorityQueue
+from typing import IO, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from wids.errors import printable
+from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind
+from wids.shards.fields.images import opened_image
+from wids.shards.fields.safety import time_limit, within_s
+from wids.shards.tars.index import ShardIndex
+from wids.storage.files import fastest_crc32
+from wids.storage.sizes import count_text
+
+THUMBNAIL_PIXELS: Final = 256
+MAX_PIXELS: Final = 40_000_000
+"""Larger pictures are not decoded: a few bytes can claim to be billions of pixels (SEC-13). A pixel
+takes 4 bytes in most formats, and 16 while a WebP is decoded."""
+_TINY_PIXELS: Final = 128
+"""Pictures that are not wider or higher are encoded without loss, and shown pixel by pixel."""
+
+_POSTER_AT_S: Final = 1.0
+_POSTER_S: Final = 5.0
+"""Longest time that the poster of a film may take."""
+
+_MAX_LARGE: Final = 256
+"""Most requests for large pictures that wait; they hold nothing but their connection."""
+_PATIENCE_S: Final = 5.0
+_LARGE_NBYTES: Final = 40_000_000
+"""Pictures that take more are decoded by one thread. Little is lost: most of Pillow's decoders keep
+Python's lock anyway."""
+
+_T = TypeVar("_T")
+_Task = tuple[float, int, "Future[Any]", threading.Event, Callable[[], Any], float]
+
+
+class BusyError(Exception):
+    """The error for a picture that is requested while too many others are waited for."""
+
+
+class _Decoders:
+    """Threads that decode what is shown, since a page requests many pictures at once (SEC-53).
+
+    Always the same: the C library keeps what is freed for the thread that had it, so that as
+    many threads as there are requests would keep that many pictures (decision 0158). Those that are
+    small come first. A decoder that is given up keeps its thread until it ends.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without threads and tasks."""
+        self._tasks: PriorityQueue[_Task] = PriorityQueue()
+        self._numbers = count()
+        self._threads: list[threading.Thread] = []
+        self._given_up: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+
+    def run(
+        self, decode: Callable[[], _T], cost: float = math.inf, seconds: float = math.inf
+    ) -> _T:
+        """Return what a function returns, or raise what it raises.
+
+        Args:
+            decode: The function, which may call this one.
+            cost: Those with the lowest are called first; infinity for what is large, or has to be
+                read.
+            seconds: Longest time that it may take.
+
+        Raises:
+            BusyError: Too many large pictures are waited for.
+            ValueError: It takes longer, or decoders that take longer occupy both threads.
+        """
+        if threading.current_thread() in self._threads:
+            return decode()
+        future, started = Future[_T](), threading.Event()
+        with self._lock:
+            if cost == math.inf and self._tasks.qsize() >= _MAX_LARGE:
+                raise BusyError("too many pictures are being made; try again later")
+            self._tasks.put((cost, next(self._numbers), future, started, decode, seconds))
+            if len(self._threads) < self._num_threads:
+                thread = threading.Thread(target=self._work, name="wids-pictures", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        while not started.wait(_PATIENCE_S):
+            if len(self._given_up) == self._num_threads and future.cancel():
+                raise ValueError("two films take too long to decode; try again later")
+        is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
+        with self._lock:
+            if not is_done and not future.done():
+                self._given_up.add(future)
+                raise ValueError(f"decoding took longer than {seconds:g} s, and was given up")
+        return future.result()
+
+    def _work(self) -> None:
+        while True:
+            _, _, future, started, decode, seconds = self._tasks.get()
+            if future.set_running_or_notify_cancel():
+                started.set()
+                try:
+                    with time_limit(seconds):
+                        future.set_result(decode())
+                except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                    # Without the frames of the decoder, which have the picture.
+                    error.__context__ = error.__cause__ = None
+                    future.set_exception(error.with_traceback(None))
+                with self._lock:
+                    self._given_up.discard(future)
+            del future, decode  # or the result would stay until the next task
+
+
+_decoders: Final = _Decoders(2)
+_one_decoder: Final = _Decoders(1)
+decoded: Final = _decoders.run
+
+if hasattr(os, "register_at_fork"):  # the child has none of the threads
+    os.register_at_fork(after_in_child=_decoders.begin)
+    os.register_at_fork(after_in_child=_one_decoder.begin)
+
+
+class Thumbnail(NamedTuple):
+    """A picture that was decoded, made smaller and encoded again.
+
+    Attributes:
+        data: Its bytes.
+        media_type: Their media type.
+        description: A text about the original.
+        width, height: Those of the original, in pixels.
+    """
+
+    data: bytes
+    media_type: str
+    description: str
+    width: int
+    height: int
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether the original has so few pixels that each of them should be seen."""
+        return max(self.width, self.height) <= _TINY_PIXELS
+
+
+def thumbnail(data: bytes | Any, size: int = THUMBNAIL_PIXELS) -> Thumbnail:
+    """Return a thumbnail of a picture.
+
+    Args:
+        data: Bytes of a picture, or a PIL image, which stays as it is.
+        size: Maximum width and height in pixels.
+
+    Raises:
+        ValueError: The picture cannot be decoded, or has too many pixels.
+    """
+    try:
+        image = opened_image(data) if isinstance(data, bytes) else data
+        width, height = image.width, image.height
+        form = getattr(image, "format", None) or "image"
+        description = f"{form} {width} x {height} {image.mode}"
+        small = decoded(partial(_decoded_small, data, size), width * height)
+    except Exception as error:
+        raise ValueError(_reason(error)) from error
+    if small is None:
+        raise ValueError(f"{description}: too many pixels to show")
+    return Thumbnail(*small, description, width, height)
+
+
+def _decoded_small(data: bytes | Any, size: int) -> tuple[bytes, str] | None:
+    """Return a picture made smaller, and its type; None if it has too many pixels.
+
+    It is opened here, or the thread that waits would have it in memory at full size.
+    """
+    if not isinstance(data, bytes):  # the caller's, decoded already: `draft` would change it
+        return _small(data, size)
+    image = opened_image(data)
+    num_pixels = _num_decoded_pixels(image, size)
+    if num_pixels > MAX_PIXELS:
+        return None
+    if num_pixels * (16 if image.format == "WEBP" else 4) <= _LARGE_NBYTES:
+        return _small(image, size)
+    return _one_decoder.run(partial(_opened_small, data, size))
+
+
+def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
+    image = opened_image(data)
+    _num_decoded_pixels(image, size)
+    return _small(image, size)
+
+
+def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
+    """Return a picture that stands for a film: one from its first seconds.
+
+    Args:
+        film: The film, as a file that can seek.
+        size: Maximum width and height in pixels.
+
+    Raises:
+        BusyError: Too many others are waited for.
+        ValueError: The film cannot be decoded, within a few seconds, or has too many pixels.
+    """
+    from PIL import Image
+
+    from wids.shards.fields.video import VideoReader
+
+    def picture() -> Thumbnail:
+        # As many pixels as a picture may have; FFmpeg has the same limit for what is inside.
+        with VideoReader(film, 3 * MAX_PIXELS) as reader:
+            # Films often begin in the dark.
+            (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
+            small = _small(Image.fromarray(pixels), size)
+            return Thumbnail(*small, repr(reader), reader.width, reader.height)
+
+    try:
+        return decoded(picture, seconds=_POSTER_S)
+    except BusyError:
+        raise
+    except Exception as error:
+        raise ValueError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "its bytes are those of no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+    # Pillow names the stream that it read from, which means nothing to a reader.
+    text = re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "of it", str(error))
+    return f"{type(error).__name__}: {text}"
+
+
+def _num_decoded_pixels(image: Any, size: int) -> int:
+    """Have a JPEG decoded at a reduced size, and return how many pixels decoding will hold."""
+    num_pixels: int = image.width * image.height
+    image.draft("RGB", (size, size))
+    # All of a progressive JPEG is in memory before its first pixel is decoded.
+    return num_pixels if image.info.get("progressive") else image.width * image.height
+
+
+def _small(image: Any, size: int) -> tuple[bytes, str]:
+    is_tiny = max(image.size) <= _TINY_PIXELS
+    scale = min(size / image.width, size / image.height, 1)
+    shape = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+    # Not `thumbnail`, which changes the image: a copy of a caller's would take its memory again.
+    small = image.resize(shape, reducing_gap=2.0)
+    is_opaque = not small.has_transparency_data
+    small = small.convert("RGB" if is_opaque else "RGBA")
+    stream = io.BytesIO()
+    kind = "JPEG" if is_opaque and not is_tiny else "PNG"
+    small.save(stream, kind, quality=85)
+    return stream.getvalue(), f"image/{kind.lower()}"
+
+
+def damaged_fields(index: ShardIndex, local_index: int, sample: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a sample whose bytes do not have the checksum in the index.
+
+    Args:
+        index: The index of the shard; without checksums of members, no damage is found.
+        local_index: The position of the sample in the shard.
+        sample: Its fields, undecoded; those that it lacks are not compared.
+    """
+    if not len(index.payload_crcs):
+        return []
+    crc32 = fastest_crc32()
+    return [
+        field
+        for field, member in index.members(local_index).items()
+        if field in sample and index.payload_crcs[member] != crc32(sample[field])
+    ]
+
+
+def damage_text(fields: list[str]) -> str:
+    """Return a sentence that names the damaged fields of a sample; ``""`` if there are none."""
+    if not fields:
+        return ""
+    return printable(
+        f"the bytes of {' and '.join(fields)} are not those that the index describes: they were "
+        "damaged after they were indexed, or the shard was written again and its index was not; "
+        "`wids verify` compares all samples"
+    )
+
+
+CAPTION_EXTENSIONS: Final = ("txt", "text", "transcript")
+_TEXT_EXTENSIONS: Final = (*CAPTION_EXTENSIONS, "cls", "json", "id", "index")
+_MAX_PICTURE_NBYTES: Final = 4_000_000
+MAX_TEXT_NBYTES: Final = 16_000
+"""Longer texts are neither shown on cards nor searched."""
+_MAX_TEXTS: Final = 3
+
+
+@dataclass(frozen=True)
+class FieldStats:
+    """How frequent and how large one field is in some shards.
+
+    Attributes:
+        field: The name of the field, with the leading dot.
+        share: The share of samples that have the field, from 0 to 1.
+        median_nbytes: The median length in bytes.
+        max_nbytes: The greatest length in bytes.
+    """
+
+    field: str
+    share: float
+    median_nbytes: int
+    max_nbytes: int
+
+
+def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
+    """Return the fields of some shards, most frequent first."""
+    sizes: dict[str, list[np.ndarray]] = {}
+    num_samples = 0
+    for index in indexes:
+        num_samples += np.count_nonzero(np.diff(index.member_starts))  # others were not read
+        field_ids, lengths = np.asarray(index.field_ids), np.asarray(index.sizes)
+        for field_id, field in enumerate(index.fields):
+            sizes.setdefault(field, []).append(lengths[field_ids == field_id])
+    stats = []
+    for field, parts in sizes.items():
+        lengths = np.concatenate(parts)
+        if len(lengths):
+            share = len(lengths) / num_samples
+            stats.append(FieldStats(field, share, int(np.median(lengths)), int(lengths.max())))
+    return sorted(stats, key=lambda field_stats: -field_stats.share)
+
+
+def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "") -> list[str]:
+    """Choose fields that show what a sample is: one picture and a few texts, all of them small.
+
+    Args:
+        sizes: The lengths of the fields of the sample.
+        order: All fields of the dataset, those to prefer first.
+        picture: The picture to prefer to all others, if the sample has it.
+    """
+    small = [field for field, nbytes in sizes.items() if is_small(field, nbytes)]
+    small = preferred(small, order, picture)
+    pictures = [field for field in small if extension(field) in IMAGE_EXTENSIONS]
+    texts = [field for field in small if field not in pictures]
+    return [*pictures[:1], *texts[:_MAX_TEXTS]]
+
+
+def preferred(fields: Iterable[str], order: Sequence[str], picture: str) -> list[str]:
+    """Return fields in an order: first a picture, and last those that are not in the order."""
+    ranks = {field: rank for rank, field in enumerate(order)}
+    return sorted(fields, key=lambda field: (field != picture, ranks.get(field, len(ranks))))
+
+
+def is_small(field: str, nbytes: int) -> bool:
+    """Return whether a field of this length is small enough to be read for a preview."""
+    kind = extension(field)
+    if kind in IMAGE_EXTENSIONS:
+        return nbytes <= _MAX_PICTURE_NBYTES
+    return kind in _TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
+
+
+def is_text(field: str) -> bool:
+    """Return whether a field has text for people: a caption, a class, JSON."""
+    return extension(field) in _TEXT_EXTENSIONS
+
+
+def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
+    """Return the fields of one sample with their lengths in bytes."""
+    members = index.members(local_index)
+    return {field: int(index.sizes[member]) for field, member in members.items()}
+
+
+Name = TypeVar("Name", bound=Hashable)
+Thing = TypeVar("Thing")
+
+
+def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
+    """Return `make` with its last `count` results cached, for any number of threads."""
+    kept, lock = lru_cache(count)(make), threading.Lock()
+
+    def get(name: Name) -> Thing:
+        with lock:  # or two threads would make the same thing twice
+            return kept(name)
+
+    return get
+
+
+_MAX_S: Final = 3.0
+"""Longest time that reading the header of a field may take."""
+
+
+def media_facts(field: str, file: IO[bytes]) -> str:
+    """Return length and rate of a sound, or length, size and rate of a film; ``""`` for others.
+
+    Args:
+        field: The name of the field.
+        file: Its bytes, as a file that can seek.
+
+    Raises:
+        ModuleNotFoundError: The package that reads such fields is not installed.
+        Exception: It is neither; any type.
+    """
+    kind = media_kind(field)
+    if kind == "audio":
+        rate, num_channels, length_s = _sound_facts(file)
+        return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
+    if kind == "video":
+        from wids.shards.fields.video import VideoReader
+
+        with VideoReader(file) as film:
+            size = f"{film.width} x {film.height}"
+            return f"{film.duration_s:.1f} s, {size}, {film.rate:g} frames per second"
+    return ""
+
+
+def _sound_facts(file: IO[bytes]) -> tuple[int, int, float]:
+    """Return rate, number of channels, and length in seconds."""
+    is_mp4 = file.read(8)[4:] == b"ftyp"
+    file.seek(0)
+    if not is_mp4:
+        import soundfile
+
+        info = soundfile.info(file)
+        return int(info.samplerate), int(info.channels), float(info.duration)
+    from wids.shards.fields.audio import opened_media
+
+    with opened_media(file) as container:
+        stream = container.streams.audio[0]
+        return int(stream.rate), int(stream.channels), float((container.duration or 0) / 1e6)
+
+
+def facts_of_bytes(field: str, data: bytes) -> str:
+    """Return the same for bytes, and ``""`` for those that cannot be read or have no reader."""
+    if not media_kind(field):
+        return ""
+    try:
+        return within_s(_MAX_S, partial(media_facts, field, io.BytesIO(data)))
+    except Exception:  # noqa: BLE001 - of a package that is absent, or of a damaged file
+        return ""

@@ -1,0 +1,445 @@
+"""Resume from a state: check it, and divide the rest of its epoch among any number of ranks.
+
+An epoch is read in *parts*: a new one begins when a job resumes on another number of ranks. What a
+part has left, in order, is cut into the runs of the next part. So what is left after any parts is a
+few ranges of positions in the order with which the epoch began, whatever its length. ORDER-50 to
+ORDER-52 in specs/sampler-order.md specify it.
+
+The rest of an epoch is a sequence like that of an epoch whose runs are dealt again: it is cut into
+runs, which end like any others. No index is listed: a rank reads ranges of the order with which the
+epoch began (ORDER-50, ORDER-51).
+
+ORDER-9 to ORDER-11 specify states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from wids.errors import StateError
+from wids.order.arguments import at_least
+from wids.order.epoch_order import Settings, Slice, bounds_of, shuffled_chunks
+from wids.storage.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a job has read of an epoch on one number of ranks.
+
+    Attributes:
+        num_replicas: Number of ranks.
+        num_runs: Number of runs that the part was cut into, a multiple of the ranks.
+        steps: Number of items that each rank has read.
+    """
+
+    num_replicas: int
+    num_runs: int
+    steps: int
+
+    @classmethod
+    def from_json(cls, entry: Any) -> Part:
+        """Return a part from its entry in a state.
+
+        Raises:
+            ValueError: It is no such entry.
+        """
+        if not isinstance(entry, list | tuple) or not 2 <= len(entry) <= 3:
+            raise ValueError(f"history: expected [ranks, steps] of each part, found {entry!r:.80}")
+        num_replicas = at_least(1, entry[0], "number of ranks in the history")
+        num_runs = at_least(1, (*entry, num_replicas)[2], "number of runs in the history")
+        if num_runs % num_replicas:
+            raise ValueError(f"history: expected a multiple of {num_replicas} runs in {entry!r}")
+        return cls(num_replicas, num_runs, at_least(0, entry[1], "steps in the history"))
+
+    @property
+    def json(self) -> list[int]:
+        """Its entry in a state; the number of runs is stated where it is not that of the ranks."""
+        same = self.num_runs == self.num_replicas
+        return [self.num_replicas, self.steps, *([] if same else [self.num_runs])]
+
+    @property
+    def position(self) -> int:
+        """Number of items that all ranks together have read."""
+        return self.steps * self.num_replicas
+
+    def num_read(self, lengths: IntArray | None = None) -> IntArray:
+        """Return how many items of each run were read; a rank reads its runs in turn.
+
+        Args:
+            lengths: Length of each run, where a run that is shorter has no turn in the last round;
+                None if all runs have the same number of turns.
+        """
+        width = self.num_runs // self.num_replicas
+        turns = np.arange(self.num_runs) % width
+        num_read = self.steps // width + (turns < self.steps % width)
+        if lengths is None or not len(lengths):
+            return num_read
+        rounds = int(lengths.min())
+        if self.steps > width * rounds:
+            is_long = (lengths > rounds).reshape(self.num_replicas, width)
+            has_had_turn = is_long & (np.cumsum(is_long, axis=1) <= self.steps - width * rounds)
+            num_read = rounds + has_had_turn.ravel()
+        return num_read
+
+
+History = tuple[Part, ...]
+"""The parts of an epoch that were read before, on other numbers of ranks."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in an epoch, from which a rank reads on.
+
+    Attributes:
+        epoch: The epoch.
+        position: Number of items that the rank has read of its latest part.
+        history: The parts before it.
+    """
+
+    epoch: int
+    position: int = 0
+    history: History = ()
+
+    def __add__(self, num_items: int) -> Place:
+        """Return the place after some more items."""
+        return replace(self, position=self.position + num_items)
+
+    @property
+    def num_earlier(self) -> int:
+        """Number of items that a rank has read in the parts before."""
+        return sum(part.steps for part in self.history)
+
+
+def resumed(epoch: int, parts: Iterable[Part], num_replicas: int, num_runs: int) -> Place:
+    """Return the place from which a rank continues an epoch.
+
+    Args:
+        epoch: The epoch.
+        parts: What was read of it; the last part may continue.
+        num_replicas: Number of ranks that there are now.
+        num_runs: Number of runs that they cut a part into.
+    """
+    read = [part for part in parts if part.steps]
+    if not read:
+        return Place(epoch)
+    last = read[-1]
+    # Runs that all were read equally far are the same runs on any number of ranks that divides
+    # them.
+    is_same = last.num_replicas == num_replicas or last.position % num_runs == 0
+    if last.num_runs == num_runs and is_same:
+        return Place(epoch, last.position // num_replicas, tuple(read[:-1]))
+    return Place(epoch, 0, tuple(read))
+
+
+def run_edges(length: int, num_runs: int) -> IntArray:
+    """Return where each run of a sequence begins, and where the last one ends (ORDER-1)."""
+    # Python's integers, since the products may exceed 64 bits.
+    return np.array([length * run // num_runs for run in range(num_runs + 1)], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """A sequence of positions: ascending ranges, one after another.
+
+    Attributes:
+        starts: First position of each range.
+        stops: Position after its last; ranges are not empty, and do not overlap.
+    """
+
+    starts: IntArray
+    stops: IntArray
+
+    @classmethod
+    def whole(cls, length: int) -> Ranges:
+        """Return all positions below ``length``."""
+        return cls(np.zeros(min(length, 1), np.int64), np.full(min(length, 1), length, np.int64))
+
+    def __len__(self) -> int:
+        return int((self.stops - self.starts).sum())
+
+    def between(self, starts: IntArray, stops: IntArray) -> Ranges:
+        """Return what lies in some slices of the sequence, which ascend and do not overlap."""
+        filled = starts < stops
+        starts, stops = starts[filled], stops[filled]
+        ends = np.cumsum(self.stops - self.starts)
+        # Cut at each boundary of both, so that each piece is in one range, and in one slice or
+        # none.
+        edges = np.unique(np.concatenate(([0], ends, starts, stops)))
+        pieces = edges[:-1]
+        at = np.searchsorted(starts, pieces, side="right") - 1
+        inside = at >= 0
+        inside[inside] = pieces[inside] < stops[at[inside]]
+        pieces, lengths = pieces[inside], np.diff(edges)[inside]
+        number = np.searchsorted(ends, pieces, side="right")
+        first = self.stops[number] - (ends[number] - pieces)
+        return _joined(first, first + lengths)
+
+    def after(self, edges: IntArray, num_read: IntArray) -> Ranges:
+        """Return the tails of runs, one after another.
+
+        Args:
+            edges: Where each run begins in the sequence, and where the last one ends.
+            num_read: Number of items that were read of each run.
+        """
+        return self.between(np.minimum(edges[:-1] + num_read, edges[1:]), edges[1:])
+
+
+def _joined(starts: IntArray, stops: IntArray) -> Ranges:
+    """Return ascending ranges, with neighbours joined."""
+    begins = np.ones(len(starts), np.bool_)
+    begins[1:] = starts[1:] != stops[:-1]
+    return Ranges(starts[begins], stops[np.roll(begins, -1)])
+
+
+@dataclass(frozen=True, eq=False)
+class RestOfEpoch:
+    """What is left of an epoch, cut into runs; it takes the place of the settings of a whole epoch.
+
+    Attributes:
+        whole: The settings of the epoch, with the runs with which it began.
+        rest: Those of a range that is as long as the rest, with the runs of today.
+        ranges: Positions of the rest in the order with which the epoch began.
+    """
+
+    whole: Settings
+    rest: Settings
+    ranges: Ranges
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that the rest is cut into."""
+        return self.rest.num_runs
+
+    def run_length(self, run: int) -> int:
+        """Return the number of indices that a run yields."""
+        return self.rest.run_length(run)
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Slice]:
+        """Yield some of the runs."""
+        left = _Remaining(self.whole, seed, epoch, self.ranges)
+        return (Slice(left, *bounds_of(self.rest, number)) for number in numbers)
+
+
+def rest_of_epoch(settings: Settings, history: History) -> RestOfEpoch:
+    """Return what is left of an epoch after the parts of a history.
+
+    Args:
+        settings: The settings, with the runs into which the rest is cut.
+        history: What was read; at least one part.
+    """
+    ranges, length = Ranges.whole(settings.num_indices), settings.num_indices
+    for part in history:
+        edges = run_edges(length, part.num_runs)
+        # Only uneven runs have no turn in the last round: padded ones repeat an index there.
+        lengths = np.diff(edges) if settings.ending == "uneven" else None
+        ranges = ranges.after(edges, part.num_read(lengths))
+        length = len(ranges)
+    return RestOfEpoch(
+        replace(settings, num_runs=history[0].num_runs),
+        replace(settings, start=0, stop=length),
+        ranges,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Remaining:
+    """The indices that are left, in order."""
+
+    settings: Settings
+    seed: int
+    epoch: int
+    ranges: Ranges
+
+    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
+        """Yield the indices at positions ``start`` to ``stop`` of the rest, chunk by chunk."""
+        left = self.ranges.between(np.array([start]), np.array([stop]))
+        settings = self.settings
+        edges = run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
+        latest, chunks = -1, None
+        for first, last in zip(left.starts.tolist(), left.stops.tolist(), strict=True):
+            at = first
+            while at < last:
+                number = int(np.searchsorted(edges, at, side="right")) - 1
+                if chunks is None or number != latest:
+                    bounds = (settings.start + int(edge) for edge in edges[number : number + 2])
+                    chunks = shuffled_chunks(settings, self.seed, self.epoch, number, *bounds)
+                    latest = number
+                end, offset = min(last, int(edges[number + 1])), int(edges[number])
+                yield from chunks.blocks(at - offset, end - offset)
+                at = end
+
+
+@dataclass(frozen=True)
+class State:
+    """The position of a sampler. Its attributes are the keys of the JSON object.
+
+    Attributes:
+        epoch: The epoch.
+        is_fixed: Whether ``set_epoch`` was called, so that the epoch does not advance by itself.
+        position: Samples, or batches, that all ranks together have consumed: in this epoch, or
+            since the number of ranks changed.
+        num_replicas: Number of ranks.
+        fingerprint: Everything else that the order depends on; ``history`` has the parts of the
+            epoch that were read on other numbers of ranks, if there are any.
+    """
+
+    epoch: int
+    is_fixed: bool
+    position: int
+    num_replicas: int
+    fingerprint: Mapping[str, Any]
+
+    @property
+    def parts(self) -> list[Part]:
+        """What was read of the epoch, on each number of ranks."""
+        earlier = self.fingerprint.get("history", [])
+        if not isinstance(earlier, list):
+            raise ValueError(f"history: expected a list, found {earlier!r:.80}")  # noqa: TRY004 - becomes a StateError
+        steps = self.position // self.num_replicas
+        latest = Part(self.num_replicas, self.fingerprint["num_canonical"], steps)
+        return [*map(Part.from_json, earlier), latest]
+
+
+def lengths_digest(lengths: IntArray) -> str:
+    """Return a digest of shard lengths, which may be too many to store in a state."""
+    # In one byte order, since a state may be restored on another machine.
+    little_endian = np.ascontiguousarray(lengths, "<i8").tobytes()
+    return hashlib.sha256(little_endian).hexdigest()[:16]
+
+
+def stated(settings: Any, otherwise: Collection[str], always: Collection[str]) -> dict[str, Any]:
+    """Return the settings of an order that are in its fingerprint, by their names.
+
+    A setting that is added after version 1.0 is in it only where it differs from its default, so
+    that versions can exchange states that use no setting that one of them lacks. A later setting
+    needs a default that keeps the order, and this default never changes.
+
+    Args:
+        settings: A dataclass of settings.
+        otherwise: The fields that the fingerprint states in another way.
+        always: The fields that are in every fingerprint: those of version 1.0.
+    """
+    return {
+        field.name: value
+        for field in fields(settings)
+        if field.name not in otherwise
+        and ((value := getattr(settings, field.name)) != field.default or field.name in always)
+    }
+
+
+def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
+    """Return what an order depends on besides epoch, position and ranks; JSON-able.
+
+    Args:
+        settings: The settings of the order.
+        seed: Its seed.
+        digest: The `lengths_digest` of the shard lengths.
+    """
+    return {
+        "lengths": digest,
+        "num_shards": len(settings.lengths),
+        "range": [settings.start, settings.stop],
+        "seed": seed,
+        **stated(
+            settings,
+            otherwise=("lengths", "start", "stop", "num_runs"),
+            always=("chunksize", "shuffle", "shufflefirst", "redeal", "ending"),
+        ),
+        "num_canonical": settings.num_runs,
+    }
+
+
+def checked_state(
+    state: Any, expected: Mapping[str, Any], most_items: Callable[[int], int], *, is_cut: bool
+) -> State:
+    """Return a state that belongs to the order of a sampler.
+
+    Args:
+        state: The argument of ``load_state_dict``.
+        expected: The sampler's own fingerprint.
+        most_items: Returns a number that no position exceeds with so many runs.
+        is_cut: Whether the number of runs is fixed, so that the state needs the same.
+
+    Raises:
+        StateError: The state is damaged, or belongs to another order.
+    """
+    fingerprint = _checked_fingerprint(state, expected, is_cut=is_cut)
+    try:
+        position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
+        num_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
+        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint)
+        _check_positions(found, most_items)
+    except ValueError as error:
+        raise StateError(f"the state is damaged: {error}") from error
+    return found
+
+
+def _check_positions(state: State, most_items: Callable[[int], int]) -> None:
+    if state.position % state.num_replicas:
+        raise ValueError(
+            f"expected a multiple of its {state.num_replicas} ranks as position, found "
+            f"{state.position}"
+        )
+    for part in state.parts:
+        if part.num_runs % part.num_replicas:
+            raise ValueError(
+                f"expected a multiple of num_replicas={part.num_replicas} runs, found "
+                f"{part.num_runs}"
+            )
+        if part.position > (most := most_items(part.num_runs)):
+            raise ValueError(f"expected at most {most} as position, found {part.position}")
+
+
+def other_runs(state: State, num_replicas: int, num_canonical: int | None) -> StateError:
+    """Return the error for an order that continues only with the runs of the state."""
+    runs, saved_on = state.fingerprint["num_canonical"], state.num_replicas
+    possible = divisors(runs) if state.position % runs == 0 else [saved_on]
+    return StateError(
+        f"the state was saved on {saved_on} ranks at position {state.position}, of a mix of {runs} "
+        f"runs, which resumes there on {either(possible)} ranks with num_canonical={runs}; found "
+        f"{num_replicas} ranks and num_canonical={num_canonical}"
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the numbers that divide a number, ascending."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def either(numbers: Collection[int]) -> str:
+    """Return numbers as text, such as ``1, 2 or 4``."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _checked_fingerprint(
+    state: Any, expected: Mapping[str, Any], *, is_cut: bool
+) -> Mapping[str, Any]:
+    """Return the fingerprint of a state, if it is that of the sampler."""
+    found = state.get("fingerprint") if isinstance(state, Mapping) else None
+    found = found if isinstance(found, Mapping) else {}
+    num_runs = found.get("num_canonical")
+    if not is_cut and type(num_runs) is int and num_runs > 0:  # of any number of ranks
+        expected = {**expected, "num_canonical": num_runs}
+    compared = {name: value for name, value in found.items() if name != "history"}
+    if compared == expected:
+        return found
+    differences = [
+        f"{name}: expected {value!r}, found "
+        f"{repr(found[name]) if name in found else 'nothing'} in the state"
+        for name, value in expected.items()
+        if found.get(name) != value
+    ] + [
+        f"{name}: found {value!r} in the state, which this sampler does not have"
+        for name, value in compared.items()
+        if name not in expected
+    ]
+    raise StateError(
+        f"the state belongs to another order: {'; '.join(differences)}; create the sampler with "
+        "the settings that the state was saved with"
+    )

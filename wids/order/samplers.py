@@ -1,0 +1,438 @@
+"""Yield shuffled chunks of shuffled indices, on one rank or among many, as torch samplers.
+
+Both make passes over the pure functions of `wids.order.epoch_order`.
+
+`DistributedChunkedSampler` looks up the rank. Ranks do not communicate. Only datasets that each
+rank had to count are compared, once.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler, get_worker_info
+
+from wids.errors import MismatchError, warn
+from wids.order import epoch_order, fit
+from wids.order.arguments import (
+    EpochTeller,
+    at_least,
+    index_range,
+    may_differ,
+    shard_lengths,
+    warn_of_unsorted_view,
+)
+from wids.order.elastic import (
+    History,
+    Place,
+    divisors,
+    either,
+    fingerprint,
+    lengths_digest,
+    rest_of_epoch,
+)
+from wids.order.passes import EpochSampler
+from wids.storage.arrays import IntArray
+
+_PART_LENGTH: Final = 1 << 14
+"""Number of indices that become Python ints at once; a large chunk would delay its first index."""
+
+
+class ChunkedSampler(EpochSampler[int]):
+    """Yield shuffled chunks of shuffled indices: random enough to train, local enough to read.
+
+    Chunks follow the shards of a dataset that has ``lengths``; otherwise they are plain ranges.
+    ``len()`` is the length of a full pass, even after a restore. A pass takes its epoch when
+    ``iter()`` is called. ``set_epoch`` fixes the epoch, so call it before each pass; a second full
+    pass without such a call repeats the order, and warns. Until ``set_epoch`` is called for the
+    first time, each pass that is read to its end advances the epoch by one, and after a pass that
+    is left early the next one starts where it started. specs/sampler-order.md specifies the order.
+    Samplers are not safe to share between threads.
+
+    Args:
+        dataset: The dataset, or anything with ``len()``.
+        num_samples: A count (indices 0 to n-1) or a ``(start, stop)`` pair; None for all.
+        chunksize: Largest number of samples in a chunk. Larger chunks shuffle more and keep more
+            shards open. ``"auto"`` for 2000, or what fits into the dataset's ``cache_size`` and
+            ``lru_size``, which must then be the same on all ranks; a state has the chosen number.
+        seed: Different seeds give unrelated orders.
+        shuffle: False for ascending indices.
+        shufflefirst: False to keep the order of the chunks in epoch 0.
+        dslength_per_replica: What ``len()`` returns, as in the old library, where programs cut the
+            dataset for the ranks themselves; -1 for the true length. `DistributedChunkedSampler`
+            makes ranks equal.
+
+    Raises:
+        ValueError: ``num_samples`` exceeds the dataset, a number is too small or not an integer, or
+            ``dataset.lengths`` do not add up to its length.
+
+    Example:
+        >>> import wids
+        >>> sampler = wids.ChunkedSampler(range(6), chunksize=3)
+        >>> list(sampler), list(sampler)
+        ([5, 4, 3, 0, 2, 1], [2, 0, 1, 4, 3, 5])
+    """
+
+    _stated_length: int | None = None
+    _shown: tuple[str, ...] = ("seed", "shuffle")
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        num_samples: int | tuple[int, int] | None = None,
+        chunksize: int | Literal["auto"] = 2000,
+        seed: int = 0,
+        shuffle: bool = True,
+        shufflefirst: bool = True,
+        dslength_per_replica: int = -1,
+    ) -> None:
+        if chunksize != "auto":
+            chunksize = at_least(1, chunksize, "chunksize")
+        if dslength_per_replica > 0:
+            self._stated_length = operator.index(dslength_per_replica)
+        self._set_up(dataset, None, num_samples, chunksize, seed, shuffle, shufflefirst)
+
+    def _set_up(
+        self,
+        dataset: Sized,
+        lengths: Sequence[int] | None,
+        num_samples: int | tuple[int, int] | None,
+        chunksize: int | Literal["auto"] | None,
+        seed: int,
+        shuffle: bool,
+        shufflefirst: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._is_fit_checked = False
+        self._lengths = shard_lengths(dataset, lengths)
+        if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
+            warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
+        self.tell_epoch = EpochTeller(dataset)
+        self._range = index_range(num_samples, int(self._lengths.sum()))
+        self.seed = at_least(0, seed, "seed")
+        self.shuffle = bool(shuffle)
+        self.shufflefirst = bool(shufflefirst)
+        self.chunksize: int | None = None
+        if chunksize == "auto":
+            self.chunksize = self._fitting_chunksize(ChunkedSampler.settings_of(self, 1))
+        elif chunksize is not None:
+            self.chunksize = min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
+        self.dataset_length = len(dataset)
+        self._set_up_passes()
+
+    def __repr__(self) -> str:
+        """Return the number of samples, the settings, the epoch and the rank."""
+        rank, num_replicas = self.replica()
+        start, stop = self._range
+        parts = [
+            f"{self.dataset_length:,} samples",
+            f"indices {start:,} to {stop:,}" if stop - start != self.dataset_length else "",
+            "" if self.chunksize is None else f"chunksize={self.chunksize}",
+            *(f"{name}={getattr(self, name)!r}" for name in self._shown),
+            f"epoch {self.epoch}",
+            f"rank {rank} of {num_replicas}" if num_replicas > 1 else "",
+        ]
+        return f"<{type(self).__name__}: {', '.join(filter(None, parts))}>"
+
+    def _fitting_chunksize(self, settings: epoch_order.Order) -> int:
+        limits = getattr(self._dataset, "limits", None)
+        return fit.fitting_chunksize(settings, limits) if limits else fit.DEFAULT_CHUNKSIZE
+
+    @property
+    def settings(self) -> epoch_order.Settings:
+        """What the order depends on, besides seed, epoch and rank."""
+        return self.settings_of(self.num_runs)
+
+    def settings_of(self, num_runs: int) -> epoch_order.Settings:
+        """Return the settings of an epoch that is cut into so many runs."""
+        return epoch_order.Settings(
+            self._lengths,
+            *self._range,
+            self.chunksize,
+            self.shuffle,
+            self.shufflefirst,
+            num_runs,
+        )
+
+    @property
+    def num_runs(self) -> int:  # noqa: D102 - inherited
+        return 1
+
+    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+        return 0, 1
+
+    def __len__(self) -> int:
+        return super().__len__() if self._stated_length is None else self._stated_length
+
+    def order_of(self, history: History) -> epoch_order.Runs:
+        """Return what this job reads of an epoch after the parts of a history."""
+        return rest_of_epoch(self.settings, history) if history else self.settings
+
+    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
+        return epoch_order.rank_length(self.order_of(place.history), *self.replica())
+
+    def is_over(self, place: Place) -> bool:  # noqa: D102 - inherited
+        # The last run is as long as any.
+        return not self.order_of(place.history).run_length(self.num_runs - 1)
+
+    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
+        # One round more than the indices, because padding adds at most one index to each run.
+        return self.settings_of(num_runs).num_indices + num_runs
+
+    def blocks(self, start: Place) -> Iterator[list[int]]:  # noqa: D102 - inherited
+        self.check_fit(self._dataset)
+        rank, num_replicas = self.replica()
+        for block in epoch_order.rank_blocks(
+            self.order_of(start.history),
+            self.seed,
+            start.epoch,
+            rank,
+            num_replicas,
+            start.position,
+        ):
+            for at in range(0, len(block), _PART_LENGTH):
+                yield block[at : at + _PART_LENGTH].tolist()
+
+    def run_blocks(self, epoch: int, run: int, num_runs: int) -> Iterator[IntArray]:
+        """Yield the indices of a run of an epoch that is cut into so many, in arrays."""
+        self.check_fit(self._dataset)
+        settings = self.settings_of(num_runs)
+        return epoch_order.rank_blocks(settings, self.seed, epoch, run, num_runs)
+
+    def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
+        """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).
+
+        Args:
+            dataset: The dataset; one that is not from wids states no limits.
+            ahead_nbytes: Bytes of shards that are fetched ahead.
+        """
+        if not self._is_fit_checked:
+            self._is_fit_checked = True
+            _, num_replicas = self.replica()
+            for remark in fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes):
+                warn(f"{type(self).__name__}: {remark}")
+
+    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+        # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.
+        if not hasattr(self, "_lengths_digest"):
+            self._lengths_digest = lengths_digest(self._lengths)
+        return fingerprint(self.settings, self.seed, self._lengths_digest)
+
+
+class ShardListSampler(ChunkedSampler):
+    """Yield shard after shard in shuffled order, with the indices inside each shard shuffled.
+
+    Each shard is one chunk. Otherwise it behaves like `ChunkedSampler`.
+
+    Args:
+        dataset: The dataset.
+        lengths: Number of samples in each shard; None for ``dataset.lengths``.
+        seed: Different seeds give unrelated orders.
+        shuffle: False for ascending indices.
+        shufflefirst: False to keep the order of the shards in epoch 0.
+
+    Raises:
+        ValueError: ``lengths`` are not counts of the dataset's samples, or ``seed`` is negative.
+
+    Example:
+        >>> import wids
+        >>> list(wids.ShardListSampler(range(6), lengths=[2, 4]))
+        [5, 4, 3, 2, 0, 1]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        lengths: Sequence[int] | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        shufflefirst: bool = True,
+    ) -> None:
+        self._set_up(dataset, lengths, None, None, seed, shuffle, shufflefirst)
+
+
+ShardedSampler = ShardListSampler
+
+
+class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
+    """A `ChunkedSampler` for each rank of a distributed job, all exactly ``len(sampler)`` long.
+
+    Together, before padding, the ranks yield every index once. A rank and number of ranks that are
+    not given are looked up at first use: in the process group, then in ``RANK`` and
+    ``WORLD_SIZE``; otherwise there is a single process. It is a torch ``DistributedSampler``, so
+    trainers do not replace it with their own. specs/sampler-order.md specifies the order.
+
+    Args:
+        dataset: The dataset, or anything with ``len()``.
+        num_replicas: Number of ranks; None to look it up.
+        rank: Rank of this process, from 0; None to look it up.
+        num_samples: As in `ChunkedSampler`, for all ranks together.
+        chunksize: As in `ChunkedSampler`; with ``"auto"``, all ranks need the same limits.
+        seed: Must be the same on all ranks.
+        shuffle: False for ascending indices in each rank.
+        shufflefirst: False to keep the order of the chunks in epoch 0.
+        drop_last: True to make ranks equal by leaving out at most one index per run, instead of
+            repeating at most one.
+        even: False to neither repeat nor leave out indices, so that lengths of runs differ by at
+            most one: for evaluation, where each sample counts once.
+        redeal: False to give each rank the same slice of the dataset in every epoch, which suits
+            local caches; True to distribute the chunks among the ranks again in each epoch.
+        num_canonical: Number of runs that the epoch is cut into; None for one per rank. With a
+            fixed number, a step has the same samples on any number of ranks that divides it. A job
+            resumes on any number of ranks without it.
+
+    Raises:
+        ValueError: The numbers contradict each other.
+        MismatchError: In a process group, ranks have counted different samples, since each passes
+            over shards that it finds broken (``on_error``). Construct it on all ranks
+            then: they compare what they have counted, and wait for each other.
+
+    Example:
+        >>> import wids
+        >>> ranks = [
+        ...     wids.DistributedChunkedSampler(range(7), num_replicas=2, rank=rank)
+        ...     for rank in range(2)
+        ... ]
+        >>> [list(sampler) for sampler in ranks]  # rank 0 repeats its first index
+        [[0, 2, 1, 0], [6, 4, 3, 5]]
+    """
+
+    _shown: tuple[str, ...] = ("seed", "shuffle", "drop_last", "even", "redeal")
+
+    # It does not call DistributedSampler's, which needs a process group at once.
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        num_samples: int | tuple[int, int] | None = None,
+        chunksize: int | Literal["auto"] = 2000,
+        seed: int = 0,
+        shuffle: bool = True,
+        shufflefirst: bool = True,
+        drop_last: bool = False,
+        even: bool = True,
+        redeal: bool = False,
+        num_canonical: int | None = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            num_samples=num_samples,
+            chunksize=chunksize,
+            seed=seed,
+            shuffle=shuffle,
+            shufflefirst=shufflefirst,
+        )
+        if drop_last and not even:
+            raise ValueError(
+                "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
+            )
+        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
+        self.drop_last = bool(drop_last)
+        self.even = bool(even)
+        self.redeal = bool(redeal)
+        self._num_replicas, self.num_canonical = (
+            None if number is None else at_least(1, number, name)
+            for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
+        )
+        self._rank = None if rank is None else at_least(0, rank, "rank")
+        if self._num_replicas is not None and self._rank is not None:
+            self.replica()  # raises now if they contradict each other
+        if may_differ(dataset) and _is_rank_of_group(*self.replica()):
+            _compare(type(self).__name__, len(dataset), lengths_digest(self._lengths))
+
+    @property
+    def num_runs(self) -> int:  # noqa: D102 - inherited
+        num_replicas = self.num_replicas
+        num_runs = self.num_canonical or num_replicas
+        if num_runs % num_replicas:
+            hint = "; without num_canonical, a job resumes on any number of ranks"
+            raise ValueError(
+                f"num_canonical: expected a multiple of the {num_replicas} ranks, found "
+                f"{num_runs}, which {either(divisors(num_runs))} ranks can share"
+                f"{hint if self.is_elastic else ''}"
+            )
+        return num_runs
+
+    def settings_of(self, num_runs: int) -> epoch_order.Settings:  # noqa: D102 - inherited
+        return replace(
+            super().settings_of(num_runs),
+            redeal=self.redeal,
+            ending="drop" if self.drop_last else "pad" if self.even else "uneven",
+        )
+
+    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+        rank, num_replicas = self.rank, self.num_replicas
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"rank: expected 0 to {num_replicas - 1}, found {rank}")
+        return rank, num_replicas
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of ranks."""
+        return _of_process(self._num_replicas, "get_world_size", "WORLD_SIZE", 1)
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Rank of this process."""
+        return _of_process(self._rank, "get_rank", "RANK", 0)
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of indices that this rank yields, under torch's name for it."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]  # torch has a plain attribute
+        """Number of indices that all ranks yield together, under torch's name for it."""
+        settings, num_replicas = self.settings, self.num_replicas
+        return sum(epoch_order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
+
+
+def _is_rank_of_group(rank: int, num_replicas: int) -> bool:
+    """Whether a rank is that of this process in the process group."""
+    if not _has_group() or get_worker_info() is not None:
+        return False
+    return (rank, num_replicas) == (dist.get_rank(), dist.get_world_size()) and num_replicas > 1
+
+
+def _compare(name: str, length: int, digest: str) -> None:
+    """Raise on all ranks unless all have the same samples (ORDER-65)."""
+    # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
+    group = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
+    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size()
+    dist.all_gather_object(found, (length, digest), group=group)
+    if group is not None:
+        dist.destroy_process_group(group)
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        (first, _), (second, _) = found[0], found[others[0]]
+        raise MismatchError(
+            f"{name}: expected the same samples on all ranks, found {first} on rank 0 and "
+            f"{second}{' others' if first == second else ''} on rank {others[0]}; their datasets "
+            "pass over different shards, whose counts are not stated: state them with `wids "
+            "create`, or make the same shards readable on all ranks"
+        )
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _of_process(chosen: int | None, ask: str, name: str, least: int) -> int:
+    """Return a number that the caller chose, or else that of the process group or environment."""
+    if chosen is not None:
+        return chosen
+    if _has_group():
+        return int(getattr(dist, ask)())  # which torch has not, where it has no groups
+    text = os.environ.get(name, str(least))
+    return at_least(least, int(text) if text.isdecimal() else text, f"${name}")

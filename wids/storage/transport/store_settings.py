@@ -1,0 +1,412 @@
+"""Translate the options of a caller into those of obstore, and open buckets with them.
+
+`NAMES` is the only table of them, and docs/object-stores.md shows it. A name with a dot is an
+option inside a dict: ``client_kwargs.region_name``. Nothing here imports a driver.
+
+obstore sends its requests from threads of its own, which do not survive a fork: in a forked child a
+request would never return. So this module remembers the process that used obstore first, and
+`object_store` reads by signed URLs in its forked children (specs/decisions/0096).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from wids.errors import FetchError
+from wids.storage.transport import store_credentials, urls
+
+OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
+"""Options of this package, which no driver takes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to open the buckets of one kind of store.
+
+    Attributes:
+        config: Configuration of the store, in obstore's names.
+        client: Configuration of its HTTP client, in obstore's names.
+        profile: Profile of the AWS configuration files, or None.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    client: dict[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+
+
+NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "token": "session_token",
+        "profile": "profile",
+        "anon": "skip_signature",
+        "endpoint_url": "endpoint",
+        "client_kwargs.endpoint_url": "endpoint",
+        "client_kwargs.region_name": "region",
+        "client_kwargs.verify": "root_certificate",
+        "requester_pays": "request_payer",
+    },
+    "gcs": {
+        "token": "token",  # see `_google_token`
+        "anon": "skip_signature",
+        "endpoint_url": "base_url",
+        "requester_pays": "default_headers",
+    },
+    "azure": {
+        "sas_token": "sas_key",
+        "connection_string": "connection_string",  # see `_azure_connection`
+        "anon": "skip_signature",
+        "endpoint_url": "endpoint",
+        "account_host": "endpoint",
+    },
+}
+"""The names that s3fs, gcsfs and adlfs have for options of obstore, by kind of store."""
+
+_CLIENT: Final = (
+    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
+    "pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes proxy_url "
+    "randomize_addresses read_timeout root_certificate user_agent"
+)
+_CONFIG: Final = {
+    "s3": "access_key_id checksum_algorithm conditional_put container_authorization_token_file "
+    "container_credentials_full_uri container_credentials_relative_uri copy_if_not_exists "
+    "default_region disable_bulk_delete disable_tagging endpoint metadata_endpoint region "
+    "request_payer role_arn role_session_name secret_access_key server_side_encryption "
+    "session_token skip_signature sse_bucket_key_enabled sse_kms_key_id "
+    "unsigned_payload virtual_hosted_style_request web_identity_token_file",
+    "gcs": "application_credentials base_url bearer_token service_account service_account_key "
+    "skip_signature",
+    "azure": "account_key account_name authority_host client_id client_secret disable_tagging "
+    "encryption_key endpoint fabric_cluster_identifier fabric_session_token "
+    "fabric_token_service_url fabric_workload_host federated_token_file msi_endpoint "
+    "msi_resource_id object_id sas_key skip_signature tenant_id use_azure_cli use_emulator "
+    "use_fabric_endpoint",
+}
+OBSTORE: Final = {kind: names.split() + _CLIENT.split() for kind, names in _CONFIG.items()}
+"""The names of obstore itself, for a store and its HTTP client."""
+
+
+def settings_for(kind: str, options: Mapping[str, Any]) -> Settings:
+    """Return the settings that a caller's options stand for.
+
+    Raises:
+        FetchError: An option is unknown, which lists those that exist, or its value is.
+    """
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    for name, value in _flat(options):
+        if name not in NAMES[kind] and name not in OBSTORE[kind]:
+            raise FetchError(
+                f"storage_options: expected options that exist, found {name!r:.60}; they are "
+                f"{', '.join(sorted({*NAMES[kind], *OWN_OPTIONS}))}; those of obstore: "
+                f'{", ".join(sorted(OBSTORE[kind]))}; and with driver="fsspec" those of its driver'
+            )
+        if value is None:
+            continue
+        target = NAMES[kind].get(name, name)
+        try:
+            converted = _converted(kind, name, value)
+        except (OSError, ValueError, TypeError, AttributeError):
+            raise FetchError(
+                f"storage_options: {name}: expected a value that obstore takes, found "
+                f'{type(value).__name__}; see docs/object-stores.md, or pass driver="fsspec"'
+            ) from None
+        if name == "client_kwargs.verify" and value is False:
+            client["allow_invalid_certificates"] = True
+        elif converted is not None:
+            (client if target in _CLIENT.split() else config)[target] = converted
+    return _with_own(kind, options, config, client)
+
+
+def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a driver, those inside ``client_kwargs`` with dotted names."""
+    for name, value in options.items():
+        if name == "client_kwargs" and isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", each) for inner, each in value.items())
+        elif name not in OWN_OPTIONS:
+            yield name, value
+
+
+def _converted(kind: str, name: str, value: Any) -> Any:
+    """Return the value of an option for obstore; None for its default."""
+    if name == "client_kwargs.verify":
+        if isinstance(value, bool):  # not the file with this number
+            return None
+        with open(value, "rb") as file:
+            return file.read()
+    if kind == "gcs" and name == "requester_pays":  # the project to bill
+        if value and not isinstance(value, str):
+            raise TypeError
+        return {"x-goog-user-project": value} if value else None
+    if name in ("anon", "requester_pays"):
+        return bool(value)
+    if name == "sas_token":
+        return str(value).lstrip("?")
+    return f"https://{value}" if name == "account_host" else value
+
+
+def _with_own(
+    kind: str, options: Mapping[str, Any], config: dict[str, Any], client: dict[str, Any]
+) -> Settings:
+    """Add what no single option says."""
+    if "timeout" in options and kind != "gcs":
+        client.setdefault("read_timeout", f"{float(options['timeout']) * 1000:.0f}ms")
+    profile = config.pop("profile", None)
+    if "token" in config and kind == "gcs":
+        config |= _google_token(config.pop("token"))
+    connection = config.pop("connection_string", None)
+    if kind == "azure":
+        connection = connection or os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    if connection:
+        config = _azure_connection(connection) | config
+    return Settings(config, client, profile)
+
+
+def _google_token(token: Any) -> dict[str, Any]:
+    """Return the settings for what gcsfs calls a token."""
+    if token == "anon":  # noqa: S105 - a word, not a secret
+        return {"skip_signature": True}
+    if token in ("google_default", "cloud"):
+        return {}
+    if isinstance(token, Mapping) and token.get("type") == "service_account":
+        return {"service_account_key": json.dumps(dict(token))}
+    if not isinstance(token, str) or token in ("cache", "browser"):
+        raise FetchError(
+            'storage_options: token: expected "anon", "google_default", "cloud", a path, an access '
+            f'token or a service account, found {type(token).__name__}; pass driver="fsspec" for it'
+        )
+    if os.path.exists(token):
+        return {"application_credentials": token}
+    return {"bearer_token": token}
+
+
+def _azure_connection(text: str) -> dict[str, Any]:
+    """Return the settings that a connection string of Azure states."""
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    names = {"AccountName": "account_name", "AccountKey": "account_key",
+             "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
+    found = {ours: parts[name].rstrip("/") for name, ours in names.items() if name in parts}
+    if "AccountKey" in parts:
+        found["account_key"] = parts["AccountKey"]
+    if "endpoint" not in found and "EndpointSuffix" in parts:
+        protocol = parts.get("DefaultEndpointsProtocol", "https")
+        account = found.get("account_name", "")
+        found["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
+    return found
+
+
+_T = TypeVar("_T")
+
+KINDS: Final[Mapping[str, str]] = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
+}  # fmt: skip
+"""Kind of store of each scheme; also the name of the extra that installs obstore."""
+
+READ_TIMEOUT: Final = "15s"
+"""Longest silence of a store."""
+
+REQUEST_TIMEOUT: Final = "300s"
+"""Longest time for one response. A longer one is resumed, and so a trickle ends."""
+
+Store: TypeAlias = Any
+"""A store of obstore, which is imported when it is first needed."""
+
+_runtime_pid: int | None = None
+"""The process in which obstore was used first: this one, or one that it was forked from."""
+
+
+class Place(NamedTuple):
+    """Where an object is.
+
+    Attributes:
+        kind: Kind of store, a value of `KINDS`.
+        bucket: Bucket, or container.
+        account: Account of Azure that the URL names, or None.
+        key: Name of the object in the bucket, or of a folder.
+    """
+
+    kind: str
+    bucket: str
+    account: str | None
+    key: str
+
+
+@lru_cache(maxsize=1024)  # each sample asks
+def place_of(url: str) -> Place:
+    """Return where the object of a URL is.
+
+    Raises:
+        FetchError: The URL names no bucket, or different parsers read its server differently.
+    """
+    urls.check_server(url)
+    authority, _, key = url.partition("://")[2].partition("/")
+    kind, account = KINDS[urls.scheme(url)], None
+    if kind == "azure" and "@" in authority:  # container@account.dfs.core.windows.net
+        authority, _, host = authority.partition("@")
+        account = host.partition(".")[0]
+    if not authority:
+        raise FetchError(f"{urls.redact(url)}: expected the name of a bucket, found none")
+    return Place(kind, authority, account, key)
+
+
+def is_forked() -> bool:
+    """Return whether a process that this one was forked from has used obstore."""
+    return _runtime_pid not in (None, os.getpid())
+
+
+def new_store(
+    place: Place, settings: Settings, region: str | None = None, **client: str
+) -> tuple[Store, Settings, store_credentials.Provider | None]:
+    """Open a bucket.
+
+    Args:
+        place: The bucket, by any object in it.
+        settings: The caller's.
+        region: Region to sign for instead of the stated one, or None.
+        client: Options of the HTTP client that replace the defaults.
+
+    Returns:
+        The store, all its settings, and what provides its credentials, if obstore does not.
+
+    Raises:
+        FetchError: The settings cannot be used.
+    """
+    from obstore import exceptions, store
+
+    global _runtime_pid  # noqa: PLW0603 - a fact about the process
+    if _runtime_pid is None:
+        _runtime_pid = os.getpid()
+    config, provider = dict(settings.config), None
+    if place.kind == "s3":
+        more, provider = store_credentials.of_aws(settings.profile, config, is_forked=is_forked())
+        if provider is not None and is_forked():
+            # As keys, which obstore signs with; a callback would need its threads.
+            keys, provider = provider(), None
+            more |= {"session_token" if n == "token" else n: keys[n] for n in keys if keys[n]}
+            more.pop("expires_at")
+        if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+            more.pop("region", None)
+        config = {**more, **config, **({"region": region} if region else {})}
+    elif place.kind == "gcs":
+        provider = store_credentials.of_google(config, is_forked=is_forked())
+    elif place.account is not None:
+        config.setdefault("account_name", place.account)
+    complete = Settings(config, _client(place.kind, config, settings.client) | client)
+    classes = {"s3": store.S3Store, "gcs": store.GCSStore, "azure": store.AzureStore}
+    try:
+        made = classes[place.kind](
+            place.bucket,
+            config=config,
+            client_options=complete.client,
+            # `with_retries` repeats and waits, and may hold back all requests to a busy server.
+            retry_config={"max_retries": 0},
+            **({} if provider is None else {"credential_provider": provider}),
+        )
+    except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
+        raise FetchError(
+            f"{place.bucket}: expected options of a bucket, found: {type(error).__name__}: "
+            f"{urls.without_secrets(str(error).partition(chr(10))[0]):.200}; correct "
+            "storage_options or the environment"
+        ) from None
+    return made, complete, provider
+
+
+def _client(kind: str, config: Mapping[str, Any], client: Mapping[str, Any]) -> dict[str, Any]:
+    result = {
+        "connect_timeout": "4s",
+        "read_timeout": READ_TIMEOUT,
+        "timeout": REQUEST_TIMEOUT,
+        "user_agent": "wids",
+        **client,
+    }
+    endpoints = [config.get("endpoint"), config.get("base_url")]
+    if kind == "s3" and endpoints == [None, None]:
+        endpoints = [os.environ.get(f"AWS_ENDPOINT_URL{end}") for end in ("_S3", "")]
+    if any(str(endpoint).startswith("http://") for endpoint in endpoints):
+        result["allow_http"] = True
+    bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
+    if bundle and "root_certificate" not in result:
+        try:
+            with open(bundle, "rb") as file:
+                result["root_certificate"] = file.read()
+        except OSError as error:
+            raise FetchError(
+                f"{bundle}: expected certificates, as $AWS_CA_BUNDLE says, found: {error.strerror}"
+            ) from None
+    return result
+
+
+class _Aside:
+    """Runs calls in a thread, so that Ctrl-C ends the wait for them.
+
+    obstore does not return from a request before its end, and Python handles signals in the main
+    thread, between its own steps.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="wids-object-store", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def run(self, call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+        """Return the result of a call.
+
+        Raises:
+            queue.Empty: It did not return in time.
+        """
+        results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+        def answer() -> None:
+            try:
+                results.put((call(), None))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+                results.put((None, error))
+
+        self._calls.put(answer)
+        result, error = results.get(timeout=timeout_s)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value] # a result, where there is no error
+
+
+_asides: dict[int, _Aside] = {}
+"""The thread of this process, by its id."""
+
+
+def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+    """Call a function of obstore so that Ctrl-C interrupts it.
+
+    Args:
+        call: The function.
+        timeout_s: Longest wait, or None.
+
+    Raises:
+        TimeoutError: It did not return in time.
+    """
+    from queue import Empty
+
+    if timeout_s is None and threading.current_thread() is not threading.main_thread():
+        return call()  # signals arrive in the main thread
+    # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
+    aside = _asides.pop(os.getpid(), None) or _Aside()
+    try:
+        result = aside.run(call, timeout_s)
+    except Empty:
+        raise TimeoutError from None
+    except Exception:
+        _asides[os.getpid()] = aside
+        raise
+    _asides[os.getpid()] = aside
+    return result
