@@ -234,7 +234,7 @@ def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
     mine = [{**shard, "url": f"mine://x/{n}.tar"} for n, shard in enumerate(shards)]
     for kind, about in (
         (FetchError, {"handlers": {"mine": refuse}}),
-        (ZeroDivisionError, {"localname": localname}),
+        (wids.SpecError, {"localname": localname}),
     ):
         dataset = wids.ShardListDataset(mine, **about)
         sampler = wids.Prefetcher(SequentialSampler(dataset), dataset)

@@ -18,7 +18,16 @@ from wids.errors import SampleError, WidsError
 from wids.shards.fields.decode import Decoder
 
 FUNCTIONS = {
-    *("append_shards", "build_spec", "collate", "load_spec", "load_table", "pack_folder", "peek"),
+    *(
+        "append_shards",
+        "build_spec",
+        "collate",
+        "diff_specs",
+        "load_spec",
+        "load_table",
+        "pack_folder",
+        "peek",
+    ),
     *("rewrite", "sampling_cost", "save_table", "stream", "timings", "verify_spec"),
 }
 

@@ -114,11 +114,11 @@ def test_arrays_keep_their_bytes_when_tensors_move(way: str) -> None:
 
 def test_memory_that_nothing_reads_is_forgotten() -> None:
     """Of a thousand tensors that were released, the bytes of a few remain."""
-    kept = [small_tensors._arrived(bytearray(b"abcd")) for _ in range(300)]
+    kept = [small_tensors._small_arrived(bytearray(b"abcd")) for _ in range(300)]
     assert len(small_tensors._received) >= 300
     del kept
     for _ in range(1000):
-        small_tensors._arrived(bytearray(b"abcd"))
+        small_tensors._small_arrived(bytearray(b"abcd"))
     assert len(small_tensors._received) <= 2 * 128
 
 

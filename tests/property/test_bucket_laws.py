@@ -42,7 +42,7 @@ class Job:
     """A dataset with its buckets, and the options of both samplers."""
 
     case: reference_order.Case
-    rounds: list[int]
+    buckets: list[int]
     sizes: dict[int, int]
     aligned: bool
     drop_last: bool

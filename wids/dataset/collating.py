@@ -275,7 +275,9 @@ def _error_of_field(samples: Sequence[Any]) -> Exception:
         values = [sample[name] for sample in named]
         try:
             default_collate(values)
-        except TypeError:
+        except TypeError as reason:
+            if values[0] is None and name is None:
+                return reason  # it asks whether a map returns nothing
             return TypeError(
                 f"{start} numbers, texts, arrays or tensors, found {type(values[0]).__name__}; "
                 f"decode it ({_how_to_decode(name)}) or leave it out (fields=, to_tuple())"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from wids.order.arguments import at_least
 from wids.shards.positions import Positions, select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
@@ -169,6 +168,8 @@ class Augmentation:
         except ValueError:  # some functions in C do not state theirs
             pass
         self.function = function
+        from wids.order.arguments import at_least  # not for reading: decision 0057
+
         self.seed = at_least(0, seed, "seed")
         self._epoch = epoch
 
