@@ -276,12 +276,12 @@ def _error_of_field(samples: Sequence[Any]) -> Exception:
         try:
             default_collate(values)
         except TypeError as reason:
-            if values[0] is None and name is None:
-                return reason  # it asks whether a map returns nothing
-            return TypeError(
+            text = (
                 f"{start} numbers, texts, arrays or tensors, found {type(values[0]).__name__}; "
                 f"decode it ({_how_to_decode(name)}) or leave it out (fields=, to_tuple())"
             )
+            # The reason for None instead of samples asks whether a map returns nothing.
+            return reason if name is None and values[0] is None else TypeError(text)
         except (RuntimeError, KeyError, AttributeError) as reason:
             arrays = [value[0] if isinstance(value, tuple) and value else value for value in values]
             shapes = sorted({str(tuple(getattr(value, "shape", ()))) for value in arrays})
