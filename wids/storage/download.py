@@ -1,7 +1,7 @@
 """Download one URL to one file in parts, resume after a cut, and verify the result.
 
-A file arrives in parts, each over any number of streams, in parallel or in sequence. The
-digests cover its beginning as far as it is complete. This module neither opens URLs nor waits for
+A file arrives in parts, each over any number of streams, at a time or one after the other. The
+digests follow its beginning as far as it is complete. This module neither opens URLs nor waits for
 servers: `fetch` makes the requests, `retry` counts them.
 
 The first request is for the first part: its response states the length and the tag of the file at

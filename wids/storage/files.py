@@ -175,7 +175,7 @@ def is_temporary_of(temporary: str, name: str) -> bool:
 
 
 def folder_of(file: IO[bytes]) -> str | None:
-    """Return the folder of a file, for another file of its size; None if it has no name."""
+    """Return the folder of a file, which has space for more of its size; None without a name."""
     name: object = getattr(file, "name", None)  # without one, that of a file is a number
     return os.path.dirname(name) if isinstance(name, str) else None
 
