@@ -171,7 +171,7 @@ def test_requests(
     assert fetcher.read(signed, 10) == b"abc"
 
     happened(caplog, "bytes in")
-    lines = [line for r in caplog.records if " bytes in " in (line := r.getMessage())]
+    lines = [r.getMessage() for r in caplog.records if " bytes in " in r.getMessage()]
     assert [line.partition(" bytes in ")[0] for line in lines] == [
         f"PUT s3://{bucket.name}/a.tar: done, 1000",
         f"HEAD s3://{bucket.name}/a.tar: done, 0",
