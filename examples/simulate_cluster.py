@@ -132,7 +132,7 @@ class Network:
             return max(now_s, copies[shard])
         nbytes, prefix = cluster.shard_nbytes, shard % cluster.num_prefixes
         num_parts = -(-nbytes // Download.part_nbytes)
-        # Card and prefix serve one after the other what all want from them.
+        # Card and prefix serve all requests in sequence.
         self.card_free_s[node] = (
             max(self.card_free_s[node], now_s) + nbytes * 8e-9 / cluster.card_gbits
         )

@@ -6,7 +6,7 @@
 
 Use ``accelerate launch`` instead of ``torchrun`` if accelerate is configured for the machine.
 
-``accelerator.prepare(loader)`` would distribute the batches to the processes a second time, so that
+``accelerator.prepare(loader)`` would shard the batches among the processes again, so that
 each process would see only a part of its share. Register the loader for checkpoints nevertheless.
 """
 

@@ -5,8 +5,8 @@
     python examples/train_lightning.py wids-demo/shapes.json --checkpoints shapes-checkpoints
 
 Kill it and restart it, as often as you like: it resumes with the batch after the last checkpoint,
-because the callback keeps the sampler's state. Without it, Lightning would use the first batches of
-the epoch a second time in place of the remaining ones.
+because the callback keeps the sampler's state. Without it, Lightning would read the first batches
+of the epoch again instead of the remaining ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Train on sounds of different lengths: a batch has sounds of similar length, padded to one.
+"""Train on audio of different lengths: a batch has samples of similar length, padded to one.
 
     pip install wids[audio,table]
     torchrun --nproc-per-node 2 examples/train_speech.py words.json
 
-Samples need ``.flac`` (or another sound, ``--field``), ``.cls`` and ``.json`` with the duration in
-seconds. `wids pack` makes such shards of a folder. A batch has as many sounds as fit into a number
-of seconds; ranks have equally many batches.
+Samples need ``.flac`` (or another audio field, ``--field``), ``.cls`` and ``.json`` with the
+duration in seconds. `wids pack` makes such shards of a folder. A batch has as many samples as fit
+into a number of seconds; ranks have equally many batches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader
 import wids
 
 RATE = 8000
-# Seconds of sound in a batch, and the number of buckets.
+# Seconds of audio in a batch, and the number of buckets.
 BUDGET_S = 16.0
 NUM_BUCKETS = 4
 
 
 class Recognizer(nn.Module):
-    """Classes of sounds from the mean over time of what two convolutions hear."""
+    """Classify audio by the mean over time of two convolutions."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Recognizer(nn.Module):
         self.classes = nn.Linear(16, num_classes)
 
     def forward(self, sounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Return scores of shape (sounds, classes); padding does not count."""
+        """Return scores of shape (samples, classes); padding does not count."""
         heard = self.hearing(sounds)
         lasts = (lengths * heard.shape[2] / sounds.shape[2]).ceil()
         is_sound = torch.arange(heard.shape[2]) < lasts[:, None]
@@ -51,7 +51,7 @@ def main() -> None:
     """Train, and print what rank 0 learns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec", help="a JSON spec or its URL")
-    parser.add_argument("--field", default=".flac", help="the sounds")
+    parser.add_argument("--field", default=".flac", help="the audio field")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--num-workers", type=int, default=1)
     options = parser.parse_args()

@@ -29,3 +29,11 @@ def test_every_citation_is_a_requirement() -> None:
     """A test cites what a page states, and a page states it once."""
     assert sorted(cited() - set(stated())) == []
     assert len(stated()) == len(set(stated())) > 300
+
+
+def test_every_decision_is_listed() -> None:
+    """The list of decisions has each page once, under its number, and no other."""
+    folder = ROOT / "specs" / "decisions"
+    page = (folder / "README.md").read_text()
+    listed = re.findall(r"^- \[(\d+)\]\((.*)\) ", page, re.MULTILINE)
+    assert sorted(listed) == sorted((path.name[:4], path.name) for path in folder.glob("0*.md"))

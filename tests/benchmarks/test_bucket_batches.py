@@ -1,4 +1,4 @@
-"""The comparison of docs/buckets.md is what its script computes, and the script works."""
+"""The comparison of docs/performance.md is what its script computes, and the script works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import bucket_batches
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "buckets.md"
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 def test_table_of_the_page_is_computed() -> None:

@@ -13,7 +13,7 @@ from samplers import Data
 
 from wids import ChunkedSampler, MixedSampler
 
-PAGE = Path(__file__).parents[2] / "docs" / "mixing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 def test_page_shows_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ def test_start_is_quick_and_without_torch(train: Path) -> None:
 
 
 def test_help_imports_one_command_and_no_numpy() -> None:
-    """Help, and a mistake in an argument, cost no import of the library (decision 104)."""
+    """Help, and a mistake in an argument, cost no import of the library (decision 0057)."""
     code = (
         "import sys; from wids.cli import main\n"
         "for command in sys.argv[1:]:\n"

@@ -1,4 +1,4 @@
-"""Trainers on two ranks that would deal an order out a second time: noticed, and only then."""
+"""Trainers on two ranks that would shard an order again: noticed, and only then."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_accelerate(tmp_path: Path) -> None:
         assert any("has its share already" in remark for remark in remarks(cases[name])), name
     both = remarks(cases["prepared"])
     assert len(both) == 2
-    assert "accelerate's BatchSamplerShard deals it out among 2 processes" in both[0]
+    assert "accelerate's BatchSamplerShard shards it again among 2 processes" in both[0]
     assert "leave the loader out of accelerator.prepare()" in both[0]
     for name in ("not prepared", "one order"):
         assert remarks(cases[name]) == []

@@ -77,9 +77,10 @@ class Failed:
 class Failures:
     """What happens to samples that cannot be produced, and how many there were.
 
-    Passed over are samples that are damaged, or that a transformation refuses, and all samples of a
-    shard that is missing, incomplete, no tar, or not what the spec says. A server that is away, or
-    that refuses access, raises: an epoch without its shards would be a silent error.
+    Damaged samples are passed over, and so are samples that a transformation refuses and all
+    samples of a shard that is missing, incomplete, not a tar, or not what the spec says. A server
+    that is away, or that refuses access, raises: an epoch without its shards would be a silent
+    error.
 
     Views and the workers of a DataLoader share the counts. A field that a transformation asks for
     and a sample lacks is no damage, and raises too.

@@ -202,7 +202,7 @@ class RestOfEpoch:
 
     Attributes:
         whole: The settings of the epoch, with the runs with which it began.
-        rest: Those of a range that is as long as the rest, with the runs of today.
+        rest: Those of a range that is as long as the rest, with the current runs.
         ranges: Positions of the rest in the order with which the epoch began.
     """
 

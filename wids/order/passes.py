@@ -3,11 +3,11 @@
 An item of an order is an index, or a batch of indices. A subclass computes the order: it yields the
 items of an epoch from a position on.
 
-A trainer can wrap a sampler so that its indices are dealt out among the ranks a second time, or
-skip batches after a restart; a loader's workers run ahead of training. The sampler receives no sign
-of it: only its callers differ. Their frames are inspected when a pass begins and when a state is
-taken. No trainer is imported (decision 0044). What is in a frame may be of any kind, and half
-built, so looking at one never raises.
+A trainer can wrap a sampler so that its indices are sharded among the ranks again, or skip batches
+after a restart; a loader's workers run ahead of training. The sampler receives no sign of it: only
+its callers differ. Their frames are inspected when a pass begins and when a state is saved. No
+trainer is imported (decision 0044). An object in a frame may be of any kind, and half built, so
+looking at one never raises.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
         if num_replicas > 1:
             cure = _LEAVE if _module(frame).startswith("accelerate.") else "pass it unwrapped"
             return (
-                f"each of {num_replicas} ranks has its share already, and {name} deals it out "
-                f"among {num_dealt} processes a second time, so that most of the dataset is never "
-                f"read; {cure}"
+                f"each of {num_replicas} ranks has its share already, and {name} shards it again "
+                f"among {num_dealt} processes, so that most of the dataset is never read; {cure}"
             )
         if shuffle and not _module(frame).startswith("accelerate."):
             return (

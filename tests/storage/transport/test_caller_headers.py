@@ -96,14 +96,14 @@ def failing(kind: type[Exception]) -> dict[str, str]:
     [
         (partial(failing, KeyError), ["an error: KeyError"]),
         (partial(failing, TimeoutError), ["an error: TimeoutError", "tried 5 times"]),
-        (lambda: "SECRET", ["to return a dict", "found a str"]),
-        (lambda: ({"a": "b"}, "SECRET"), ["to return a dict", "found a tuple"]),
+        (lambda: "SECRET", ["must return a dict", "found a str"]),
+        (lambda: ({"a": "b"}, "SECRET"), ["must return a dict", "found a tuple"]),
         (lambda: {"a": "SECRET\n"}, ["one line of Latin-1"]),
     ],
 )
 def test_a_callable_that_fails_is_an_error(call: object, parts: list[str], server: Server) -> None:
     """The message says what is wrong with the callable, and shows nothing of what it returned."""
-    with raises(FetchError, "headers, a callable", *parts) as caught:
+    with raises(FetchError, "the headers callable", *parts) as caught:
         Fetcher({"headers": call}).read(server.page("/a", b"abc"), 3)
     assert "SECRET" not in str(caught.value)
     assert not server.log
