@@ -344,14 +344,14 @@ def _joined(blocks: list[Samples], num_channels: int) -> Samples:
 # Encoding.
 
 
-def encode_audio(format_name: str, subtype: str | None, value: Any) -> bytes:
+def encode_audio(value: Any, format_name: str, subtype: str | None = None) -> bytes:
     """Encode ``(samples, rate)`` in a format of libsndfile.
 
     Args:
+        value: Samples and rate, as they are decoded.
         format_name: libsndfile's name of the format.
         subtype: libsndfile's name of the encoding; None for 16 bits if the samples are int16, and
             otherwise for as many bits as the format has.
-        value: The samples, as they are decoded.
     """
     import soundfile
 

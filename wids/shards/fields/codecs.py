@@ -82,15 +82,15 @@ def _image(*extensions: str, encode: Encode) -> Codec:
     return Codec(extensions, images.decode_pil, encode, kind="image")
 
 
-def _audio(name: str, subtype: str, *libsndfile: str | None) -> Codec:
-    encode = partial(_encode_audio, *libsndfile) if libsndfile else None
+def _audio(name: str, subtype: str, *libsndfile: str) -> Codec:
+    encode = partial(_encode_audio, libsndfile) if libsndfile else None
     return Codec((name,), bytes, encode, kind="audio", media_type=f"audio/{subtype}")
 
 
-def _encode_audio(format_name: str, subtype: str | None, value: Any) -> bytes:
+def _encode_audio(libsndfile: tuple[str, ...], value: Any) -> bytes:
     from wids.shards.fields.audio import encode_audio  # few datasets have audio
 
-    return encode_audio(format_name, subtype, value)
+    return encode_audio(value, *libsndfile)
 
 
 def _video(name: str, subtype: str, *, is_played: bool = True) -> Codec:
@@ -122,9 +122,9 @@ CODECS: Final = (
     _image("gif", encode=images.image_encoder("GIF")),
     _image("bmp", encode=images.image_encoder("BMP")),
     _image("tif", "tiff", encode=images.image_encoder("TIFF")),
-    # With the names of format and subtype in libsndfile, if it writes the type.
-    _audio("wav", "wav", "WAV", None),
-    _audio("flac", "flac", "FLAC", None),
+    # With the names of format and subtype in libsndfile, if it writes them.
+    _audio("wav", "wav", "WAV"),
+    _audio("flac", "flac", "FLAC"),
     _audio("ogg", "ogg", "OGG", "VORBIS"),
     _audio("opus", "ogg", "OGG", "OPUS"),
     _audio("mp3", "mpeg", "MP3", "MPEG_LAYER_III"),
