@@ -179,11 +179,8 @@ class RemoteShard(PooledShard):
 
     def request_nbytes(self, members: IntArray) -> int:
         """Return the cost of reading members in bytes; a request counts as the largest gap."""
-        index = self.index
-        members = members[np.argsort(index.blocks[members], kind="stable")]
-        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
-        heads = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
-        stops = bodies + index.sizes[members].astype(np.int64)
+        members = members[np.argsort(self.index.blocks[members], kind="stable")]
+        heads, _, stops = self.index.spans(members)
         gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), GAP_NBYTES)
         return int((stops - heads).sum() + gaps.sum()) + GAP_NBYTES
 

@@ -344,11 +344,11 @@ def _joined(blocks: list[Samples], num_channels: int) -> Samples:
 # Encoding.
 
 
-def encode_audio(value: Any, format_name: str, subtype: str | None = None) -> bytes:
-    """Encode ``(samples, rate)`` in a format of libsndfile.
+def encode_audio(value: Any, format_name: str, subtype: str | None) -> bytes:
+    """Return ``(samples, rate)`` in a format of libsndfile.
 
     Args:
-        value: Samples and rate, as they are decoded.
+        value: The samples, of shape ``(channels, frames)``, and their rate in Hz.
         format_name: libsndfile's name of the format.
         subtype: libsndfile's name of the encoding; None for 16 bits if the samples are int16, and
             otherwise for as many bits as the format has.

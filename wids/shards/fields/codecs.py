@@ -82,12 +82,12 @@ def _image(*extensions: str, encode: Encode) -> Codec:
     return Codec(extensions, images.decode_pil, encode, kind="image")
 
 
-def _audio(name: str, subtype: str, *libsndfile: str) -> Codec:
-    encode = partial(_encode_audio, libsndfile) if libsndfile else None
+def _audio(name: str, subtype: str, libsndfile: tuple[str, str | None] | None = None) -> Codec:
+    encode = None if libsndfile is None else partial(_encode_audio, libsndfile)
     return Codec((name,), bytes, encode, kind="audio", media_type=f"audio/{subtype}")
 
 
-def _encode_audio(libsndfile: tuple[str, ...], value: Any) -> bytes:
+def _encode_audio(libsndfile: tuple[str, str | None], value: Any) -> bytes:
     from wids.shards.fields.audio import encode_audio  # few datasets have audio
 
     return encode_audio(value, *libsndfile)
@@ -123,11 +123,11 @@ CODECS: Final = (
     _image("bmp", encode=images.image_encoder("BMP")),
     _image("tif", "tiff", encode=images.image_encoder("TIFF")),
     # With the names of format and subtype in libsndfile, if it writes them.
-    _audio("wav", "wav", "WAV"),
-    _audio("flac", "flac", "FLAC"),
-    _audio("ogg", "ogg", "OGG", "VORBIS"),
-    _audio("opus", "ogg", "OGG", "OPUS"),
-    _audio("mp3", "mpeg", "MP3", "MPEG_LAYER_III"),
+    _audio("wav", "wav", ("WAV", None)),
+    _audio("flac", "flac", ("FLAC", None)),
+    _audio("ogg", "ogg", ("OGG", "VORBIS")),
+    _audio("opus", "ogg", ("OGG", "OPUS")),
+    _audio("mp3", "mpeg", ("MP3", "MPEG_LAYER_III")),
     _audio("m4a", "mp4"),
     _video("mp4", "mp4"),
     _video("m4v", "mp4"),

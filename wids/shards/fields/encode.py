@@ -58,7 +58,7 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         package = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(
             f'field "{printable(field)}": its encoder needs a package that is not installed '
-            f"({package}); {how_to_install(package)}",
+            f"({error.name}); {how_to_install(package)}",
             name=error.name,
         ) from error
     except Exception as error:
