@@ -1,11 +1,11 @@
-"""Fetch remote shards into the cache, and open the copies with their indexes.
+"""Fetch remote shards into the cache, open the copies with their indexes, and list such files.
 
-A backup, ``rsync`` or ``cp`` changes the modification time of a copy, and so does an edit. Its
+An edit changes the modification time of a copy, and so does a backup, ``rsync`` or ``cp``. The
 bytes are then compared with the checksums of the stored index, or, if that is lost, with the digest
 that the spec states.
 
-The files of a dataset in a cache are listed without asking a server; files of joins are left out,
-since they belong to two datasets.
+`cached_files` lists the files of a dataset in a cache without asking a server. Files of joins are
+left out, since they belong to two datasets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open shards by number: as a local file, as a cached copy, or by range.
 
-Each way of opening gets the index from a pack, from the cache folder, or by scanning the tar. Every
-index is checked against its tar; only reading by range requires an existing one. An open shard is
-compared with its spec.
+A shard gets its index from a pack, from the cache folder, or by a scan of its tar; reading by range
+requires one that exists. Every index is checked against its tar. An open shard is compared with its
+spec.
 """
 
 from __future__ import annotations

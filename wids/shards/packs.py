@@ -1,8 +1,8 @@
 """Find and open the packs that a spec names, before the shards are opened.
 
-A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, or one for
-each of its parts, and one for a single shard. This module opens these packs and keeps them open. A
-pack that is missing, damaged or outdated is ignored: an index can always be built from its tar.
+A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, one for each
+of its parts, and one for a single shard. A pack that is missing, damaged or outdated is ignored: an
+index can always be built from its tar.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Find the files beside shards, and compare copies of them with what was recorded about them.
+"""Fetch the files beside shards, and compare copies of them with what was recorded about them.
 
-No spec states the digests of packs, tables and joined files, so a record is stored beside each
-copy, as an index is beside the copy of a shard.
-
-Only the server knows the versions of these files: a remote file is stored in the cache, and fetched
-again when another version was published.
+These are packs, tables and joined files. Only their server knows their versions: a remote file is
+stored in the cache, and fetched again when another version was published. No spec states their
+digests, so a record is stored beside each copy, as an index is beside the copy of a shard.
 """
 
 from __future__ import annotations

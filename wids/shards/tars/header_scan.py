@@ -1,8 +1,8 @@
-"""Scan a tar that is read in parts, and compare headers with an index without checksums.
+"""Scan a tar that is read in parts, member by member.
 
-Only the strict lane is used, one member at a time: each slice of the tar may be a request to a
-server, and nothing is read between two headers. Members, order and errors are the same as those of
-`scan`, as specified in specs/tar-shards.md.
+Each slice of such a tar may be a request to a server, so only the strict lane is used, and nothing
+is read between two headers. Members, order and errors are those of `scan`, as specified in
+specs/tar-shards.md.
 """
 
 from __future__ import annotations

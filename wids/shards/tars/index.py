@@ -1,13 +1,13 @@
 """Group the members of a tar into samples by the key rule, and hold the samples as columns.
 
-Members with one key form one sample wherever they are in the shard; samples come in the order in
+Members with one key form one sample wherever they are in the shard. Samples come in the order in
 which their keys first appear. Two members of one name may be two samples of one key, so they are an
 error, unless the caller wants the last one.
 
-Everything is an array or a run of bytes, in memory as in a file, so that a stored index is used in
-place and an open shard needs no Python object for each of its samples.
+Columns are arrays or runs of bytes, in memory as in a file: a stored index is used in place, and an
+open shard needs no Python object for each of its samples.
 
-A writer records members in a `MemberLog`; a scan finds the same in the finished tar.
+A writer records members in a `MemberLog`, and gets the index that a scan of the finished tar finds.
 """
 
 from __future__ import annotations
