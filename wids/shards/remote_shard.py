@@ -376,7 +376,7 @@ class RangeBudget:
 
 
 _BUFFER_NBYTES: Final = 256 << 10
-"""Bytes of a request: films are read in steps of 32 kB, each of which would cost a round trip."""
+"""Bytes of a request: video is read in steps of 32 kB, each of which would cost a round trip."""
 
 
 class OpensShards(Protocol):

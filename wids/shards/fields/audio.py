@@ -250,12 +250,12 @@ def stated_s(file: Any, stream: Any) -> float | None:
 
 
 def opened_media(file: IO[bytes], max_pixels: int = _MAX_PICTURE_PIXELS) -> Any:
-    """Return the container of PyAV for a film or a sound, which reads this file and no other.
+    """Return the container of PyAV for audio or video, which reads this file and no other.
 
     Args:
         file: A file that can seek.
         max_pixels: Size of frames that FFmpeg decodes in any case, be it to find out what a stream
-            is, or a picture of a sound; it decodes none that is an eighth larger.
+            is, or a picture inside audio; it decodes none that is an eighth larger.
 
     Raises:
         ModuleNotFoundError: PyAV is not installed.

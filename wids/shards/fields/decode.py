@@ -86,7 +86,7 @@ class Decoder:
         audio: What ``wav flac mp3 ogg opus m4a`` become: ``"torch"`` or ``"numpy"`` for all samples
             and their rate, ``(samples, rate)``, or a `wids.Audio` for a part, another rate or one
             channel. None leaves them as bytes.
-        video: What ``mp4 m4v mov mkv webm avi ogv`` become: ``"frames"`` for all frames and sound
+        video: What ``mp4 m4v mov mkv webm avi ogv`` become: ``"frames"`` for all frames and audio
             as webdataset decodes them, ``"reader"`` for a `wids.VideoReader`, or a `wids.Clips`.
             None leaves them as bytes.
         at_least: Height and width in pixels that a picture needs. A JPEG is decoded at 1/2, 1/4 or
@@ -209,7 +209,7 @@ def named_decoder(name: str, *, allow_pickle: bool = False) -> Decoder:
 
     Args:
         name: What pictures become; or ``"torch_audio"`` or ``"torch_video"``, as webdataset has
-            them, which decode only audio to tensors, or only films to all of their frames.
+            them, which decode only audio to tensors, or only video to all of its frames.
         allow_pickle: As for `Decoder`.
 
     Raises:
