@@ -130,7 +130,7 @@ class CopiedShards:
         try:
             return index_tar(data, key_split, name, checksums=True, repeated=facts.options.repeated)
         except RepeatedNamesError:
-            # Who published an index has chosen the last of them for all readers.
+            # The publisher of an index has chosen the last of them for all readers.
             if facts.packs.index(number, len(data), key_split) is None:
                 raise
             return index_tar(data, key_split, name, checksums=True, repeated="last")

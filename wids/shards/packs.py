@@ -66,7 +66,7 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
             _logger.warning("%s; using it without storing it", str(error))
             return _load_unstored(fetcher, url, num_shards)
     except (WidsError, OSError) as error:
-        _logger.warning("%s: %s; going on without it", urls.redact(url), str(error))
+        _logger.warning("%s: %s; continuing without it", urls.redact(url), str(error))
         return None
     except ValueError as error:  # readable, but damaged or of another version
         _logger.info("%s: %s", urls.redact(url), str(error))

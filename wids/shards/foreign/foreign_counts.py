@@ -276,7 +276,7 @@ class _Search:
             try:
                 counts = counts_in(data, url, read_counts)
             except SpecError as error:  # a file of this name may be of another program
-                _logger.warning("%s; going on without it", str(error))
+                _logger.warning("%s; continuing without it", str(error))
                 continue
             join = urls.joiner(root)
             for shard, count in counts.items():

@@ -80,20 +80,9 @@ def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
         places += [position + len(body), len(section)]
         body += section
         body += bytes(-(position + len(body)) % ALIGNMENT)
-    header = _Header(
-        magic=_MAGIC,
-        version=VERSION,
-        crc=0,
-        nbytes=position + len(body),
-        tar_nbytes=identity.nbytes,
-        tar_mtime_ns=identity.mtime_ns,
-        tar_ctime_ns=identity.ctime_ns,
-        tar_inode=identity.inode,
-        num_samples=len(shard_index),
-        num_members=len(shard_index.blocks),
-        num_files=shard_index.num_files,
-        key_split=KEY_SPLITS.index(shard_index.key_split),
-    )
+    counts = len(shard_index), len(shard_index.blocks), shard_index.num_files
+    key_split = KEY_SPLITS.index(shard_index.key_split)
+    header = _Header(_MAGIC, VERSION, 0, position + len(body), *identity, *counts, key_split)
     rest = _HEADER.pack(*header)[_CRC_START:] + _SECTIONS.pack(*places) + body
     return _HEADER.pack(*header._replace(crc=zlib.crc32(rest)))[:_CRC_START] + rest
 

@@ -184,7 +184,7 @@ class TableFile:
         if zlib.crc32(self.edges.data) != header.edges_crc:
             raise DamagedTableError("expected its counts, found them damaged")
         if self.is_counted and (self.edges[0] or not _ascends(self.edges)):
-            raise DamagedTableError("expected its counts, found them in disorder")
+            raise DamagedTableError("expected its counts, found them out of order")
         self._lengths: IntArray = np.frombuffer(data, "<i8", n, lengths)
         self._offsets: IntArray = np.frombuffer(data, "<i8", n + 1, offsets)
         self._digests = digests if header.flags & HAS_SHA256 else None

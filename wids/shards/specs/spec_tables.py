@@ -1,8 +1,8 @@
 """Find the table of shards of a large document, or make it: beside the document, or in the cache.
 
-A document is read at most once on a machine for each of its versions. Whoever reads it makes its
-table, unless one was published beside it, and notes its digest under its length and its time or
-tag. specs/shard-table.md states when which file is used.
+A machine reads each version of a document at most once. The process that reads it makes its table,
+unless one was published beside it, and notes its digest under its length and its time or tag.
+specs/shard-table.md states when which file is used.
 """
 
 from __future__ import annotations
