@@ -23,8 +23,8 @@ from typing import IO, Final
 from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
-from wids.shards.records import CopyRecord, url_digest
 from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.sidecars import CopyRecord, url_digest
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.headers import KEY_SPLITS, KeySplit
 from wids.shards.tars.index import RepeatedNamesError, ShardIndex, TarIdentity, index_tar

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from wids.errors import FetchError, MismatchError, WidsError, local_error
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
-from wids.shards.packs import Packs
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import BrokenShards, ShardFacts, remote_file
+from wids.shards.sidecars import Packs
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar

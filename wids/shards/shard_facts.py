@@ -25,8 +25,8 @@ from wids.errors import (
     user_line,
     warn,
 )
-from wids.shards.packs import Packs
 from wids.shards.read_options import ReadOptions
+from wids.shards.sidecars import Packs
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.headers import KeySplit
