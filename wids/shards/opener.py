@@ -58,15 +58,11 @@ class LocalShards:
             place = rewritten(self._facts.shards[number].url)
             path = urls.local_path(place) if urls.is_local(place) else None
             if path is not None:
-                path = self._named_path(self._facts.shards[number].url) or path
+                # `localname` may return a cache path, as for remote shards; no local one is there.
+                named = self._facts.store.named_path(self._facts.shards[number].url)
+                path = named if named is not None and os.path.exists(named) else path
             self._paths[number] = path  # shards are opened often
             return path
-
-    def _named_path(self, url: str) -> str | None:
-        """Return the path that ``localname`` maps a local shard to; None if no file is there."""
-        path = self._facts.store.named_path(url)
-        # `localname` may return a cache path, as for remote shards, where a local one has no file.
-        return path if path is not None and os.path.exists(path) else None
 
     def open(self, number: int, path: str) -> Shard:
         """Map the file of a shard."""

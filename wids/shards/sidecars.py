@@ -450,13 +450,10 @@ class Packs:
         if pack is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
         # A mapped pack holds a descriptor: affordable for a few packs, not for one per shard.
-        if pack is None or not pack.is_mapped or (is_shared and self._num_mapped < _MAX_SHARED):
+        num_mapped = sum(p is not None and p.is_mapped for p in list(self._packs.values()))
+        if pack is None or not pack.is_mapped or (is_shared and num_mapped < _MAX_SHARED):
             self._packs[url] = pack
         return pack
-
-    @property
-    def _num_mapped(self) -> int:
-        return sum(pack is not None and pack.is_mapped for pack in list(self._packs.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote pack may be evicted before this is unpickled.

@@ -135,13 +135,10 @@ def parse_start(data: bytes) -> tuple[TableHeader, dict[str, Any]]:
         facts = json.loads(data[HEADER.size : HEADER.size + header.facts_nbytes])
     except ValueError as error:
         raise DamagedTableError(f"expected the facts of its document, found {error}") from error
-    if not all(isinstance(found, dict) for found in (facts, *_objects_in(facts))):
+    found = (facts.get("document"), facts.get("schemes")) if isinstance(facts, dict) else (None,)
+    if not all(isinstance(value, dict) for value in found):
         raise DamagedTableError("expected the facts of its document, found others")
     return header, facts
-
-
-def _objects_in(facts: Any) -> list[Any]:
-    return [facts.get("document"), facts.get("schemes")] if isinstance(facts, dict) else []
 
 
 class TableFile:
