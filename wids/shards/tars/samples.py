@@ -351,8 +351,8 @@ def sample_readers(
     key_starts, key_stops = index.key_starts.data, index.key_starts.data[1:]
     text, text_start, text_stop = index.text, index.text_start, index.text_start - 1
     source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap, fast_crc32 = WRAP[raw], fastest_crc32()
-    timed_crc32 = partial(checked, fast_crc32)
+    wrap, crc32 = WRAP[raw], fastest_crc32()
+    timed_crc32 = partial(checked, crc32)
 
     compare = _compare(path, view, index, blocks) if len(index.head_crcs) else None
     look = _look(data, index, wanted, known, (starts, blocks, sizes), compare)
@@ -373,16 +373,16 @@ def sample_readers(
                 shape = shapes[known[local_index]] or look(local_index, labels, shapes)
                 new_sample, members, is_large = shape
                 sample, first = new_sample(), starts[local_index]
-                crc32 = fast_crc32
                 if is_large:
                     _hint(data, blocks, sizes, first, members)
-                    crc32 = timed_crc32
                 for field, at in members:
                     member = first + at
                     offset = blocks[member] * BLOCK_NBYTES
                     value = source[offset : offset + sizes[member]]
-                    if crcs is not None and crc32(value) != crcs[member]:
-                        raise changed_payload_error(path, index.member_name(member))
+                    if crcs is not None:
+                        computed = timed_crc32(value) if is_large else crc32(value)
+                        if computed != crcs[member]:
+                            raise changed_payload_error(path, index.member_name(member))
                     sample[field] = value if wrap is None else wrap(value)
                 start, stop = text_start + key_starts[local_index], key_stops[local_index]
                 sample["__key__"] = text[start : text_stop + stop].decode(errors="surrogateescape")
