@@ -17,7 +17,7 @@ from conftest import sample_members, settle, write_tar
 from faults import Fault, faults
 
 import wids
-from wids.shards import records
+from wids.shards import sidecars
 from wids.shards.tars import samples
 from wids.storage.cache import leases
 
@@ -46,7 +46,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         with wids.ShardListDataset(remote, handlers={"mem": open_file}) as dataset:
             assert dataset[3][".txt"] == "text 3"  # looks for the pack, to read by range
             assert [sample[".txt"] for sample in dataset][7] == "text 7"
-            with records.open_file(dataset.reader.store, "mem://host/a.index") as file:
+            with sidecars.open_file(dataset.reader.store, "mem://host/a.index") as file:
                 file.read()
         for copy in (tmp_path / "cache" / "shards").glob("*-a.tar"):
             os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))

@@ -139,7 +139,7 @@ def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureF
     url = site.spec(index="train.index")
     with wids.ShardListDataset(url) as dataset:
         assert dataset[10][".txt"] == "text 10"
-    assert "going on without it" in caplog.text
+    assert "continuing without it" in caplog.text
     site.server.page("/train.index", b"broken")
     with wids.ShardListDataset(url) as dataset:
         assert dataset[10][".txt"] == "text 10"

@@ -2,7 +2,7 @@
 
 `Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with a `Failed`
 in the place of each such sample, whether it is damaged itself or its whole shard is. Broken shards
-are noted where they are opened (`wids.shards.broken_shards`).
+are noted where they are opened (`wids.shards.shard_facts`).
 """
 
 from __future__ import annotations

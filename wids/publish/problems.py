@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from wids.errors import FetchError, printable
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, MEDIA_TYPES
+from wids.shards.fields.codecs import BY_EXTENSION, CHOSEN_KINDS
 from wids.shards.indexes.pack import LocalPack
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import parse
@@ -185,10 +185,10 @@ class _Fields:
 def _role(field: str) -> Role:
     """Return the role of a field: ``.JPG`` and ``.png`` are alike, ``.mask.png`` is another."""
     stem, _, extension = field.removesuffix(".gz").rpartition(".")
-    kind = extension.lower()
-    if kind in IMAGE_EXTENSIONS:
-        return stem, "image"
-    return stem, MEDIA_TYPES.get(kind, kind).partition("/")[0]
+    codec = BY_EXTENSION.get(extension.lower())
+    if codec is not None and codec.kind in CHOSEN_KINDS:
+        return stem, codec.kind
+    return stem, extension.lower()
 
 
 def _first(texts: Iterable[str]) -> list[str]:

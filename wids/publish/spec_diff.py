@@ -16,8 +16,8 @@ import numpy as np
 
 from wids.errors import MismatchError
 from wids.shards.indexes.pack import key_hash
-from wids.shards.packs import Packs
 from wids.shards.read_options import cache_folder
+from wids.shards.sidecars import Packs
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.headers import to_bytes, to_text

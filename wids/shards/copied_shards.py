@@ -1,11 +1,11 @@
-"""Fetch remote shards into the cache, and open the copies with their indexes.
+"""Fetch remote shards into the cache, open the copies with their indexes, and list such files.
 
-A backup, ``rsync`` or ``cp`` changes the modification time of a copy, and so does an edit. Its
+An edit changes the modification time of a copy, and so does a backup, ``rsync`` or ``cp``. The
 bytes are then compared with the checksums of the stored index, or, if that is lost, with the digest
 that the spec states.
 
-The files of a dataset in a cache are listed without asking a server; files of joins are left out,
-since they belong to two datasets.
+`cached_files` lists the files of a dataset in a cache without asking a server. Files of joins are
+left out, since they belong to two datasets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import IO, Final
 from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
-from wids.shards.records import CopyRecord, url_digest
 from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.sidecars import CopyRecord, url_digest
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.headers import KEY_SPLITS, KeySplit
 from wids.shards.tars.index import RepeatedNamesError, ShardIndex, TarIdentity, index_tar
@@ -130,7 +130,7 @@ class CopiedShards:
         try:
             return index_tar(data, key_split, name, checksums=True, repeated=facts.options.repeated)
         except RepeatedNamesError:
-            # Who published an index has chosen the last of them for all readers.
+            # The publisher of an index has chosen the last of them for all readers.
             if facts.packs.index(number, len(data), key_split) is None:
                 raise
             return index_tar(data, key_split, name, checksums=True, repeated="last")

@@ -1,9 +1,7 @@
-"""Estimate what downloading some shards costs, or reading all headers of a remote tar.
+"""Estimate what it costs to download some shards, or to read all headers of a remote tar.
 
-Lengths come from the spec, or from the servers, without reading a shard. Decision 0025 has the
-reasons.
-
-The estimate for headers uses only bytes that were already read.
+Lengths come from the spec, or from the servers, without reading a shard (decision 0025). The
+estimate for headers uses only bytes that were already read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open shards by number: as a local file, as a cached copy, or by range.
 
-Each way of opening gets the index from a pack, from the cache folder, or by scanning the tar. Every
-index is checked against its tar; only reading by range requires an existing one. An open shard is
-compared with its spec.
+A shard gets its index from a pack, from the cache folder, or by a scan of its tar; reading by range
+requires one that exists. Every index is checked against its tar. An open shard is compared with its
+spec.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wids.errors import FetchError, MismatchError, WidsError, local_error
-from wids.shards.broken_shards import BrokenShards
 from wids.shards.indexes import index_file
-from wids.shards.indexes.index_file import index_paths, load_count, load_index, store_index
-from wids.shards.packs import Packs
+from wids.shards.indexes.index_file import index_paths, load_index, store_index
 from wids.shards.read_options import ReadOptions
-from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.shard_facts import BrokenShards, ShardFacts, remote_file
+from wids.shards.sidecars import Packs
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
@@ -59,15 +58,11 @@ class LocalShards:
             place = rewritten(self._facts.shards[number].url)
             path = urls.local_path(place) if urls.is_local(place) else None
             if path is not None:
-                path = self._named_path(self._facts.shards[number].url) or path
+                # `localname` may return a cache path, as for remote shards; no local one is there.
+                named = self._facts.store.named_path(self._facts.shards[number].url)
+                path = named if named is not None and os.path.exists(named) else path
             self._paths[number] = path  # shards are opened often
             return path
-
-    def _named_path(self, url: str) -> str | None:
-        """Return the path that ``localname`` maps a local shard to; None if no file is there."""
-        path = self._facts.store.named_path(url)
-        # `localname` may return a cache path, as for remote shards, where a local one has no file.
-        return path if path is not None and os.path.exists(path) else None
 
     def open(self, number: int, path: str) -> Shard:
         """Map the file of a shard."""
@@ -104,99 +99,6 @@ class LocalShards:
         if packed is not None:
             return packed[0]
         return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)
-
-    def stored_count(self, number: int, path: str) -> int | None:
-        """Return the number of samples of `stored_index`, or None."""
-        facts, identity = self._facts, TarIdentity.of_file(os.stat(path))
-        key_split = facts.key_split(number)
-        packed = facts.packs.index(number, identity.nbytes, key_split)
-        if packed is not None:
-            return len(packed[0])
-        paths = index_paths(facts.store.folder, path, key_split)
-        counts = (load_count(index_path, identity, key_split) for index_path in paths)
-        return next((count for count in counts if count is not None), None)
-
-
-@dataclass(frozen=True)
-class ShardsByRange:
-    """The shards that are read by range.
-
-    Attributes:
-        facts: The shards.
-    """
-
-    facts: ShardFacts
-
-    def index(self, number: int) -> tuple[ShardIndex, int] | None:
-        """Return the index of a shard and the length of its tar, without fetching the tar.
-
-        From a pack, or from the cache, where an earlier copy left it. None if neither has it.
-        """
-        facts = self.facts
-        shard_spec, key_split = facts.shards[number], facts.key_split(number)
-        packed = facts.packs.index(number, shard_spec.nbytes, key_split)
-        if packed is not None:
-            return packed
-        left = index_file.load_recorded(facts.store.index_path(remote_file(shard_spec)))
-        is_same_rule = left is not None and left[0].key_split == key_split
-        if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
-            return left[0], left[1].nbytes
-        return None
-
-    def may_open(self, number: int) -> bool:
-        """Whether a shard without a copy may be read by range, as far as is known without asking.
-
-        False for a shard that was announced, unless batches may read it while it is fetched, and
-        for one of which enough was read.
-        """
-        facts, shard_spec = self.facts, self.facts.shards[number]
-        if facts.options.access == "range":
-            return True
-        # Without ranges, each attempt would start the transfer of the whole file.
-        if not facts.store.fetcher.sends_parts(shard_spec.url):
-            return False
-        return facts.takes(number, shard_spec.nbytes or sys.maxsize, 0)
-
-    def open(self, number: int, has_copy: Callable[[], bool]) -> RemoteShard | None:
-        """Return a shard to be read by range; None if it has a copy, or has to be fetched.
-
-        Args:
-            number: Its number.
-            has_copy: Whether the shard has a copy by now.
-
-        Raises:
-            FetchError: No index is known, and the shard must not be fetched.
-        """
-        facts, options = self.facts, self.facts.options
-        url = facts.shards[number].url
-        if has_copy() or not self.may_open(number):
-            return None
-        index_and_nbytes = self.index(number)
-        if index_and_nbytes is None:
-            if options.access == "range":
-                raise FetchError(
-                    f"{urls.redact(url)}: expected an index to read it by range, found none; make "
-                    'one for the dataset with `wids create`, or use access="download"'
-                )
-            return None
-        index, nbytes = index_and_nbytes
-        if not facts.takes(number, nbytes, 0):  # the spec may not state its length
-            return None
-        from wids.shards.remote_shard import RemoteShard  # often only the index is needed
-
-        reader = facts.store.fetcher.range_reader(url, nbytes)
-        shard = RemoteShard(
-            urls.redact(url),
-            index.without_payload_crcs() if options.verify == "never" else index,
-            nbytes,
-            facts.broken.watched(number, reader.view),
-            fields=options.fields,
-            raw=options.raw,
-            takes=partial(facts.takes, number, nbytes),
-            has_copy=has_copy,
-            version=lambda: reader.version,
-        )
-        return facts.checked(number, shard)
 
 
 class ShardOpener:
@@ -256,7 +158,7 @@ class ShardOpener:
         if path is not None:
             return self.local.open(number, path)
         if not local:
-            shard = self._by_range().open(number, partial(self.is_local, number))
+            shard = self._open_range(number)
             if shard is not None:
                 return shard
         copy = self._copies().open(number, make_room)
@@ -264,16 +166,64 @@ class ShardOpener:
             self.facts.budget.note_fetched(number)
         return copy
 
-    # Imported only for remote shards: these modules and their imports take 2 ms.
+    def _range_index(self, number: int) -> tuple[ShardIndex, int] | None:
+        """Return the index of a shard and the length of its tar, without fetching the tar.
+
+        From a pack, or from the cache, where an earlier copy left it. None if neither has it.
+        """
+        facts = self.facts
+        shard_spec, key_split = facts.shards[number], facts.key_split(number)
+        packed = facts.packs.index(number, shard_spec.nbytes, key_split)
+        if packed is not None:
+            return packed
+        left = index_file.load_recorded(facts.store.index_path(remote_file(shard_spec)))
+        is_same_rule = left is not None and left[0].key_split == key_split
+        if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
+            return left[0], left[1].nbytes
+        return None
+
+    def _open_range(self, number: int) -> RemoteShard | None:
+        """Return a shard to be read by range; None if it has a copy, or has to be fetched.
+
+        Raises:
+            FetchError: No index is known, and the shard must not be fetched.
+        """
+        facts, options = self.facts, self.facts.options
+        url = facts.shards[number].url
+        if not self.may_read_ranges(number):
+            return None
+        index_and_nbytes = self._range_index(number)
+        if index_and_nbytes is None:
+            if options.access == "range":
+                raise FetchError(
+                    f"{urls.redact(url)}: expected an index to read it by range, found none; make "
+                    'one for the dataset with `wids create`, or use access="download"'
+                )
+            return None
+        index, nbytes = index_and_nbytes
+        if not facts.takes(number, nbytes, 0):  # the spec may not state its length
+            return None
+        from wids.shards.remote_shard import RemoteShard  # often only the index is needed
+
+        reader = facts.store.fetcher.range_reader(url, nbytes)
+        shard = RemoteShard(
+            urls.redact(url),
+            index.without_payload_crcs() if options.verify == "never" else index,
+            nbytes,
+            facts.broken.watched(number, reader.view),
+            fields=options.fields,
+            raw=options.raw,
+            takes=partial(facts.takes, number, nbytes),
+            has_copy=partial(self.is_local, number),
+            version=lambda: reader.version,
+        )
+        return facts.checked(number, shard)
 
     def _copies(self) -> CopiedShards:
+        # Imported only for remote shards: with its own imports it takes 2 ms.
         from wids.shards.copied_shards import CopiedShards
 
         return CopiedShards(self.facts)
-
-    def _by_range(self) -> ShardsByRange:
-
-        return ShardsByRange(self.facts)
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be opened without fetching it."""
@@ -282,12 +232,24 @@ class ShardOpener:
         return self.facts.store.find(remote_file(self.shards[number])) is not None
 
     def may_read_ranges(self, number: int) -> bool:
-        """Whether a shard has no copy and may be read by range, as far as is known here."""
-        return not self.is_local(number) and self._by_range().may_open(number)
+        """Whether a shard has no copy and may be read by range, as far as is known without asking.
+
+        False for a shard that was announced, unless batches may read it while it is fetched, and
+        for one of which enough was read.
+        """
+        if self.is_local(number):
+            return False
+        facts, shard_spec = self.facts, self.shards[number]
+        if facts.options.access == "range":
+            return True
+        # Without ranges, each attempt would start the transfer of the whole file.
+        if not facts.store.fetcher.sends_parts(shard_spec.url):
+            return False
+        return facts.takes(number, shard_spec.nbytes or sys.maxsize, 0)
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""
-        return self.is_local(number) or self._by_range().index(number) is not None
+        return self.is_local(number) or self._range_index(number) is not None
 
     def is_packed(self, number: int) -> bool:
         """Whether the dataset's pack has the keys of this shard, and states its length.
@@ -340,18 +302,13 @@ class ShardOpener:
             with suppress(OSError):
                 return self.local.stored_index(number, path, TarIdentity.of_file(os.stat(path)))
         elif not self.is_local(number):
-            found = self._by_range().index(number)
+            found = self._range_index(number)
         return None if found is None else found[0]
 
     def known_count(self, number: int) -> int | None:
         """Return the number of samples in `known_index`."""
-        path = self.local.path(number)
-        if path is None:
-            index = self.known_index(number)
-            return None if index is None else len(index)
-        with suppress(OSError):
-            return self.local.stored_count(number, path)
-        return None
+        index = self.known_index(number)
+        return None if index is None else len(index)
 
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""

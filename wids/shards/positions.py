@@ -1,7 +1,7 @@
 """Convert an index, a slice, indices or a mask to positions in the whole dataset, and pickle them.
 
-A view of a dataset is its positions: a range if they are evenly spaced; a set in bits or runs if
-they ascend and are many; otherwise an array that is compressed when it is pickled.
+The positions of a view are a range if they are evenly spaced, a set in bits or runs if they ascend
+and are many, and otherwise an array that is compressed when it is pickled.
 
 Lists, arrays, tensors, and columns of pandas, Arrow and polars are recognized by their methods,
 without importing those packages.

@@ -1,4 +1,4 @@
-"""Read what a batch needs of all its remote shards in one flight of requests.
+"""Read what a batch needs of all its remote shards with requests that are sent together.
 
 First the indexes of those shards that are not open, then all ranges, are requested at once, so that
 a batch takes two round trips, whatever the number of its shards and samples.
@@ -12,18 +12,20 @@ from typing import TypeAlias, TypeVar
 
 from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
-from wids.shards.remote_shard import Cut, RemoteShard, Value
+from wids.shards.remote_shard import MemberRange, RemoteShard, Value
 from wids.shards.shard_pool import ShardPool
 from wids.shards.tars.samples import PooledShard
 from wids.storage.reading_threads import in_threads
 
 T = TypeVar("T")
 
-Landed: TypeAlias = "dict[int, RemoteShard | WidsError]"
+ShardsOrErrors: TypeAlias = "dict[int, RemoteShard | WidsError]"
 """Shards by number that have the bytes of samples, or why they could not be opened."""
 
 
-def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]]) -> Landed:
+def fly(
+    pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]]
+) -> ShardsOrErrors:
     """Read samples of remote shards by range, where that is better than fetching the shards.
 
     Args:
@@ -35,28 +37,28 @@ def fly(pool: ShardPool, opener: ShardOpener, wanted: Mapping[int, Sequence[int]
         The shards that were read. Reading one of these samples returns the bytes that arrived, or
         raises the error of their request.
     """
-    landed: Landed = {}
-    cuts: list[tuple[int, Cut]] = []
+    found: ShardsOrErrors = {}
+    ranges: list[tuple[int, MemberRange]] = []
     tasks: list[Callable[[], dict[int, Value] | WidsError]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
-            landed[number] = shard
+            found[number] = shard
         elif isinstance(shard, RemoteShard):
-            some = shard.cuts(wanted[number])
-            if shard.takes(sum(cut.stop - cut.start for cut in some)):
-                landed[number] = shard
-                cuts += [(number, cut) for cut in some]
-                tasks += [_caught(partial(shard.read_cut, cut)) for cut in some]
-    arrived: dict[int, dict[int, Value]] = {number: {} for number in landed}
-    for (number, cut), found in zip(cuts, in_threads(tasks, "wids-ranges"), strict=True):
-        if isinstance(found, WidsError):
-            arrived[number].update(dict.fromkeys(cut.members, found))
+            own = shard.ranges(wanted[number])
+            if shard.takes(sum(each.stop - each.start for each in own)):
+                found[number] = shard
+                ranges += [(number, each) for each in own]
+                tasks += [_caught(partial(shard.read_members_of, each)) for each in own]
+    arrived: dict[int, dict[int, Value]] = {number: {} for number in found}
+    for (number, each), answer in zip(ranges, in_threads(tasks, "wids-ranges"), strict=True):
+        if isinstance(answer, WidsError):
+            arrived[number].update(dict.fromkeys(each.members, answer))
         else:
-            arrived[number].update(found)
-    for number, shard in landed.items():
-        if isinstance(shard, RemoteShard):
-            landed[number] = shard.with_values(arrived[number])
-    return landed
+            arrived[number].update(answer)
+    return {
+        number: shard.with_values(arrived[number]) if isinstance(shard, RemoteShard) else shard
+        for number, shard in found.items()
+    }
 
 
 def _opened(

@@ -46,8 +46,8 @@ Value: TypeAlias = "bytes | WidsError"
 """A member that was read and compared with the index, or why it cannot be returned."""
 
 
-class Cut(NamedTuple):
-    """A range to read, and the members to cut out of it."""
+class MemberRange(NamedTuple):
+    """A range to read, and the members in it."""
 
     start: int
     stop: int
@@ -102,7 +102,7 @@ class RemoteShard(PooledShard):
         self._version = version
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
-        self._landed: Mapping[int, Value] = {}
+        self._arrived: Mapping[int, Value] = {}
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
@@ -131,33 +131,33 @@ class RemoteShard(PooledShard):
         local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
         members = {i: self._members_of(i) for i in local_indices}
         # A set, so that a sample that is repeated in a batch is read once.
-        wanted, values = {member for some in members.values() for member in some}, self._landed
+        wanted, values = {member for some in members.values() for member in some}, self._arrived
         if not wanted <= values.keys():
-            values = self._read_cuts(self._cuts(wanted))
+            values = self._read_ranges(self._ranges(wanted))
         samples = [self._sample(i, members[i], values) for i in local_indices]
         if labels is not None:
             for local_index, sample in zip(local_indices, samples, strict=True):
                 label(sample, local_index, labels)
         return samples
 
-    def cuts(self, local_indices: Sequence[int]) -> list[Cut]:
+    def ranges(self, local_indices: Sequence[int]) -> list[MemberRange]:
         """Return the ranges that `read_many` reads for some samples."""
         self.check()
-        return self._cuts({member for i in local_indices for member in self._members_of(i)})
+        return self._ranges({member for i in local_indices for member in self._members_of(i)})
 
-    def read_cut(self, cut: Cut) -> dict[int, Value]:
-        """Read a range, which the caller has had counted by `takes`, and cut its members out.
+    def read_members_of(self, wanted: MemberRange) -> dict[int, Value]:
+        """Read a range, which the caller has had counted by `takes`; return its members.
 
         The memory of the range is free for the next one then: fresh memory of 128 kB costs 0.05 ms,
         since the system has to clear it.
         """
-        view = memoryview(self._read_range(cut.start, cut.stop))
-        return {member: self._value(member, cut.start, view) for member in cut.members}
+        view = memoryview(self._read_range(wanted.start, wanted.stop))
+        return {member: self._value(member, wanted.start, view) for member in wanted.members}
 
     def with_values(self, values: Mapping[int, Value]) -> RemoteShard:
         """Return the same shard, with members that were read."""
         shard = copy(self)
-        shard._landed = values  # noqa: SLF001 - of this class
+        shard._arrived = values  # noqa: SLF001 - of this class
         return shard
 
     def read_members(
@@ -174,16 +174,13 @@ class RemoteShard(PooledShard):
         """
         self.check()
         wanted = members.tolist()
-        values = self._read_cuts(self._cuts(wanted, GAP_NBYTES))
+        values = self._read_ranges(self._ranges(wanted, GAP_NBYTES))
         return [_intact(values[member]) for member in wanted]
 
     def request_nbytes(self, members: IntArray) -> int:
         """Return the cost of reading members in bytes; a request counts as the largest gap."""
-        index = self.index
-        members = members[np.argsort(index.blocks[members], kind="stable")]
-        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
-        heads = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
-        stops = bodies + index.sizes[members].astype(np.int64)
+        members = members[np.argsort(self.index.blocks[members], kind="stable")]
+        heads, _, stops = self.index.spans(members)
         gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), GAP_NBYTES)
         return int((stops - heads).sum() + gaps.sum()) + GAP_NBYTES
 
@@ -220,10 +217,10 @@ class RemoteShard(PooledShard):
         base = spans[-1][0]
         return bytes(views[-1][part[0] - base : part[1] - base])
 
-    def _read_cuts(self, cuts: Sequence[Cut]) -> dict[int, Value]:
+    def _read_ranges(self, ranges: Sequence[MemberRange]) -> dict[int, Value]:
         """Return the members of ranges."""
-        self._count((cut.start, cut.stop) for cut in cuts)
-        tasks, values = [partial(self.read_cut, cut) for cut in cuts], dict[int, Value]()
+        self._count((each.start, each.stop) for each in ranges)
+        tasks, values = [partial(self.read_members_of, each) for each in ranges], dict[int, Value]()
         for found in in_threads(tasks, "wids-ranges"):
             values.update(found)
         return values
@@ -245,16 +242,16 @@ class RemoteShard(PooledShard):
         members, wanted = self.index.members(local_index), self._fields
         return [members[field] for field in members if wanted is None or field in wanted]
 
-    def _cuts(self, members: Iterable[int], gap_nbytes: float | None = None) -> list[Cut]:
+    def _ranges(self, members: Iterable[int], gap_nbytes: float | None = None) -> list[MemberRange]:
         """Return the ranges to read for members, with gaps of at most so many bytes."""
         places = sorted((self._span(member), member) for member in members)
         spans = [span for span, _ in places]
         gap_nbytes = frugal_gap_nbytes(spans) if gap_nbytes is None else gap_nbytes
-        cuts = [Cut(*span, []) for span in joined(spans, gap_nbytes)]
-        starts = [cut.start for cut in cuts]
+        ranges = [MemberRange(*span, []) for span in joined(spans, gap_nbytes)]
+        starts = [each.start for each in ranges]
         for (start, _), member in places:
-            cuts[bisect_right(starts, start) - 1].members.append(member)
-        return cuts
+            ranges[bisect_right(starts, start) - 1].members.append(member)
+        return ranges
 
     def _span(self, member: int) -> tuple[int, int]:
         """Return where the headers of a member begin and where its bytes end."""
@@ -286,7 +283,7 @@ class RemoteShard(PooledShard):
         return sample
 
     def _value(self, member: int, start: int, view: memoryview) -> Value:
-        """Cut a member out of a range that begins at ``start``, and compare it with the index."""
+        """Take a member out of a range that begins at ``start``, and compare it with the index."""
         head, stop = self._span(member)
         body = int(self.index.blocks[member]) * BLOCK_NBYTES
         try:
@@ -379,7 +376,7 @@ class RangeBudget:
 
 
 _BUFFER_NBYTES: Final = 256 << 10
-"""Bytes of a request: films are read in steps of 32 kB, each of which would cost a round trip."""
+"""Bytes of a request: video is read in steps of 32 kB, each of which would cost a round trip."""
 
 
 class OpensShards(Protocol):

@@ -95,7 +95,8 @@ def _unescaped(step: str) -> str:
 
 def codec_of(field: str) -> Codec | None:
     """Return the codec of a field, compressed or not; None for one that is left as bytes."""
-    return find(field.lower().removesuffix(".gz"), BY_EXTENSION)
+    codec = find(field.lower().removesuffix(".gz"), BY_EXTENSION)
+    return None if codec is None or codec.media_type else codec
 
 
 def _check_has_values(name: str, field: str, has_steps: bool) -> None:

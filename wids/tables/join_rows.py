@@ -32,7 +32,7 @@ from wids.publish.packing.folder_listing import csv_rows
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, unzip
 from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
-from wids.shards.records import open_file
+from wids.shards.sidecars import open_file
 from wids.storage.arrays import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls

@@ -24,7 +24,7 @@ from wids.errors import TableError, WidsError, local_error
 from wids.shards.positions import Positions
 from wids.shards.read_options import cache_folder
 from wids.shards.reader import ShardReader
-from wids.shards.records import discard, local_file
+from wids.shards.sidecars import discard, local_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, SavedTable
 from wids.shards.specs.saving import is_local_document, name_table

@@ -14,7 +14,7 @@ from loopback import Server
 
 import wids
 from wids.look.field_facts import compute_field_stats
-from wids.shards import packs
+from wids.shards import sidecars
 from wids.shards.indexes.pack import RangePack, key_hash, parse_header
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.headers import TarMembers
@@ -114,7 +114,7 @@ def test_datasets_read_large_packs_by_range(
     has_ranges: bool, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample and a key of a remote dataset, without fetching its pack, if the server can."""
-    monkeypatch.setattr(packs, "_LARGE_PACK_NBYTES", 1000)
+    monkeypatch.setattr(sidecars, "_LARGE_PACK_NBYTES", 1000)
     for path in folder.iterdir():
         ranges = has_ranges or path.suffix != ".index"
         server.page(f"/{path.name}", path.read_bytes(), has_ranges=ranges)
@@ -136,7 +136,7 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
     with (tmp_path / "big.index").open("w+b") as file:
         write_pack(file, ((name, len(shard), known) for name in names))
     pack = (tmp_path / "big.index").read_bytes()
-    assert len(pack) > packs._LARGE_PACK_NBYTES
+    assert len(pack) > sidecars._LARGE_PACK_NBYTES
     entries = [{"url": n, "nsamples": 2000, "filesize": len(shard)} for n in names]
     server.page("/big.json", {"shardlist": entries, "index": "big.index", "name": "big"})
     server.page("/big.index", pack)
@@ -157,7 +157,7 @@ def test_a_directory_is_read_once_on_a_machine(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long directory stays in the cache, where a damaged one is replaced (SHARDS-10)."""
-    monkeypatch.setattr(packs, "_LARGE_PACK_NBYTES", 1000)
+    monkeypatch.setattr(sidecars, "_LARGE_PACK_NBYTES", 1000)
     monkeypatch.setattr("wids.shards.indexes.pack.MAX_OWN_NBYTES", 100)
     path = write_tar(tmp_path / "a.tar", sample_members(0, 50))
     known, names = (

@@ -1,8 +1,8 @@
-"""Define the table of codecs, which decode and encode fields by extension, and their media types.
+"""Define the table of codecs: how fields are decoded, encoded and played, by extension.
 
-`CODECS` is the only list of field types. `Decoder` and `encode` look fields up in it, and so does
-all code that asks whether a field is an image. To add a field type, write one function for each
-direction and add one entry. For ``.heic``, with a new module ``wids/shards/fields/heic.py``::
+`CODECS` is the only list of field types. Decoders, encoders, remarks, previews and pages look
+fields up in it. To add a field type, write one function for each direction and add one entry. For
+``.heic``, with a new module ``wids/shards/fields/heic.py``::
 
     Codec(("heic",), heic.decode_heic, heic.encode_heic)
 
@@ -15,16 +15,15 @@ They may raise any exception; the caller adds the name of the field. The caller 
 docstring of `Decoder` lists the types for users, and the extra goes into ``pyproject.toml``. Fields
 without a codec stay bytes, so a new type also needs a line in CHANGELOG.
 
-`wids.shards.fields.decode` applies the options of a caller.
-
-Decoders, remarks and pages decide by this table what is audio or video and what to play. Images
-have codecs.
+`wids.shards.fields.decode` applies the options of a caller. Images, audio and video are decoded as
+these options say; without an option, audio and video stay bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from wids.shards.fields import images, values
@@ -45,6 +44,9 @@ Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
 Entry = TypeVar("Entry")
 
+CHOSEN_KINDS: Final = ("image", "audio", "video")
+"""Kinds of codecs whose decoder an argument of `Decoder` chooses."""
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -55,23 +57,45 @@ class Codec:
             follows its last dot.
         decode: Converts bytes to a value.
         encode: Converts a value to bytes; `decode` restores the value, as far as the format allows.
-        kind: ``"image"`` if ``Decoder(images=...)`` chooses the decoder, ``"pickle"`` if decoding
-            executes code, so that the caller has to allow it.
+            None if there is no encoder.
+        kind: ``"image"``, ``"audio"`` or ``"video"`` if an argument of `Decoder` of this name
+            chooses the decoder; ``"pickle"`` if decoding executes code, so that the caller has to
+            allow it.
         is_structure: Whether the value consists of many small objects, which take many times the
             memory of the bytes; its ``.gz`` fields have a lower limit.
         is_archive: Whether `decode` takes ``max_nbytes``, a limit on the decompressed size.
+        media_type: The media type of audio or video; else ``""``.
+        is_played: Whether all browsers play this type of audio or video.
     """
 
     extensions: tuple[str, ...]
     decode: Decode
-    encode: Encode
-    kind: Literal["plain", "image", "pickle"] = "plain"
+    encode: Encode | None
+    kind: Literal["plain", "image", "pickle", "audio", "video"] = "plain"
     is_structure: bool = False
     is_archive: bool = False
+    media_type: str = ""
+    is_played: bool = True
 
 
 def _image(*extensions: str, encode: Encode) -> Codec:
     return Codec(extensions, images.decode_pil, encode, kind="image")
+
+
+def _audio(name: str, subtype: str, libsndfile: tuple[str, str | None] | None = None) -> Codec:
+    encode = None if libsndfile is None else partial(_encode_audio, libsndfile)
+    return Codec((name,), bytes, encode, kind="audio", media_type=f"audio/{subtype}")
+
+
+def _encode_audio(libsndfile: tuple[str, str | None], value: Any) -> bytes:
+    from wids.shards.fields.audio import encode_audio  # few datasets have audio
+
+    return encode_audio(value, *libsndfile)
+
+
+def _video(name: str, subtype: str, *, is_played: bool = True) -> Codec:
+    media_type = f"video/{subtype}"
+    return Codec((name,), bytes, None, "video", media_type=media_type, is_played=is_played)
 
 
 CODECS: Final = (
@@ -98,6 +122,20 @@ CODECS: Final = (
     _image("gif", encode=images.image_encoder("GIF")),
     _image("bmp", encode=images.image_encoder("BMP")),
     _image("tif", "tiff", encode=images.image_encoder("TIFF")),
+    # With the names of format and subtype in libsndfile, if it writes them.
+    _audio("wav", "wav", ("WAV", None)),
+    _audio("flac", "flac", ("FLAC", None)),
+    _audio("ogg", "ogg", ("OGG", "VORBIS")),
+    _audio("opus", "ogg", ("OGG", "OPUS")),
+    _audio("mp3", "mpeg", ("MP3", "MPEG_LAYER_III")),
+    _audio("m4a", "mp4"),
+    _video("mp4", "mp4"),
+    _video("m4v", "mp4"),
+    _video("webm", "webm"),
+    _video("ogv", "ogg"),
+    _video("mov", "quicktime", is_played=False),
+    _video("mkv", "x-matroska", is_played=False),
+    _video("avi", "x-msvideo", is_played=False),
 )
 
 _EXTRAS: Final = {
@@ -147,40 +185,18 @@ def how_to_install(package: str) -> str:
     return f"pip install 'wids[{extra}]'" if extra else f"pip install {package}"
 
 
-MEDIA_TYPES: Final = {
-    "flac": "audio/flac",
-    "m4a": "audio/mp4",
-    "mp3": "audio/mpeg",
-    "ogg": "audio/ogg",
-    "opus": "audio/ogg",
-    "wav": "audio/wav",
-    "avi": "video/x-msvideo",
-    "m4v": "video/mp4",
-    "mkv": "video/x-matroska",
-    "mov": "video/quicktime",
-    "mp4": "video/mp4",
-    "ogv": "video/ogg",
-    "webm": "video/webm",
-}
-_UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
-"""Extensions that not all browsers play."""
-
-
-def media_type(field: str) -> str | None:
-    """Return the media type of an audio or video field, or None."""
-    return MEDIA_TYPES.get(extension(field))
-
-
 def media_kind(field: str) -> str:
     """Return ``"audio"`` or ``"video"`` for such a field; ``""`` for others."""
-    return (media_type(field) or "").partition("/")[0]
+    codec = BY_EXTENSION.get(extension(field))
+    return codec.kind if codec is not None and codec.media_type else ""
 
 
 def media_extensions(kind: str) -> list[str]:
     """Return the extensions of fields of ``"audio"`` or ``"video"``."""
-    return [name for name, found in MEDIA_TYPES.items() if found.startswith(f"{kind}/")]
+    return [name for name, codec in BY_EXTENSION.items() if codec.kind == kind]
 
 
 def played_type(field: str) -> str | None:
     """Return the media type of a field that a browser can play, or None."""
-    return None if extension(field) in _UNPLAYED else media_type(field)
+    codec = BY_EXTENSION.get(extension(field))
+    return codec.media_type or None if codec is not None and codec.is_played else None

@@ -17,12 +17,12 @@ from wids.errors import DecodeError
 from wids.shards.fields import safety
 from wids.shards.fields.codecs import (
     BY_EXTENSION,
+    CHOSEN_KINDS,
     Codec,
     Decode,
     extension,
     find,
     how_to_install,
-    media_extensions,
 )
 from wids.shards.fields.images import image_decoder
 from wids.shards.fields.safety import RefusedError, unzip
@@ -86,7 +86,7 @@ class Decoder:
         audio: What ``wav flac mp3 ogg opus m4a`` become: ``"torch"`` or ``"numpy"`` for all samples
             and their rate, ``(samples, rate)``, or a `wids.Audio` for a part, another rate or one
             channel. None leaves them as bytes.
-        video: What ``mp4 m4v mov mkv webm avi ogv`` become: ``"frames"`` for all frames and sound
+        video: What ``mp4 m4v mov mkv webm avi ogv`` become: ``"frames"`` for all frames and audio
             as webdataset decodes them, ``"reader"`` for a `wids.VideoReader`, or a `wids.Clips`.
             None leaves them as bytes.
         at_least: Height and width in pixels that a picture needs. A JPEG is decoded at 1/2, 1/4 or
@@ -120,8 +120,15 @@ class Decoder:
         video: str | Clips | None = None,
     ) -> None:
         # Looked up now, so that a misspelt name raises here and not in a worker.
-        decode_image = image_decoder(images, at_least)
-        media = _media_decoders(audio, video, max_nbytes)
+        chosen: dict[str, Decode] = {"image": image_decoder(images, at_least)}
+        if audio is not None:
+            from wids.shards.fields.audio import audio_decoder
+
+            chosen["audio"] = audio_decoder(audio, max_nbytes)
+        if video is not None:
+            from wids.shards.fields.video import video_decoder
+
+            chosen["video"] = video_decoder(video, max_nbytes)
         self.images = images
         self.audio = audio
         self.video = video
@@ -130,10 +137,9 @@ class Decoder:
         self.max_nbytes = max_nbytes
         self.table: Mapping[str, Decode | None] = {
             **{
-                extension: self._chosen(codec, decode_image)
+                extension: self._decode_of(codec, chosen)
                 for extension, codec in BY_EXTENSION.items()
             },
-            **media,
             # Last, so that they replace entries of the table.
             **{name.lower().removeprefix("."): f for name, f in (decoders or {}).items()},
         }
@@ -173,10 +179,10 @@ class Decoder:
                     sample[field] = _decoded(decode, field, value)
         return sample
 
-    def _chosen(self, codec: Codec, decode_image: Decode) -> Decode:
-        """Return how the fields of a codec are decoded."""
-        if codec.kind == "image":
-            return decode_image
+    def _decode_of(self, codec: Codec, chosen: Mapping[str, Decode]) -> Decode | None:
+        """Return how the fields of a codec are decoded; None if they stay bytes."""
+        if codec.kind in CHOSEN_KINDS:
+            return chosen.get(codec.kind)
         if codec.kind == "pickle" and not self.allow_pickle:
             return _refuse_pickle
         if codec.is_archive and self.max_nbytes is not None:
@@ -203,7 +209,7 @@ def named_decoder(name: str, *, allow_pickle: bool = False) -> Decoder:
 
     Args:
         name: What pictures become; or ``"torch_audio"`` or ``"torch_video"``, as webdataset has
-            them, which decode only audio to tensors, or only films to all of their frames.
+            them, which decode only audio to tensors, or only video to all of its frames.
         allow_pickle: As for `Decoder`.
 
     Raises:
@@ -216,23 +222,7 @@ def named_decoder(name: str, *, allow_pickle: bool = False) -> Decoder:
     return Decoder(name, allow_pickle=allow_pickle)
 
 
-_NO_OTHER: Final = dict.fromkeys(BY_EXTENSION)
-
-
-def _media_decoders(
-    audio: str | Audio | None, video: str | Clips | None, max_nbytes: int | None
-) -> dict[str, Decode]:
-    """Return the decoders of audio and video by extension; none for what stays bytes."""
-    found: dict[str, Decode] = {}
-    if audio is not None:
-        from wids.shards.fields.audio import audio_decoder
-
-        found |= dict.fromkeys(media_extensions("audio"), audio_decoder(audio, max_nbytes))
-    if video is not None:
-        from wids.shards.fields.video import video_decoder
-
-        found |= dict.fromkeys(media_extensions("video"), video_decoder(video, max_nbytes))
-    return found
+_NO_OTHER: Final = {name: None for name, codec in BY_EXTENSION.items() if not codec.media_type}
 
 
 def _refuse_pickle(_: bytes) -> Any:

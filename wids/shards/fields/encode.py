@@ -4,9 +4,8 @@ The field's extension chooses the encoder, as it does the decoder, from the tabl
 `wids.shards.fields.codecs`. The value is the same after a round trip, as far as its format can
 store it: JSON has only lists and text keys; WebP has neither grey, which becomes RGB, nor a fully
 opaque alpha channel, which is dropped; ``jpg``, ``jpeg`` and ``gif`` are lossy, and so are ``ogg``,
-``opus`` and ``mp3``. Bytes are stored
-unchanged under any extension (compressed for ``.gz``, unless they already are), and text under an
-unknown extension as UTF-8.
+``opus`` and ``mp3``. Bytes are stored unchanged under any extension (compressed for ``.gz``, unless
+they already are), and text under an unknown extension as UTF-8.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from wids.errors import printable
-from wids.shards.fields.audio import AUDIO_ENCODERS
 from wids.shards.fields.codecs import BY_EXTENSION, Encode, find, how_to_install
 
 _ENCODERS: Final = {
-    **{extension: codec.encode for extension, codec in BY_EXTENSION.items()},
-    **AUDIO_ENCODERS,
+    extension: codec.encode for extension, codec in BY_EXTENSION.items() if codec.encode is not None
 }
 
 
@@ -61,7 +58,7 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         package = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(
             f'field "{printable(field)}": its encoder needs a package that is not installed '
-            f"({package}); {how_to_install(package)}",
+            f"({error.name}); {how_to_install(package)}",
             name=error.name,
         ) from error
     except Exception as error:

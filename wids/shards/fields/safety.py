@@ -1,9 +1,12 @@
-"""Guard against hostile fields: decoding never fills the memory and never runs code unasked.
+"""Guard against hostile fields: limits on decompressed size, archives and time.
 
-The limits of wids are compared with the directory that Python's zipfile reads, but torch reads
-archives with miniz, and the two look in different places: zipfile takes the directory right before
-the records at the end, miniz the one at the offset that these records state. So an archive must be
-unambiguous, as are those of `np.savez`, `torch.save` and other programs. Others are rejected.
+Decoding never fills the memory and never runs code unasked. The limits are compared with the
+directory that Python's zipfile reads. torch reads archives with miniz, which looks in another
+place: zipfile takes the directory right before the records at the end, miniz the one at the offset
+that these records state. So an archive must be unambiguous, as are those of `np.savez`,
+`torch.save` and other programs. Others are rejected.
+
+Native decoders run in a thread for a limited time (`within_s`).
 """
 
 from __future__ import annotations

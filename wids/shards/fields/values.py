@@ -1,11 +1,11 @@
 """Decode and encode Python values, arrays and tensors.
 
-torch and all optional packages are imported when first used.
+torch and all optional packages are imported when first used. Every number in the data is checked
+before it is used.
 
 A tenbin file is a sequence of chunks: ``~TenBin~``, a length of 8 bytes, the content, and zeros up
 to a multiple of 64 bytes. Each array is two chunks: a header of integers of 8 bytes (type code, a
-name, the number of dimensions, the dimensions), then its data in C order. Everything is
-little-endian. Every number in the data is checked before it is used.
+name, the number of dimensions, the dimensions), then its data in C order, all little-endian.
 """
 
 from __future__ import annotations

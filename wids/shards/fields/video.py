@@ -1,7 +1,7 @@
-"""Decode films: all frames, clips of a few frames, or any frames through a reader.
+"""Decode videos: all frames, clips of a few frames, or any frames through a reader.
 
-FFmpeg (by PyAV, imported when first used) reads mp4, mov, mkv, webm, avi and others. A film is
-bytes, or a file that can seek, of which only the film's index and the needed frames are read.
+FFmpeg (by PyAV, imported when first used) reads mp4, mov, mkv, webm, avi and others. A video is
+bytes, or a file that can seek, of which only the video's index and the needed frames are read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Pixels = npt.NDArray[np.uint8]
-Film = bytes | IO[bytes]
+VideoBytes = bytes | IO[bytes]
 
 _SEEK_S: Final = 10.0
 """A frame that is further ahead is sought; for a nearer one, those between are decoded. Encoders
@@ -45,13 +45,13 @@ _MAX_PIXELS: Final = 1 << 27
 
 
 class VideoReader:
-    """The frames of one film, each decoded when it is asked for.
+    """The frames of one video, each decoded when it is asked for.
 
-    Frame ``n`` is the one that is on the screen at ``n / rate`` seconds, which for films of a
+    Frame ``n`` is the one that is on the screen at ``n / rate`` seconds, which for videos of a
     constant rate is the frame number ``n``. Not safe to share between threads.
 
     Args:
-        film: The bytes of the film, or a binary file that can seek.
+        film: The bytes of the video, or a binary file that can seek.
         max_nbytes: Largest size of the frames that one call returns, in bytes; None for 1 GiB.
 
     Attributes:
@@ -64,7 +64,7 @@ class VideoReader:
         ModuleNotFoundError: PyAV is not installed.
         ValueError: It has no video, more than 64 streams, or frames of more than 134 million
             pixels.
-        Exception: It is not a film; any type.
+        Exception: It is not a video; any type.
 
     Example:
         >>> import io, av, numpy as np, wids
@@ -81,7 +81,7 @@ class VideoReader:
         (50, 25.0, torch.Size([2, 3, 48, 64]))
     """
 
-    def __init__(self, film: Film, max_nbytes: int | None = None) -> None:
+    def __init__(self, film: VideoBytes, max_nbytes: int | None = None) -> None:
         self._max_nbytes = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
         file = io.BytesIO(film) if isinstance(film, bytes) else film
         self._is_lost = False
@@ -102,7 +102,7 @@ class VideoReader:
             raise
 
     def __len__(self) -> int:
-        """Return the number of frames, from the film's index or from its length and rate."""
+        """Return the number of frames, from the video's index or from its length and rate."""
         return int(self._stream.frames or round(self.duration_s * self.rate))
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class VideoReader:
                 frames = self._from(at_s)
                 current, following = next(frames, None), None
             if current is None:
-                raise ValueError("expected a film with frames, found none that can be decoded")
+                raise ValueError("expected a video with frames, found none that can be decoded")
             # The next frame is decoded only where the current one does not say that it lasts.
             while self._time_s(current, is_end=True) <= at_s:
                 following = following or next(frames, None)
@@ -188,7 +188,7 @@ class VideoReader:
             found.append(self._pixels(frame))
             self._check_size(len(found))
         if not found:
-            raise ValueError("expected a film with frames, found none that can be decoded")
+            raise ValueError("expected a video with frames, found none that can be decoded")
         return np.stack(found)
 
     def _pixels(self, frame: Any) -> Pixels:
@@ -205,10 +205,10 @@ class VideoReader:
             )
 
     def check(self) -> None:
-        """Decode all frames and all sound, of which nothing is kept.
+        """Decode all frames and all audio, of which nothing is kept.
 
         Raises:
-            ValueError: There are fewer than the film states.
+            ValueError: There are fewer than the video states.
             Exception: They cannot be decoded; any type.
         """
         self._is_lost = True  # as in `frames`
@@ -231,14 +231,14 @@ def _checked_stream(container: Any) -> Any:
     """Return the first video stream of a container."""
     streams = container.streams
     if not streams.video:
-        raise ValueError(f"expected a film, found {len(streams)} streams without video")
+        raise ValueError(f"expected a video, found {len(streams)} streams without video")
     stream = streams.video[0]
     if not 1 <= stream.width * stream.height <= _MAX_PIXELS:
         raise ValueError(
             f"expected frames of 1 to {_MAX_PIXELS} pixels, found {stream.width} by {stream.height}"
         )
     if not (stream.average_rate or stream.guessed_rate):
-        raise ValueError("expected a film with a frame rate, found none")
+        raise ValueError("expected a video with a frame rate, found none")
     return stream
 
 
@@ -254,12 +254,12 @@ class Clips:
     """How video fields are decoded to clips: a few frames at equal distances.
 
     Only these frames, and those that they depend on, are decoded. A clip is a uint8 tensor of shape
-    ``(num_frames, 3, height, width)``; a film that ends earlier repeats its last frame.
+    ``(num_frames, 3, height, width)``; a video that ends earlier repeats its last frame.
 
     Args:
         num_frames: Frames in a clip.
-        stride: Distance between two of them, in frames of the film.
-        at: Where the clip begins, in seconds; ``"random"`` for anywhere in the film, chosen by the
+        stride: Distance between two of them, in frames of the video.
+        at: Where the clip begins, in seconds; ``"random"`` for anywhere in the video, chosen by the
             generator of ``dataset.map(decoder, seed=…)``.
         max_nbytes: Largest clip in bytes; None for 1 GiB.
 
@@ -289,13 +289,13 @@ class Clips:
         """Whether decoding needs a random generator."""
         return self.at == "random"
 
-    def __call__(self, film: Film, generator: Generator | None = None) -> torch.Tensor:
-        """Return a clip of a film; the generator chooses a random one."""
+    def __call__(self, film: VideoBytes, generator: Generator | None = None) -> torch.Tensor:
+        """Return a clip of a video; the generator chooses a random one."""
         if self.is_random and generator is None:
             raise needs_generator("a random clip")
         return _as_tensor(within_s(MAX_S, partial(self._pixels, film, generator)))
 
-    def _pixels(self, film: Film, generator: Generator | None) -> Pixels:
+    def _pixels(self, film: VideoBytes, generator: Generator | None) -> Pixels:
         with VideoReader(film, self.max_nbytes) as reader:
             if generator is not None and self.is_random:
                 span = (self.num_frames - 1) * self.stride + 1
@@ -307,14 +307,14 @@ class Clips:
 
 
 def decode_frames(
-    film: Film, max_nbytes: int | None = None
+    film: VideoBytes, max_nbytes: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """Return all frames and all sound, as ``torchvision.io.read_video(pts_unit="sec")`` does.
+    """Return all frames and all audio, as ``torchvision.io.read_video(pts_unit="sec")`` does.
 
     Returns:
         Frames as uint8 of shape ``(frames, height, width, 3)``; samples of the first audio stream
         as float32 of shape ``(channels, frames)``, ``(1, 0)`` if there is none; and a dict with
-        ``video_fps``, and ``audio_fps`` if there is sound.
+        ``video_fps``, and ``audio_fps`` if there is audio.
     """
     import torch
 
@@ -322,7 +322,7 @@ def decode_frames(
     return torch.from_numpy(pixels), torch.from_numpy(sound), info
 
 
-def _all_of(film: Film, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[str, float]]:
+def _all_of(film: VideoBytes, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[str, float]]:
     with VideoReader(film, max_nbytes) as reader:
         pixels = reader.all_frames()
     info: dict[str, float] = {"video_fps": reader.rate}
@@ -338,14 +338,14 @@ def _whole(film: IO[bytes]) -> bytes:
     return film.read()
 
 
-def check_film(film: Film) -> None:
-    """Decode all of a film and its sound, of which nothing is kept; raise as `check_audio` does."""
+def check_film(film: VideoBytes) -> None:
+    """Decode all of a video and its audio, and keep nothing; raise as `check_audio` does."""
     with VideoReader(film) as reader:
         reader.check()
 
 
 def video_decoder(video: Any, max_nbytes: int | None) -> Any:
-    """Return the function that decodes films as ``Decoder(video=...)`` says.
+    """Return the function that decodes videos as ``Decoder(video=...)`` says.
 
     Raises:
         ValueError: It is not ``"frames"``, ``"reader"`` or clips.

@@ -3,8 +3,8 @@
 Each format is a small function of bytes, and one entry in a table. SPEC-50 in specs/shard-spec.md
 names the programs.
 
-Nothing is listed: files are looked for under their names, so that plain HTTP works too. No shard is
-read. Two files that disagree are an error.
+Files are looked for under their names, and no folder is listed, so that plain HTTP works too. No
+shard is read. Two files that disagree are an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OTHER_FORM: Final = (
 """Errors of a document of another form than expected."""
 
 
-class OfShard(NamedTuple):
+class CountFile(NamedTuple):
     """A file with the count of one shard.
 
     Attributes:
@@ -169,9 +169,9 @@ def _entries(head: bytes, nbytes: int) -> int | None:
 
 
 OF_SHARD: Final = (
-    OfShard(lambda name: f"{name.removesuffix('.tar')}_stats.json", 1 << 20, _successes),
-    OfShard(dali_name, 64, dali_count),
-    OfShard(lambda name: f"{name}.idx", 8, _entries),
+    CountFile(lambda name: f"{name.removesuffix('.tar')}_stats.json", 1 << 20, _successes),
+    CountFile(dali_name, 64, dali_count),
+    CountFile(lambda name: f"{name}.idx", 8, _entries),
 )
 """Files with the count of one shard."""
 
@@ -233,7 +233,7 @@ def with_stated_counts(
     return tuple(result)
 
 
-def _beside(url: str, kind: OfShard) -> str:
+def _beside(url: str, kind: CountFile) -> str:
     """Return the URL of a file beside a shard."""
     stem, mark, query = (url, "", "") if urls.is_local(url) else url.partition("?")
     return kind.name(stem) + mark + query
@@ -276,7 +276,7 @@ class _Search:
             try:
                 counts = counts_in(data, url, read_counts)
             except SpecError as error:  # a file of this name may be of another program
-                _logger.warning("%s; going on without it", str(error))
+                _logger.warning("%s; continuing without it", str(error))
                 continue
             join = urls.joiner(root)
             for shard, count in counts.items():
@@ -296,7 +296,7 @@ class _Search:
                 self.counts[number][files[number]] = count
 
 
-def _counts(kind: OfShard, files: Mapping[int, str], fetcher: Fetcher) -> dict[int, int]:
+def _counts(kind: CountFile, files: Mapping[int, str], fetcher: Fetcher) -> dict[int, int]:
     """Return the counts in files of single shards; a missing file has none."""
 
     def count(url: str) -> int | None:

@@ -36,6 +36,10 @@ _MAGIC: Final = b"wids-idx"
 _HEADER: Final = struct.Struct("<8sIIQQqqQQQQII")
 _SECTIONS: Final = struct.Struct("<20Q")
 _CRC_START: Final = 16  # the CRC covers all bytes from here on
+_COLUMNS: Final = (
+    *("key_starts", "member_starts", "blocks", "sizes", "field_ids"),
+    *("head_blocks", "head_crcs", "payload_crcs"),
+)
 _DTYPES: Final[dict[float, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 
 
@@ -66,11 +70,7 @@ def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
         b"\0".join(map(to_bytes, shard_index.fields)),
         *(
             column.astype(column.dtype.newbyteorder("<")).tobytes()
-            for column in (
-                *(shard_index.key_starts, shard_index.member_starts),
-                *(shard_index.blocks, shard_index.sizes, shard_index.field_ids),
-                *(shard_index.head_blocks, shard_index.head_crcs, shard_index.payload_crcs),
-            )
+            for column in (getattr(shard_index, name) for name in _COLUMNS)
         ),
     ]
     position = _HEADER.size + _SECTIONS.size
@@ -80,20 +80,9 @@ def dump(shard_index: ShardIndex, identity: TarIdentity) -> bytes:
         places += [position + len(body), len(section)]
         body += section
         body += bytes(-(position + len(body)) % ALIGNMENT)
-    header = _Header(
-        magic=_MAGIC,
-        version=VERSION,
-        crc=0,
-        nbytes=position + len(body),
-        tar_nbytes=identity.nbytes,
-        tar_mtime_ns=identity.mtime_ns,
-        tar_ctime_ns=identity.ctime_ns,
-        tar_inode=identity.inode,
-        num_samples=len(shard_index),
-        num_members=len(shard_index.blocks),
-        num_files=shard_index.num_files,
-        key_split=KEY_SPLITS.index(shard_index.key_split),
-    )
+    counts = len(shard_index), len(shard_index.blocks), shard_index.num_files
+    key_split = KEY_SPLITS.index(shard_index.key_split)
+    header = _Header(_MAGIC, VERSION, 0, position + len(body), *identity, *counts, key_split)
     rest = _HEADER.pack(*header)[_CRC_START:] + _SECTIONS.pack(*places) + body
     return _HEADER.pack(*header._replace(crc=zlib.crc32(rest)))[:_CRC_START] + rest
 
@@ -117,19 +106,11 @@ def parse(
     if columns is None or max(text_at + text_nbytes, fields_at + fields_nbytes) > header.nbytes:
         return None
     fields = bytes(data[start + fields_at : start + fields_at + fields_nbytes])
-    key_starts, member_starts, blocks, sizes, field_ids, head_blocks, *crcs = columns
     shard_index = ShardIndex(
         text=data,
         text_start=start + text_at,
         text_stop=start + text_at + text_nbytes,
-        key_starts=key_starts,
-        member_starts=member_starts,
-        blocks=blocks,
-        sizes=sizes,
-        field_ids=field_ids,
-        head_blocks=head_blocks,
-        head_crcs=crcs[0],
-        payload_crcs=crcs[1],
+        **dict(zip(_COLUMNS, columns, strict=True)),
         fields=tuple(map(to_text, fields.split(b"\0"))) if fields else (),
         key_split=key_split,
         num_files=header.num_files,
@@ -266,16 +247,6 @@ def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | 
         return shard_index
     # The tar is known to be the indexed one, so reads need not compare its headers.
     return replace(shard_index, head_crcs=np.empty(0, np.uint32))
-
-
-def load_count(path: str, identity: TarIdentity, key_split: KeySplit) -> int | None:
-    """Return the number of samples of the index that `load` returns, in half the time."""
-    data = read_or_map(path, is_own=True)
-    header = None if data is None else _checked_header(data, 0, len(data), identity, key_split)
-    if data is None or header is None:
-        return None
-    text_at, text_nbytes = _SECTIONS.unpack_from(data, _HEADER.size)[:2]
-    return None if has_metadata(data, text_at, text_at + text_nbytes) else header.num_samples
 
 
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:

@@ -1,12 +1,11 @@
 """Read a pack, the indexes of all shards of a dataset in one file, local or by byte range.
 
-The class `Pack` says what a pack offers. `LocalPack` is a file that is mapped, or read if it is
-small, and `RangePack` reads parts of a remote one. `wids.shards.indexes.pack_writer` writes packs;
-specs/shard-index.md describes them byte by byte.
+The class `Pack` says what a pack offers. A `LocalPack` is a file that is mapped, or read if it is
+small. A `RangePack` is remote; a callable reads its ranges. A pack has about sixty bytes for each
+sample, a gigabyte for some datasets: of a large one only the directory is read, then the index of
+each shard that is opened, and for a key a part of the tables.
 
-A pack has about sixty bytes for each sample, a gigabyte for some datasets. Of a large one, only the
-directory is read, then the index of each shard that is opened, and for a key a part of the tables.
-A callable reads the ranges.
+`wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
         file: The file.
         shards: The base name, length of the tar, and index with checksums of each shard, in order.
     """
-    with _Parts(file) as parts, KeyTable(folder_of(file)) as table:
+    with _PackFile(file) as pack_file, KeyTable(folder_of(file)) as table:
         for name, tar_nbytes, shard_index in shards:
             blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
-            parts.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
+            pack_file.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
             table.add(_key_hashes(shard_index))
-        parts.finish(table.entries())
+        pack_file.finish(table.entries())
 
 
 def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
@@ -71,19 +71,19 @@ def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
     """
     runs: list[Run] = []
     num_before = 0
-    with _Parts(file) as parts:
+    with _PackFile(file) as pack_file:
         for pack, num_shards in packs:
             for number in range(num_shards):
                 num_samples = int(pack.num_samples[number])
                 tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
-                parts.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
+                pack_file.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
                 pack.release()
             runs.append(pack.keys_of(num_shards, num_before))
             num_before += runs[-1].limit
-        parts.finish(merged(runs, [pack.release for pack, _ in packs]))
+        pack_file.finish(merged(runs, [pack.release for pack, _ in packs]))
 
 
-class _Parts:
+class _PackFile:
     """A pack being written; use it as a context manager.
 
     The indexes are in the file; the directory is beside it, where it takes no memory.
@@ -101,7 +101,7 @@ class _Parts:
         )
         file.write(bytes(HEADER_NBYTES))  # the header is known only at the end
 
-    def __enter__(self) -> _Parts:
+    def __enter__(self) -> _PackFile:
         return self
 
     def __exit__(self, *_: object) -> None:

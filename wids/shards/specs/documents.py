@@ -1,9 +1,8 @@
 """Resolve JSON documents of shards, with all documents and datasets that they refer to.
 
-Each is read once, its references are made absolute and its values are checked. A large one is read
-by its table of shards.
-
-SPEC-5 in specs/shard-spec.md specifies the weights of datasets that become parts of another one.
+Each document is read once, its references become absolute, and its values are checked. A large one
+is read by its table of shards. Weights of datasets that become parts of another one are specified
+in specs/shard-spec.md (SPEC-5).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A dataset that becomes a part of another one.
 
     Attributes:
@@ -89,13 +88,13 @@ def weights_of(document: Mapping[str, Any], label: str) -> dict[str, float]:
     return {name: _checked(value, f"{label}: weights[{name!r}]") for name, value in weights.items()}
 
 
-def assembled(parts: Sequence[Part]) -> DatasetSpec:
+def assembled(parts: Sequence[Component]) -> DatasetSpec:
     """Return a dataset that consists of parts."""
     shards = joined(part.spec.shards for part in parts)
     return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
 
 
-def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:
+def packs_of(parts: Sequence[Component], start: int = 0) -> tuple[PackedShards, ...]:
     """Return the packs of consecutive parts, of which the first begins at shard ``start``."""
     packs: list[PackedShards] = []
     for part in parts:
@@ -104,7 +103,7 @@ def packs_of(parts: Sequence[Part], start: int = 0) -> tuple[PackedShards, ...]:
     return tuple(packs)
 
 
-def combined(parts: Sequence[Part]) -> dict[str, float]:
+def combined(parts: Sequence[Component]) -> dict[str, float]:
     """Return the weight of each name in the parts of a dataset; empty if no weight is stated."""
     if all(part.weight is None and not part.spec.weights for part in parts):
         return {}
@@ -284,7 +283,7 @@ class Documents:
             for number, entry in enumerate(entries.list_of(document, "shardlist", label))
         )
 
-    def _component(self, component: Any, context: Context, join: Callable[[str], str]) -> Part:
+    def _component(self, component: Any, context: Context, join: Callable[[str], str]) -> Component:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         label = context.name
         if not isinstance(component, Mapping):
@@ -296,7 +295,7 @@ class Documents:
             spec = self.document(component, context)
         else:
             spec = self.url(join(source), chain=context.chain)
-        return Part(
+        return Component(
             as_component(spec, name, entries.key_split_of(component, label)),
             weight,
             label,

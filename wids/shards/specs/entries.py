@@ -1,8 +1,7 @@
 """Check the entries of a document, and decide by its origin what they may refer to.
 
-Functions take a ``label``, such as ``train.json: shardlist[3]``, with which their errors begin.
-
-The rules of origins are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13).
+Functions take a ``label``, such as ``train.json: shardlist[3]``, with which their errors begin. The
+rules of origins are in specs/shard-spec.md (SPEC-6, SPEC-11 to SPEC-13).
 """
 
 from __future__ import annotations

@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
-from wids.shards.specs.documents import Documents, Part, Read, as_component, assembled, combined
+from wids.shards.specs.documents import (
+    Component,
+    Documents,
+    Read,
+    as_component,
+    assembled,
+    combined,
+)
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
@@ -172,12 +179,12 @@ class _Loader:
                 return spec
         shards: list[Sequence[ShardSpec]] = []
         num_shards = 0
-        parts: list[Part] = []
+        parts: list[Component] = []
         packs: list[PackedShards] = []
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
-                parts.append(Part(part))
+                parts.append(Component(part))
                 packs += part.all_packs(num_shards)
                 part = part.shards
             shards.append(part)
@@ -228,7 +235,7 @@ class _Loader:
             specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
         if len(specs) == 1 and not is_part:
             return specs[0]
-        return assembled([Part(as_component(spec, None)) for spec in specs])
+        return assembled([Component(as_component(spec, None)) for spec in specs])
 
     def found(self, item: Named | Folder) -> DatasetSpec:
         """Load a file or a folder that a caller's name stands for."""

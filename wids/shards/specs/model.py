@@ -2,8 +2,6 @@
 
 `loader` reads and checks documents; the rest of the library trusts what it built. The format is
 specified in specs/shard-spec.md.
-
-A spec states the names under ``"classes"``, in the order of their numbers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any, Final, NamedTuple
 
@@ -136,26 +135,10 @@ def parse_start(data: bytes) -> tuple[TableHeader, dict[str, Any]]:
         facts = json.loads(data[HEADER.size : HEADER.size + header.facts_nbytes])
     except ValueError as error:
         raise DamagedTableError(f"expected the facts of its document, found {error}") from error
-    if not all(isinstance(found, dict) for found in (facts, *_objects_in(facts))):
+    found = (facts.get("document"), facts.get("schemes")) if isinstance(facts, dict) else (None,)
+    if not all(isinstance(value, dict) for value in found):
         raise DamagedTableError("expected the facts of its document, found others")
     return header, facts
-
-
-def _objects_in(facts: Any) -> list[Any]:
-    return [facts.get("document"), facts.get("schemes")] if isinstance(facts, dict) else []
-
-
-@dataclass(frozen=True)
-class TableId:
-    """Where a table is, and which one it is; what a pickle has of it.
-
-    Attributes:
-        path: The file.
-        document_sha256: The digest of its document.
-    """
-
-    path: str
-    document_sha256: bytes
 
 
 class TableFile:
@@ -209,11 +192,6 @@ class TableFile:
 
     def __len__(self) -> int:
         return self.header.num_shards
-
-    @property
-    def id(self) -> TableId:
-        """Where the table is, and which one it is."""
-        return TableId(self.path, self.header.document_sha256)
 
     @property
     def is_counted(self) -> bool:
@@ -331,7 +309,7 @@ class TableFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path and passes_to_process():
-            return _reopened, (self.id,)
+            return _reopened, (self.path, self.header.document_sha256)
         return TableFile, (self.path, bytes(self._data))
 
 
@@ -354,21 +332,21 @@ def open_table(path: str, *, is_own: bool = False) -> TableFile | None:
     return None if data is None else TableFile(path, data)
 
 
-def _reopened(table_id: TableId) -> TableFile:
+def _reopened(path: str, document_sha256: bytes) -> TableFile:
     """Open the table of a pickle.
 
     Raises:
         SpecError: The file is gone, or is another one.
     """
     try:
-        table = open_table(table_id.path)
+        table = open_table(path)
     except DamagedTableError:
         table = None
-    if table is None or table.id != table_id:
+    if table is None or table.header.document_sha256 != document_sha256:
         found = "no such file" if table is None else "the table of another document"
         raise SpecError(
-            f"{table_id.path}: expected the table of shards that the dataset was opened with, "
-            f"found {found}; open the dataset again"
+            f"{path}: expected the table of shards that the dataset was opened with, found {found};"
+            " open the dataset again"
         )
     return table
 
@@ -473,10 +451,10 @@ class TableWriter:
         self._is_counted &= min(counts) >= 0 and self._total < 1 << 63
         self._counts.write(np.array(counts, "<i8").tobytes())
         lengths = np.array(self._column(block, "filesize", "size"), "<i8").tobytes()
-        names, own = self._stored_block(block)
+        names, digests = zip(*map(self._stored, block), strict=True)
         ends: IntArray = np.cumsum([self._end, *map(len, names)], dtype="<i8")
         self._end = int(ends[-1])
-        joined = b"".join(names)
+        joined, own = b"".join(names), b"".join(digests)
         # Digests are left out if no shard has one, which is known at the end: two CRCs until then.
         crc = zlib.crc32(ends.tobytes(), zlib.crc32(lengths))
         self._crcs += zlib.crc32(joined, crc), zlib.crc32(joined, zlib.crc32(own, crc))
@@ -492,37 +470,23 @@ class TableWriter:
         found = (entry.get(key, entry.get(other)) for entry in block)
         return [-1 if value is None else operator.index(value) for value in found]
 
-    def _stored_block(self, block: list[Mapping[str, Any]]) -> tuple[list[bytes], bytes]:
-        """Return the names of shards with the rest of their entries, and their digests."""
-        names = [entry["url"] for entry in block]
-        digests = [entry.get("sha256") or "" for entry in block]
-        own = _digests_of(digests) if all(map(_IN_COLUMNS.issuperset, block)) else None
-        if own is None or not all(map(urls.is_plain, names)):
-            found = [self._stored(entry) for entry in block]
-            return [name for name, _ in found], b"".join(digest for _, digest in found)
-        # Nearly always, and in half the time.
-        self._has_sha256 = True
-        self._schemes.setdefault(".", names[0])
-        return [name.encode() for name in names], own
-
     def _stored(self, entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
         """Return the name of a shard with the rest of its entry, and its digest."""
         url, sha256, digest = entry["url"], entry.get("sha256"), _NO_DIGEST
         self._schemes.setdefault("." if urls.is_plain(url) else urls.scheme(url), url)
-        if sha256 is not None and _SHA256.fullmatch(sha256):
-            digest = bytes.fromhex(sha256)
-            if any(digest):
-                self._has_sha256, sha256 = True, None
-        name = to_bytes(url)
-        if sha256 is None and _IN_COLUMNS.issuperset(entry):
-            return name, digest
-        rest = {key: value for key, value in entry.items() if key not in _IN_COLUMNS}
+        rest = {}
+        if not _IN_COLUMNS.issuperset(entry):
+            rest = {key: value for key, value in entry.items() if key not in _IN_COLUMNS}
         if sha256 is not None:
-            rest["sha256"] = sha256
-        if not rest:
-            return name, digest
-        self._keys.update(rest)
-        return name + b"\0" + json.dumps(rest, separators=(",", ":")).encode("ascii"), digest
+            if _SHA256.fullmatch(sha256) and sha256 != _NO_DIGEST.hex():
+                digest, self._has_sha256 = bytes.fromhex(sha256), True
+            else:
+                rest["sha256"] = sha256
+        name = to_bytes(url)
+        if rest:
+            self._keys.update(rest)
+            name += b"\0" + json.dumps(rest, separators=(",", ":")).encode("ascii")
+        return name, digest
 
     def finish(self, document: Mapping[str, Any], sha256: bytes, state: State) -> None:
         """Write the file; see `write_table`."""
@@ -569,17 +533,6 @@ class TableWriter:
             self._file.write(part.tobytes())
         self._file.write(end.tobytes())
         return zlib.crc32(end.tobytes(), crc)
-
-
-def _digests_of(digests: list[str]) -> bytes | None:
-    """Return the bytes of digests; None unless each has 64 lower-case digits, not all 0."""
-    joined = "".join(digests)
-    try:
-        own = bytes.fromhex(joined)
-    except ValueError:
-        return None
-    is_each = set(map(len, digests)) == {2 * SHA256_NBYTES} and own.hex() == joined
-    return own if is_each and np.frombuffer(own, "u1").reshape(-1, 32).any(1).all() else None
 
 
 def _copy(column: IO[bytes], file: IO[bytes]) -> None:

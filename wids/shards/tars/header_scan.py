@@ -1,8 +1,8 @@
-"""Scan a tar that is read in parts, and compare headers with an index without checksums.
+"""Scan a tar that is read in parts, member by member.
 
-Only the strict lane is used, one member at a time: each slice of the tar may be a request to a
-server, and nothing is read between two headers. Members, order and errors are the same as those of
-`scan`, as specified in specs/tar-shards.md.
+Each slice of such a tar may be a request to a server, so only the strict lane is used, and nothing
+is read between two headers. Members, order and errors are those of `scan`, as specified in
+specs/tar-shards.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from wids.shards.tars.headers import BLOCK_NBYTES, Archive, KeySplit, TarData, TarMembers
+from wids.shards.tars.headers import Archive, KeySplit, TarData, TarMembers
 from wids.shards.tars.index import Repeated, ShardIndex, build_index
 from wids.shards.tars.scan import read_next
 
@@ -83,7 +83,6 @@ class HeaderScan:
         checksums of the members' bytes, which are not read.
         """
         shard_index = build_index(members, key_split, self._archive.path, repeated)
-        offsets = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
-        heads = offsets - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
-        crcs = list(map(self._header_crc, heads.tolist(), offsets.tolist()))
+        heads, offsets, _ = (edges.tolist() for edges in shard_index.spans())
+        crcs = list(map(self._header_crc, heads, offsets))
         return replace(shard_index, head_crcs=np.array(crcs, np.uint32))

@@ -1,13 +1,11 @@
 """Parse tar headers, split member names into key and field, and hold the state of a scan.
 
 Parsers are pure functions of bytes. The formats are V7, ustar, GNU and PAX; specs/tar-shards.md
-specifies what is accepted of each.
+specifies what is accepted of each. Names are bytes, as a tar stores them. A name is split in its
+last path component, at the first dot (or at the last one, on request): ``a.b/c.seg.png`` is field
+``.seg.png`` of the sample with key ``a.b/c``.
 
-Both lanes of a scan read and extend its state.
-
-A name is split in its last path component, at the first dot (or at the last one, on request):
-``a.b/c.seg.png`` is field ``.seg.png`` of the sample with key ``a.b/c``. Names are bytes, as a tar
-stores them. specs/tar-shards.md has the rule, with a table of awkward names.
+An `Archive` is the state of a scan, which both lanes of `wids.shards.tars.scan` read and extend.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Group the members of a tar into samples by the key rule, and hold the samples as columns.
 
-Members with one key form one sample wherever they are in the shard; samples come in the order in
+Members with one key form one sample wherever they are in the shard. Samples come in the order in
 which their keys first appear. Two members of one name may be two samples of one key, so they are an
 error, unless the caller wants the last one.
 
-Everything is an array or a run of bytes, in memory as in a file, so that a stored index is used in
-place and an open shard needs no Python object for each of its samples.
+Columns are arrays or runs of bytes, in memory as in a file: a stored index is used in place, and an
+open shard needs no Python object for each of its samples.
 
-A writer records members in a `MemberLog`; a scan finds the same in the finished tar.
+A writer records members in a `MemberLog`, and gets the index that a scan of the finished tar finds.
 """
 
 from __future__ import annotations
@@ -206,6 +206,16 @@ class ShardIndex:
         members = np.flatnonzero(self.field_ids == self.fields.index(field))
         return np.searchsorted(self.member_starts, members, side="right") - 1, members
 
+    def spans(self, members: Any = slice(None)) -> tuple[IntArray, IntArray, IntArray]:
+        """Return where the headers of members begin, where their bytes begin, and where these end.
+
+        Args:
+            members: The members; all by default.
+        """
+        bodies = self.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        heads = bodies - self.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
+        return heads, bodies, bodies + self.sizes[members].astype(np.int64)
+
     def without_payload_crcs(self) -> ShardIndex:
         """Return the same index without checksums of members, so that reads do not compare them."""
         return replace(self, payload_crcs=np.empty(0, np.uint32))
@@ -366,11 +376,9 @@ def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
     Header CRCs let each read verify that the tar is the same; member CRCs, that no bit of a member
     has changed.
     """
-    stops = shard_index.blocks.astype(np.int64) * BLOCK_NBYTES
-    starts = stops - shard_index.head_blocks.astype(np.int64) * BLOCK_NBYTES
-    spans = zip(starts.tolist(), stops.tolist(), strict=True)
-    crcs = [zlib.crc32(tar[start:stop]) for start, stop in spans]
-    members = list(zip(stops.tolist(), shard_index.sizes.tolist(), strict=True))
+    heads, bodies, _ = (edges.tolist() for edges in shard_index.spans())
+    crcs = [zlib.crc32(tar[head:body]) for head, body in zip(heads, bodies, strict=True)]
+    members = list(zip(bodies, shard_index.sizes.tolist(), strict=True))
     crc32 = fastest_crc32()
     with memoryview(tar) as view:
         # Each span once: a hostile tar can have a million hard links to one large member.

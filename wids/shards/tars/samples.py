@@ -21,6 +21,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -350,12 +351,13 @@ def sample_readers(
     key_starts, key_stops = index.key_starts.data, index.key_starts.data[1:]
     text, text_start, text_stop = index.text, index.text_start, index.text_start - 1
     source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap = WRAP[raw]
+    wrap, crc32 = WRAP[raw], fastest_crc32()
+    timed_crc32 = partial(checked, crc32)
 
     compare = _compare(path, view, index, blocks) if len(index.head_crcs) else None
     look = _look(data, index, wanted, known, (starts, blocks, sizes), compare)
 
-    def reader(check: Callable[[int, Any], None] | None) -> ReadSamples:
+    def reader(crcs: memoryview | None) -> ReadSamples:
         # One tuple, so that threads with different labels cannot mix them up.
         latest: tuple[Any, list[Shape | None]] = (), []
 
@@ -377,8 +379,10 @@ def sample_readers(
                     member = first + at
                     offset = blocks[member] * BLOCK_NBYTES
                     value = source[offset : offset + sizes[member]]
-                    if check is not None:
-                        check(member, value)
+                    if crcs is not None:
+                        computed = timed_crc32(value) if is_large else crc32(value)
+                        if computed != crcs[member]:
+                            raise changed_payload_error(path, index.member_name(member))
                     sample[field] = value if wrap is None else wrap(value)
                 start, stop = text_start + key_starts[local_index], key_stops[local_index]
                 sample["__key__"] = text[start : text_stop + stop].decode(errors="surrogateescape")
@@ -392,19 +396,7 @@ def sample_readers(
         return read
 
     plain = reader(None)
-    return plain, reader(_verify(path, index)) if len(index.payload_crcs) else plain
-
-
-def _verify(path: str, index: ShardIndex) -> Callable[[int, Any], None]:
-    """Return the function that compares the bytes of a member with the index."""
-    crcs, crc32 = index.payload_crcs.data, fastest_crc32()
-
-    def verify(member: int, value: bytes | memoryview) -> None:
-        computed = checked(crc32, value) if len(value) > LARGE_NBYTES else crc32(value)
-        if computed != crcs[member]:
-            raise changed_payload_error(path, index.member_name(member))
-
-    return verify
+    return plain, reader(index.payload_crcs.data) if len(index.payload_crcs) else plain
 
 
 def _hint(

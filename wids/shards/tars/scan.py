@@ -1,14 +1,10 @@
 """Find the members of a tar, and check each header once, so that readers can trust the result.
 
-Two lanes share the work: the vectorised lane verifies runs of plain headers, the strict lane reads
-everything else, one member at a time. specs/tar-shards.md says what is read, skipped and rejected.
-
-Only the strict lane decides that. It reads one member at a time, with the extended headers before
-it, or the end of the archive.
-
-In the vectorised lane header positions are guessed cheaply, by a search for the magic word or by
-hops from header to header. Then the headers of a batch are verified together as a numpy matrix.
-Unusual headers are only located here; the strict lane reads them.
+Two lanes share the work. The vectorised lane guesses the positions of headers, by a search for the
+magic word or by hops from header to header, and verifies a batch of them as one numpy matrix. It
+reads plain headers and locates unusual ones. The strict lane reads these, one member at a time,
+with the extended headers before it, or the end of the archive. Only the strict lane decides what is
+read, skipped and rejected, as specified in specs/tar-shards.md.
 """
 
 from __future__ import annotations

@@ -293,11 +293,9 @@ class Shard(PooledShard):
         """Return the bytes of members, given in ascending order."""
         self.check()
         index = self.index
-        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
-        stops = bodies + index.sizes[members].astype(np.int64)
-        starts = bodies  # or the headers, which are compared if the index is a published one
-        if len(index.head_crcs):
-            starts = bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
+        heads, bodies, stops = index.spans(members)
+        # With the headers, which are compared if the index is a published one.
+        starts = heads if len(index.head_crcs) else bodies
         spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
         values = read_spans(self._map, self.path, self.identity.inode, spans)
         self.check()  # the bytes are complete if the file still has its length
@@ -316,9 +314,8 @@ class Shard(PooledShard):
         index = self.index
         crcs = np.array(list(map(fastest_crc32(), heads)), np.uint32)
         for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
-            body = int(index.blocks[members[at]]) * BLOCK_NBYTES
             field = index.fields[index.field_ids[members[at]]]
-            raise changed_header_error(self.path, body - len(heads[at]), field)
+            raise changed_header_error(self.path, int(index.spans(members)[0][at]), field)
 
     def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
         """Return views of members in the file itself; they stay valid, and keep it mapped.
@@ -332,18 +329,16 @@ class Shard(PooledShard):
         """
         self.check()
         index, view = self.index, self._view
-        bodies = index.blocks[members].astype(np.int64) * BLOCK_NBYTES
+        heads, bodies, stops = (edges.tolist() for edges in index.spans(members))
         start_s = monotonic()
-        _ = view[int(bodies[0]) - 1]
+        _ = view[bodies[0] - 1]
         # A slow read came from the disk, so the rest is requested at once.
         if self._is_large or monotonic() - start_s > _COLD_READ_S:
             self.hint(local_indices)
         if len(index.head_crcs):
-            heads = (bodies - index.head_blocks[members].astype(np.int64) * BLOCK_NBYTES).tolist()
-            headers = [view[start:stop] for start, stop in zip(heads, bodies.tolist(), strict=True)]
+            headers = [view[start:stop] for start, stop in zip(heads, bodies, strict=True)]
             self._check_heads(members, headers)
-        stops = (bodies + index.sizes[members].astype(np.int64)).tolist()
-        return [view[start:stop] for start, stop in zip(bodies.tolist(), stops, strict=True)]
+        return [view[start:stop] for start, stop in zip(bodies, stops, strict=True)]
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end.

@@ -11,7 +11,7 @@ from loopback import Server
 from remote_site import EXPECTED, Site, texts
 
 import wids
-from wids.shards.records import open_file
+from wids.shards.sidecars import open_file
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 
