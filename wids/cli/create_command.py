@@ -22,11 +22,11 @@ from wids.cli.shared import (
     refuse,
     storage_options,
 )
-from wids.publish.problems import Problem
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
     from wids.publish.new_spec import IndexingCost
+    from wids.publish.problems import Problem
     from wids.shards.costs import DownloadCost
     from wids.shards.specs.model import ShardSpec
 

@@ -21,10 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import wids
 from wids.cli.shared import named_object
-from wids.dataset.shard_list import ShardListDataset
-from wids.publish.shard_writer import ShardWriter
-from wids.shards.specs.loader import load_spec
 
 EXAMPLE: Final = "  wids demo"
 
@@ -99,7 +97,7 @@ def write_dataset(folder: str) -> str:
     pattern = os.path.join(folder, "shapes-%06d.tar")
     try:
         os.makedirs(folder, exist_ok=True)
-        with ShardWriter(pattern, maxcount=250, if_exists="replace") as writer:
+        with wids.ShardWriter(pattern, maxcount=250, if_exists="replace") as writer:
             for number in range(250 * NUM_SHARDS):
                 writer.write(_sample(number))
     except OSError as error:
@@ -110,7 +108,7 @@ def write_dataset(folder: str) -> str:
             f"cannot be made or written to ({error.strerror}); name another folder"
         ) from error
     spec_path = os.path.join(folder, "shapes.json")
-    spec = load_spec(spec_path)
+    spec = wids.load_spec(spec_path)
     replace(spec, extras={**spec.extras, "classes": list(_SHAPES)}).save(spec_path)
     return spec_path
 
@@ -142,7 +140,7 @@ def _picture(color: str, shape: str, radius: int) -> Any:
 
 def describe_sample(spec_path: str, index: int) -> str:
     """Return one sample as text, one line for each field."""
-    with ShardListDataset(spec_path) as dataset:
+    with wids.ShardListDataset(spec_path) as dataset:
         sample = dataset[index]
         lines = [f"dataset[{index}] of {len(dataset)}:"]
     texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
@@ -178,19 +176,16 @@ class EpochReport:
 
     def __str__(self) -> str:
         seen = self.times_seen
+        missing = self.num_samples - len(seen)
         repeated = sum(count > 1 for count in seen.values())
-        marks = ["yes:" if is_good else "NO: " for is_good in (self.is_complete, self.is_even)]
-        return "\n".join(
-            [
-                *(
-                    f"rank {number}: {len(rank)} batches, {sum(map(len, rank))} samples"
-                    for number, rank in enumerate(self.batches)
-                ),
-                f"{marks[0]} each of the {self.num_samples} samples exactly once "
-                f"({self.num_samples - len(seen)} missing, {repeated} repeated)",
-                f"{marks[1]} the same number of batches on every rank",
-            ]
-        )
+        exactly = f"exactly once ({missing} missing, {repeated} repeated)"
+        yes = ["yes:" if is_good else "NO: " for is_good in (self.is_complete, self.is_even)]
+        lines = [
+            f"rank {number}: {len(rank)} batches, {sum(map(len, rank))} samples"
+            for number, rank in enumerate(self.batches)
+        ]
+        lines += [f"{yes[0]} each of the {self.num_samples} samples {exactly}"]
+        return "\n".join([*lines, f"{yes[1]} the same number of batches on every rank"])
 
 
 def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
@@ -218,7 +213,7 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
             # The end of the output, where Python puts the error.
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
         texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(2)]
-    with ShardListDataset(spec_path) as dataset:
+    with wids.ShardListDataset(spec_path) as dataset:
         return EpochReport(len(dataset), list(map(json.loads, texts)))
 
 
@@ -229,7 +224,7 @@ def _run_rank(spec_path: str, sampler: str, folder: str) -> None:
 
     # gloo needs no GPU, so the demo runs on any machine.
     dist.init_process_group("gloo")
-    dataset = ShardListDataset(spec_path, transformations="torch")
+    dataset = wids.ShardListDataset(spec_path, transformations="torch")
     loader = DataLoader(
         dataset,
         batch_size=25,

@@ -159,7 +159,7 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
 
 
 def _media_text(dataset: ShardListDataset, stats: Iterable[FieldStats]) -> str:
-    """Return the length and rate of sounds and films of the first sample, if it is local."""
+    """Return the length and rate of audio and video of the first sample, if it is local."""
     from wids.look import preview
 
     if not len(dataset):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeVar
 
+import wids
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -163,36 +164,29 @@ def named_columns(texts: list[str]) -> dict[str, str]:
     return columns
 
 
-def positive(text: str) -> int:
+def positive(text: str, least: int = 1) -> int:
     """Return the number in an argument; it must be at least 1."""
-    return _at_least(1, text)
-
-
-def not_negative(text: str) -> int:
-    """Return the number in an argument; it must be at least 0."""
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
     number = int(text)
     if number < least:
         raise argparse.ArgumentTypeError(f"expected at least {least}, found {number}")
     return number
 
 
+def not_negative(text: str) -> int:
+    """Return the number in an argument; it must be at least 0."""
+    return positive(text, 0)
+
+
 def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
     """Load the spec at a path or URL."""
-    from wids.shards.specs.loader import load_spec
-
-    return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
+    servers = storage_options(options)
+    return wids.load_spec(path, allow_pipe=options.allow_pipe, storage_options=servers)
 
 
 def opened(shards: Shards, options: argparse.Namespace, **more: Any) -> ShardListDataset:
     """Open the dataset that a command reads; its samples are left as they are stored by default."""
-    from wids.dataset.shard_list import ShardListDataset
-
     arguments = {"transformations": None, "storage_options": storage_options(options), **more}
-    return ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
+    return wids.ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
 
 
 def spec_and_peek(

@@ -1,8 +1,7 @@
-"""Write the samples of a task to its shard, in a thread that stores and hashes, and describe it.
+"""Write the samples of a task to its shard, and describe it. Runs on the workers of an executor.
 
-Runs on the workers of an executor.
-
-The bytes are those that `TarWriter` writes.
+A thread stores and hashes while the next samples are put together. The bytes are those that
+`TarWriter` writes.
 """
 
 from __future__ import annotations

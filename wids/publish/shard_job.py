@@ -1,10 +1,8 @@
 """Write shards, then their pack and their spec: in one run or in parts, on any executor.
 
 A journal has the complete shards, each with a digest of what it was made from, so that an
-interrupted run can be resumed. Parts are written by independent processes.
-
-A shard is written under a free name, or over its own bytes; another file is overwritten on request
-only.
+interrupted run can be resumed (`unfinished_run`). A shard is written under a free name, or over
+its own bytes; another file is overwritten on request only.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from wids.errors import PackError
@@ -26,7 +25,7 @@ from wids.publish.describe import ShardRecord
 from wids.publish.executors import results_of
 from wids.publish.journal import Journal, Part, Task, collect_parts, has_parts, part_journal
 from wids.publish.new_shard import Publishing, ShardTask
-from wids.publish.output import Output, Replaced, only_writer
+from wids.publish.output import Output, only_writer
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.saving import unsaved_shards
@@ -214,12 +213,12 @@ class ShardJob:
             unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
         ):
             missing = _missing(self.tasks, log, target)
-            replaced = Replaced(target) if target.if_exists == "replace" else None
-            with replaced.aside() if replaced and missing else nullcontext():
+            replaces = target.if_exists == "replace"
+            with target.aside() if replaces and missing else nullcontext():
                 self._write(self.tasks, missing, log, target, executor, progress)
                 spec = self._publish(log, target)
-            if replaced:
-                replaced.remove_others({shard.url for shard in spec.shards})
+            if replaces:
+                target.remove_others({shard.url for shard in spec.shards})
         return spec
 
     def run_part(
@@ -294,7 +293,8 @@ class ShardJob:
                 bar.reach(done + nbytes)
 
             def watch(running: list[ShardTask]) -> None:
-                advance(sum(_unfinished_nbytes(task.path) for task in running))
+                files_of = chain.from_iterable(files.temporary_files(task.path) for task in running)
+                advance(sum(nbytes for _, nbytes, _ in files_of))
 
             # Workers cannot call this process, which watches their files instead.
             is_new, options = output.if_exists == "error", output.storage_options
@@ -398,10 +398,6 @@ def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequen
         return record.source == task.source and is_there
 
     return log.missing(tasks, _place, is_complete)
-
-
-def _unfinished_nbytes(path: str) -> int:
-    return sum(nbytes for _, nbytes, _ in files.temporary_files(path))
 
 
 def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:

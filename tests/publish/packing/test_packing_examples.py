@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", ["packed_folder", "pack_report"])
+@pytest.mark.parametrize("name", ["packed_folder", "pack_plan"])
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each module has examples, and they print what the docstring shows."""
     monkeypatch.chdir(tmp_path)

@@ -3,8 +3,8 @@
 The listing looks only at names, types and permissions.
 
 A row of ``metadata.csv`` or ``metadata.jsonl`` names files in the columns ``file_name`` and
-``…_file_name``, lists of them in ``file_names`` and ``…_file_names``; its other columns are values.
-Whether the files exist is not checked here.
+``…_file_name``, and lists of them in ``file_names`` and ``…_file_names``. Its other columns are
+values. Whether the files exist is not checked here.
 """
 
 from __future__ import annotations

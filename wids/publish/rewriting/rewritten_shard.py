@@ -1,13 +1,9 @@
-"""Write a part of a view to one new shard, copying stored members where that is possible.
+"""Write a part of a view to one new shard. Runs on the workers of an executor.
 
-Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
-written, so that memory does not grow with the shard.
-
-Stored members are copied many at a time. What is read is compared with the checksums of its index.
-Samples that are stored elsewhere, or that a tar of this library would not have, are written one by
-one.
-
-The bytes are those that `TarWriter.append` writes, whose headers one by one take ten times as long.
+Samples are read a few at a time, in the order in which they are written, so that memory does not
+grow with the shard. Members of local shards are copied many at a time, after they were compared
+with the checksums of their index. Samples that are stored elsewhere, or that a tar of this library
+would not have, are written one by one. The bytes are those that `TarWriter.append` writes.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from itertools import chain, pairwise
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
@@ -33,7 +28,7 @@ from wids.publish.rewriting.rewrite_plan import (
     place_text,
     repeated_key_error,
 )
-from wids.publish.tar_writer import MAX_OCTAL_NBYTES, ToMembers, member_encoder, members_as_read
+from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
 from wids.shards.positions import Positions, select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
@@ -62,27 +57,12 @@ class View(Protocol):
         """Read several samples."""
 
 
-@dataclass(frozen=True, eq=False)
-class StoredMembers:
-    """The members of some samples, in the order of a view.
-
-    Attributes:
-        keys: The keys of the samples.
-        names: The names of their members.
-        contents: Their bytes.
-        sizes: Their lengths.
-        crcs: Their checksums.
-    """
-
-    keys: list[bytes]
-    names: list[bytes]
-    contents: list[memoryview]
-    sizes: IntArray
-    crcs: list[int]
+StoredSample: TypeAlias = tuple[bytes, list[tuple[bytes, memoryview, int]]]
+"""The key of a sample, and the name, the bytes and the checksum of each member."""
 
 
-def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
-    """Return the members of the samples ``start`` to ``stop`` of a view.
+def stored_samples(view: View, start: int, stop: int) -> list[StoredSample] | None:
+    """Return the samples ``start`` to ``stop`` of a view, as they are stored.
 
     Returns:
         None if some are not in local shards, have other keys than in a tar of this library, or no
@@ -94,47 +74,21 @@ def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
     reader = view.reader
     if type(reader) is not ShardReader:  # such as that of a join
         return None
-    return _read(reader, select_batch(view.positions, np.arange(start, stop)))
-
-
-def _read(reader: ShardReader, positions: IntArray) -> StoredMembers | None:
-    parts = []
-    keys: list[bytes] = [b""] * len(positions)
+    found: list[StoredSample] = [(b"", [])] * (stop - start)
+    positions = select_batch(view.positions, np.arange(start, stop))
     for number, places, local_indices in reader.groups(positions):
         read = partial(_of_shard, reader, local_indices)
-        part = reader.read_from(number, reader.fetches_for_many, read)
-        if part is None:
+        samples = reader.read_from(number, reader.fetches_for_many, read)
+        if samples is None:
             return None
-        for place, key in zip(places, part.keys, strict=True):
-            keys[place] = key
-        parts.append((np.repeat(places, part.counts), part))
-    order = np.argsort(np.concatenate([place for place, _ in parts]), kind="stable")
-    in_order = order.tolist()
-    names, contents, crcs = (
-        [found[at] for at in in_order]
-        for found in (
-            [name for _, part in parts for name in part.names],
-            [content for _, part in parts for content in part.contents],
-            [crc for _, part in parts for crc in part.crcs],
-        )
-    )
-    return StoredMembers(keys, names, contents, np.array(list(map(len, contents))), crcs)
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """The members of some samples of a shard; ``counts`` has their number for each sample."""
-
-    keys: list[bytes]
-    counts: IntArray
-    names: list[bytes]
-    contents: list[memoryview]
-    crcs: list[int]
+        for place, sample in zip(places, samples, strict=True):
+            found[place] = sample
+    return found
 
 
 def _of_shard(
     reader: ShardReader, local_indices: Sequence[int], shard: ReadableShard
-) -> _Part | None:
+) -> list[StoredSample] | None:
     if not isinstance(shard, Shard):
         return None
     index, local = shard.index, np.array(local_indices)
@@ -146,15 +100,15 @@ def _of_shard(
     if reader.verifies_decoded and len(index.payload_crcs):
         for at in np.flatnonzero(index.payload_crcs[members] != np.array(crcs))[:1]:
             raise changed_payload_error(shard.path, index.member_name(int(members[at])))
-    begins = index.key_starts[local].astype(np.int64) + index.text_start
-    ends = index.key_starts[local + 1].astype(np.int64) + index.text_start - 1
-    text = index.text
-    keys = [text[start:stop] for start, stop in zip(begins.tolist(), ends.tolist(), strict=True)]
+    begins = (index.key_starts[local].astype(np.int64) + index.text_start).tolist()
+    ends = (index.key_starts[local + 1].astype(np.int64) + index.text_start - 1).tolist()
+    keys = [index.text[start:stop] for start, stop in zip(begins, ends, strict=True)]
     fields = [to_bytes(field) for field in index.fields]
-    owners = np.repeat(np.arange(len(local)), counts).tolist()
-    numbers = index.field_ids[members].tolist()
-    names = [keys[owner] + fields[number] for owner, number in zip(owners, numbers, strict=True)]
-    return _Part(keys, counts, names, contents, crcs)
+    owners, numbers = np.repeat(np.arange(len(local)), counts), index.field_ids[members]
+    names = (keys[a] + fields[b] for a, b in zip(owners.tolist(), numbers.tolist(), strict=True))
+    stored = list(zip(names, contents, crcs, strict=True))
+    edges = pairwise([0, *np.cumsum(counts).tolist()])
+    return [(key, stored[start:stop]) for key, (start, stop) in zip(keys, edges, strict=True)]
 
 
 def _members_of(
@@ -169,45 +123,6 @@ def _members_of(
     return members[is_wanted], sums[ends] - sums[ends - counts]
 
 
-_NAME_NBYTES: Final = 100
-_SIZE: Final = slice(124, 135)
-_CHECKSUM: Final = slice(148, 154)
-_DIGIT_BITS: Final = 3
-
-
-def fit_table(names: list[bytes], sizes: IntArray) -> bool:
-    """Whether all of these members have headers of one block."""
-    is_ascii = all(map(bytes.isascii, names))
-    return is_ascii and max(map(len, names)) <= _NAME_NBYTES and int(sizes.max()) < MAX_OCTAL_NBYTES
-
-
-def header_table(template: bytes, names: list[bytes], sizes: IntArray) -> bytes:
-    """Return headers of one block each, one after another.
-
-    Args:
-        template: The header of a member without name and bytes.
-        names: Names that fit into a header: ASCII, of at most 100 bytes.
-        sizes: The lengths of the members, shape ``(len(names),)``.
-    """
-    table = np.empty((len(names), len(template)), np.uint8)
-    table[:] = np.frombuffer(template, np.uint8)
-    stored = np.array(names, f"S{_NAME_NBYTES}").view(np.uint8).reshape(-1, _NAME_NBYTES)
-    table[:, :_NAME_NBYTES] = stored
-    table[:, _SIZE] = _octal(sizes, _SIZE.stop - _SIZE.start)
-    # A checksum is the sum of all bytes; the template has those of its zeros.
-    added = stored.sum(1, np.int64) + table[:, _SIZE].sum(1, np.int64)
-    base = int(template[_CHECKSUM], 8) - sum(template[_SIZE])
-    table[:, _CHECKSUM] = _octal(added + base, _CHECKSUM.stop - _CHECKSUM.start)
-    return table.tobytes()
-
-
-def _octal(numbers: IntArray, width: int) -> npt.NDArray[np.uint8]:
-    """Return the digits of numbers as text, shape ``(len(numbers), width)``."""
-    shifts = _DIGIT_BITS * np.arange(width)[::-1]
-    digits = numbers[:, None] >> shifts & (1 << _DIGIT_BITS) - 1
-    return (digits + ord("0")).astype(np.uint8)
-
-
 _JOINED_NBYTES: Final = 16 << 10
 """Copying longer members twice would take more time than a call for each."""
 
@@ -217,29 +132,29 @@ _PADDINGS: Final = [bytes(-size % BLOCK_NBYTES) for size in range(BLOCK_NBYTES)]
 class CopyingTar(ThreadedTar):
     """A shard whose members are copied from others."""
 
-    def append_stored(self, stored: StoredMembers) -> bool:
+    def append_stored(self, samples: list[StoredSample]) -> bool:
         """Append samples; return whether that was possible.
 
         It is not if a header takes several blocks or a key is repeated; then nothing is written.
         """
-        keys = set(map(to_text, stored.keys))
-        is_new = len(keys) == len(stored.keys) and self._keys.isdisjoint(keys)
-        if not (is_new and fit_table(stored.names, stored.sizes)):
+        keys = {to_text(key) for key, _ in samples}
+        names, contents, crcs = zip(*chain.from_iterable(each for _, each in samples), strict=True)
+        heads = [
+            self._header(to_text(name), len(data))
+            for name, data in zip(names, contents, strict=True)
+        ]
+        is_new = len(keys) == len(samples) and self._keys.isdisjoint(keys)
+        if not is_new or any(len(head) > BLOCK_NBYTES for head in heads):
             return False
         self._check_no_partial_sample()
         self._has_partial_sample = True
-        headers = memoryview(header_table(self._header("", 0), stored.names, stored.sizes))
-        heads = [headers[at : at + BLOCK_NBYTES] for at in range(0, len(headers), BLOCK_NBYTES)]
-        padded = stored.sizes + -stored.sizes % BLOCK_NBYTES + BLOCK_NBYTES
+        sizes = np.fromiter(map(len, contents), np.int64, len(contents))
+        padded = sizes + -sizes % BLOCK_NBYTES + BLOCK_NBYTES
         starts = self.nbytes + np.cumsum(padded) - padded
         head_crcs = list(map(self._crc32, heads))
-        self._members.extend(
-            stored.names, starts, BLOCK_NBYTES, stored.sizes, head_crcs, stored.crcs
-        )
-        parts: list[bytes | memoryview] = [b""] * (3 * len(heads))
-        parts[::3], parts[1::3] = heads, stored.contents
-        parts[2::3] = [_PADDINGS[size] for size in (stored.sizes % BLOCK_NBYTES).tolist()]
-        self._put_parts(parts, padded)
+        self._members.extend(list(names), starts, BLOCK_NBYTES, sizes, head_crcs, list(crcs))
+        paddings = [_PADDINGS[size] for size in (sizes % BLOCK_NBYTES).tolist()]
+        self._put_parts([*chain.from_iterable(zip(heads, contents, paddings, strict=True))], padded)
         self._has_partial_sample = False
         self._keys.update(keys)
         self.num_samples += len(keys)
@@ -320,7 +235,7 @@ def _copy(
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
-        stored = stored_members(view, batch.start, batch.stop)
+        stored = stored_samples(view, batch.start, batch.stop)
         if stored is not None and writer.append_stored(stored):
             return
     for sample in _renamed(task, view, batch, first):
