@@ -235,6 +235,6 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     with opened(spec, options) as dataset:
         columns = named_columns([options.columns])
         if columns and dataset.spec.table is None:
-            ask_to_fetch(dataset, options, "reading columns of shards without an index")
+            ask_to_fetch(dataset, options)
         table = read_or_load(dataset, columns)
     return "\n\n" + distributions_text(table, output_width(), class_names(spec))

@@ -320,8 +320,8 @@ def check_terminal(text: str, options: argparse.Namespace) -> None:
         raise SystemExit(_WRONG_USAGE)
 
 
-def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:
-    """Ask before fetching shards that cannot be read in any other way.
+def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace) -> None:
+    """Ask before fetching shards whose columns cannot be read in any other way.
 
     They are remote, and have neither a local copy nor an index by which parts could be read.
     """
@@ -333,7 +333,8 @@ def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose
         for number in range(len(shards))
         if not reader.is_local(number) and reader.index(number) is None
     ]
-    ask_consent(DownloadCost({shard.url: shard.nbytes for shard in missing}), options, purpose)
+    cost = DownloadCost({shard.url: shard.nbytes for shard in missing})
+    ask_consent(cost, options, "reading columns of shards without an index")
 
 
 def is_name(text: str) -> bool:

@@ -221,9 +221,7 @@ class ShardJob:
                 target.remove_others({shard.url for shard in spec.shards})
         return spec
 
-    def run_part(
-        self, part: Part, *, executor: Executor | None, progress: bool | None = None
-    ) -> Sequence[ShardSpec]:
+    def run_part(self, part: Part, *, executor: Executor | None) -> Sequence[ShardSpec]:
         """Write the shards of a part that are missing, and return all of its shards.
 
         Raises:
@@ -235,7 +233,7 @@ class ShardJob:
         with part_journal(output.journal_path, part, self.plan, output.journal_mode) as log:
             _sweep(own, output)
             missing = _missing(own, log, output)
-            self._write(own, missing, log, output, executor, progress)
+            self._write(own, missing, log, output, executor, progress=None)
             _sweep(own, output)
             final = self._final(log, part)
             return unsaved_shards((shard.spec for shard in final), output.spec_path)
@@ -315,18 +313,17 @@ class ShardJob:
         shards = unsaved_shards((shard.spec for shard in self._final(log)), output.spec_path)
         if not shards:
             raise no_sample_error(output)
+        schemes: Counter[str] = Counter()
+        for number, task in enumerate(self.tasks):
+            record = log.record(_place(task))
+            self.cut_short.extend(record.cut_short)
+            if record.is_kept and (original := self.originals[number]) is not None:
+                schemes[urls.scheme(original.spec.url)] += 1
+        name = urls.redact(output.spec_path)
         if self.originals:
-            pairs = zip(self.originals, self.tasks, strict=True)
-            kept = (
-                each.spec.url for each, task in pairs if each and log.record(_place(task)).is_kept
-            )
-            schemes = Counter(map(urls.scheme, kept))
-            name, num_kept = urls.redact(output.spec_path), sum(schemes.values())
-            _logger.info(_KEPT, name, num_kept, len(shards))
-            if schemes["pipe"]:
-                _logger.warning(_COMMANDS, name, schemes["pipe"])
-        for task in self.tasks:
-            self.cut_short.extend(log.record(_place(task)).cut_short)
+            _logger.info(_KEPT, name, sum(schemes.values()), len(shards))
+        if schemes["pipe"]:
+            _logger.warning(_COMMANDS, name, schemes["pipe"])
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain, pairwise
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from wids.publish.rewriting.rewrite_plan import (
     repeated_key_error,
 )
 from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
-from wids.shards.positions import Positions, select_batch
+from wids.shards.positions import select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
@@ -40,28 +40,11 @@ from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
 
-
-class View(Protocol):
-    """What rewriting needs of a view: its samples, and where they are stored."""
-
-    reader: Any
-
-    @property
-    def positions(self) -> Positions:
-        """The positions of its samples in all shards."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read several samples."""
-
-
 StoredSample: TypeAlias = tuple[bytes, list[tuple[bytes, memoryview, int]]]
 """The key of a sample, and the name, the bytes and the checksum of each member."""
 
 
-def stored_samples(view: View, start: int, stop: int) -> list[StoredSample] | None:
+def stored_samples(view: Any, start: int, stop: int) -> list[StoredSample] | None:
     """Return the samples ``start`` to ``stop`` of a view, as they are stored.
 
     Returns:
@@ -217,7 +200,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: View = task.samples.view()
+    view: Any = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -231,7 +214,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: View, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask, view: Any, first: dict[str, Place], writer: CopyingTar, batch: range
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -257,7 +240,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: View, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(task: RewriteTask, view: Any, batch: range) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -275,7 +258,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: View, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: Any, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -317,7 +300,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: View, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: Any, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):
