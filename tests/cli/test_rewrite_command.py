@@ -263,7 +263,7 @@ def test_only_files_of_datasets_are_deleted(
     document = json.loads(spec.read_text())
     document["table"]["url"] = str(others[0])
     document["shardlist"][0]["index"] = str(others[1])
-    document["shardlist"].append({"url": str(others[2]), "nsamples": 0})
+    document["shardlist"][1]["index"] = str(others[2])
     spec.write_text(json.dumps(document))
     command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
     assert main(command) == 1

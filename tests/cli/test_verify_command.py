@@ -30,7 +30,7 @@ def test_keys_in_several_shards(tmp_path: Path) -> None:
 
 
 def test_audio_and_video_that_do_not_decode(tmp_path: Path) -> None:
-    """With --decode each one that is damaged or ends early is a problem, and no other (SPEC-54)."""
+    """With --decode each one that is damaged or ends early is a problem, and no other (SPEC-55)."""
     optional("av")
     optional("soundfile")
     audio, moving = sound(), film(50)
