@@ -247,7 +247,7 @@ def output_width() -> int:
 
 
 def print_note(text: object) -> None:
-    """Print a line that is no result, on standard error."""
+    """Print a line that is not a result, on standard error."""
     print(f"{styled('wids:', 'yellow', sys.stderr)} {printable(str(text))}", file=sys.stderr)
 
 
@@ -280,8 +280,7 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
         purpose: What it is for, and what may reduce it; a part of a sentence.
 
     Raises:
-        SystemExit: There is no consent: status 1 after the answer no, and status 2 where nobody can
-            be asked.
+        SystemExit: The answer was no (status 1), or the command could not ask (status 2).
     """
     if not cost.nbytes_of:
         return
@@ -292,13 +291,13 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
     ask(text, options, "wids: these bytes were not downloaded")
 
 
-def ask(text: str, options: argparse.Namespace, refused: str) -> None:
+def ask(text: str, options: argparse.Namespace, after_no: str) -> None:
     """State what a command will do, and ask unless ``--yes`` was passed.
 
     Args:
         text: What it will do.
         options: Arguments, with that of `add_yes`.
-        refused: What to print after the answer no.
+        after_no: What to print after the answer no.
 
     Raises:
         SystemExit: As for `ask_consent`.
@@ -309,12 +308,12 @@ def ask(text: str, options: argparse.Namespace, refused: str) -> None:
     check_terminal(text, options)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        print(refused, file=sys.stderr)
+        print(after_no, file=sys.stderr)
         raise SystemExit(1)
 
 
 def check_terminal(text: str, options: argparse.Namespace) -> None:
-    """End with status 2 where nobody can be asked and ``--yes`` was not passed."""
+    """End with status 2 if the command cannot ask and ``--yes`` was not passed."""
     if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
         print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
         raise SystemExit(_WRONG_USAGE)
@@ -323,7 +322,7 @@ def check_terminal(text: str, options: argparse.Namespace) -> None:
 def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace) -> None:
     """Ask before fetching shards whose columns cannot be read in any other way.
 
-    They are remote, and have neither a local copy nor an index by which parts could be read.
+    They are remote, and have neither a local copy nor an index to read parts of them.
     """
     from wids.shards.costs import DownloadCost
 

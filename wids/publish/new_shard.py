@@ -165,7 +165,7 @@ def written_record(
 
 @contextmanager
 def _published_once(writer: TarWriter, url: str, storage_options: upload.Options) -> Iterator[None]:
-    """Open a writer for the block; a shard of the same bytes, published earlier, is no error.
+    """Open a writer for the block; a shard of the same bytes, published earlier, is not an error.
 
     An interrupted run may have published a shard and not noted it.
     """

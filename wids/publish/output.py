@@ -194,8 +194,8 @@ class Output:
             storage_options: For the server of a URL.
 
         Raises:
-            ValueError: It is no pattern, or a URL that cannot be written, or an argument is
-                invalid.
+            ValueError: It is not a pattern, or a URL that cannot be written, or an argument
+                is invalid.
         """
         if if_exists not in get_args(IfExists):
             raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
@@ -402,7 +402,7 @@ def only_writer(output: Output) -> Iterator[None]:
         OSError: Another writer of these shards is open.
     """
     names = output.names
-    if not output.is_local:  # a new object is refused by the server if it exists
+    if not output.is_local:  # the server does not replace an object that has to be new
         yield
         return
     lock_path = os.path.join(names.folder, files.lock_name(names.file_name))
@@ -445,7 +445,7 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     """Return the files of a dataset that are not part of the one that replaces some of its shards.
 
     These are shards, the saved table, journals of interrupted runs, and packs. Indexes of other
-    programs are none of them. Nothing is left behind if the new dataset has all shards of the old
+    programs are not among them. Nothing is left behind if the new dataset has all shards of the old
     one.
 
     Args:

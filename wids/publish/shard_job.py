@@ -170,8 +170,8 @@ class ShardJob:
             of no samples if it was left out.
         extras: Further entries of the spec.
         resume: False to write again what an interrupted run has left.
-        is_comparable: False if the tasks do not state by which functions shards are made; then
-            what an interrupted run of the same tasks has left is written again too.
+        is_comparable: False if the tasks do not state which functions make the shards; then what an
+            interrupted run of the same tasks has left is written again too.
         originals: For each task the shard of the input that is kept if the task finds nothing to
             write, or None. None of these is ever under a name of the output, so none is deleted or
             replaced.

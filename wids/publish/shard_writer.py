@@ -34,12 +34,12 @@ class ShardWriter(BlockWriter):
     """Writes samples into numbered shards, and at the end their spec and their pack.
 
     Use it as a context manager. A shard appears under its name when it is complete. If the block
-    ends with an exception, or the process is killed, only complete shards stay. To
-    resume, run the program again with ``if_exists="resume"`` and skip the first
-    ``writer.num_samples`` samples, as in the example.
+    ends with an exception, or the process is killed, only complete shards stay. To resume,
+    run the program again with ``if_exists="resume"`` and skip the first ``writer.num_samples``
+    samples, as in the example.
 
     Not safe to share between threads. Give each of several processes its own pattern: a second
-    writer of a pattern is refused while the first one is open.
+    writer of a pattern is an error while the first one is open.
 
     Args:
         pattern: Path or URL of the shards, with a ``%06d`` for their number.

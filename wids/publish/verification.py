@@ -424,7 +424,7 @@ def parse_share(text: str, name: str) -> float:
         name: How messages name the option.
 
     Raises:
-        ValueError: It is no share, or not more than 0 and at most 1.
+        ValueError: It is not a share, or not in (0, 1].
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0

@@ -218,7 +218,7 @@ def reason_against(table: SampleTable) -> str | None:
 
     ``""`` if there are fewer than two. They do if there are two or more, all mainly with files of
     the same role, with neither files of that role beside them nor labels in them. Where files have
-    rows of metadata, folders of splits are no classes.
+    rows of metadata, folders of splits are not classes.
 
     Raises:
         PackError: They are the folders of splits, such as ``train`` and ``test``.

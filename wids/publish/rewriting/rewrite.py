@@ -316,7 +316,7 @@ def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | 
     """Return the maximum samples and bytes of a shard; bytes are None for no limit.
 
     Raises:
-        ValueError: One of them is no size of a shard.
+        ValueError: One of them is not a size of a shard.
     """
     limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
     if limit == 0:

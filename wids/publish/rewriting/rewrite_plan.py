@@ -414,7 +414,7 @@ def _checked(one: Any, found: Any, *, needs_key: bool) -> Mapping[str, Any]:
 
 
 def listed(found: Any) -> Iterable[Any]:
-    """Return what a map returned, one after another; an iterator that it returned runs here."""
+    """Return what a map returned, in sequence; an iterator that it returned runs here."""
     if found is None:
         return ()
     if isinstance(found, Mapping | str | bytes) or not isinstance(found, Iterable):
