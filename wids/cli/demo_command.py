@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -39,18 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampler",
         metavar="MODULE:NAME",
+        default="wids:DistributedChunkedSampler",
         help="try this sampler instead: a callable that takes the dataset",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; return 1 if the epoch was not exact."""
+    from wids.look.text import sample_text
+
     spec_path = write_dataset(options.folder)
     print(f"wrote {NUM_SHARDS} shards and {spec_path}\n")
-    print(describe_sample(spec_path, 123), end="\n\n")
+    with wids.ShardListDataset(spec_path, transformations=None, raw="bytes") as dataset:
+        text = sample_text(dataset[123], 80, dataset.classes)
+        print(f"dataset[123] of {len(dataset)}:\n{text}\n")
     print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
     try:
-        report = run_epoch(spec_path, options.sampler or DEFAULT_SAMPLER)
+        report = run_epoch(spec_path, options.sampler)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
@@ -82,7 +86,6 @@ In Python:
 
 
 NUM_SHARDS: Final = 4
-DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
 
 _COLORS: Final = ("red", "green", "blue", "yellow", "purple")
 _SHAPES: Final = ("circle", "square", "triangle", "cross")
@@ -138,15 +141,6 @@ def _picture(color: str, shape: str, radius: int) -> Any:
     return image
 
 
-def describe_sample(spec_path: str, index: int) -> str:
-    """Return one sample as text, one line for each field."""
-    with wids.ShardListDataset(spec_path) as dataset:
-        sample = dataset[index]
-        lines = [f"dataset[{index}] of {len(dataset)}:"]
-    texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
-    return "\n".join([*lines, *(f"  {name:14} {text:.90}" for name, text in texts.items())])
-
-
 @dataclass(frozen=True)
 class EpochReport:
     """What the DataLoaders of one epoch returned.
@@ -188,7 +182,7 @@ class EpochReport:
         return "\n".join([*lines, f"{yes[1]} the same number of batches on every rank"])
 
 
-def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
+def run_epoch(spec_path: str, sampler: str) -> EpochReport:
     """Run one epoch over a spec in two processes, started by ``torchrun``.
 
     Args:
