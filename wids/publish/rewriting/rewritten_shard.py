@@ -40,12 +40,28 @@ from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
 
-StoredSample: TypeAlias = tuple[bytes, list[tuple[bytes, memoryview, int]]]
-"""The key of a sample, and the name, the bytes and the checksum of each member."""
+
+@dataclass(frozen=True, eq=False)
+class StoredMembers:
+    """The members of some samples, sample by sample.
+
+    Attributes:
+        keys: The keys of the samples.
+        counts: How many members each has.
+        names: The names of the members.
+        contents: Their bytes.
+        crcs: Their checksums.
+    """
+
+    keys: list[bytes]
+    counts: IntArray
+    names: list[bytes]
+    contents: list[memoryview]
+    crcs: list[int]
 
 
-def stored_samples(view: Any, start: int, stop: int) -> list[StoredSample] | None:
-    """Return the samples ``start`` to ``stop`` of a view, as they are stored.
+def stored_members(view: Any, start: int, stop: int) -> StoredMembers | None:
+    """Return the members of the samples ``start`` to ``stop`` of a view.
 
     Returns:
         None if some are not in local shards, have other keys than in a tar of this library, or no
@@ -57,21 +73,38 @@ def stored_samples(view: Any, start: int, stop: int) -> list[StoredSample] | Non
     reader = view.reader
     if type(reader) is not ShardReader:  # such as that of a join
         return None
-    found: list[StoredSample] = [(b"", [])] * (stop - start)
-    positions = select_batch(view.positions, np.arange(start, stop))
-    for number, places, local_indices in reader.groups(positions):
+    parts: list[StoredMembers] = []
+    samples: list[int] = []
+    for number, places, local_indices in reader.groups(
+        select_batch(view.positions, np.arange(start, stop))
+    ):
         read = partial(_of_shard, reader, local_indices)
-        samples = reader.read_from(number, reader.fetches_for_many, read)
-        if samples is None:
+        part = reader.read_from(number, reader.fetches_for_many, read)
+        if part is None:
             return None
-        for place, sample in zip(places, samples, strict=True):
-            found[place] = sample
-    return found
+        parts.append(part)
+        samples += places
+    counts = np.concatenate([part.counts for part in parts])
+    members = np.argsort(np.repeat(samples, counts), kind="stable").tolist()
+    in_order = np.argsort(samples)
+    return StoredMembers(
+        _picked([part.keys for part in parts], in_order.tolist()),
+        counts[in_order],
+        *(
+            _picked([getattr(part, name) for part in parts], members)
+            for name in ("names", "contents", "crcs")
+        ),
+    )
+
+
+def _picked(lists: list[list[Any]], numbers: list[int]) -> list[Any]:
+    found = [*chain.from_iterable(lists)]
+    return [found[number] for number in numbers]
 
 
 def _of_shard(
     reader: ShardReader, local_indices: Sequence[int], shard: ReadableShard
-) -> list[StoredSample] | None:
+) -> StoredMembers | None:
     if not isinstance(shard, Shard):
         return None
     index, local = shard.index, np.array(local_indices)
@@ -88,10 +121,8 @@ def _of_shard(
     keys = [index.text[start:stop] for start, stop in zip(begins, ends, strict=True)]
     fields = [to_bytes(field) for field in index.fields]
     owners, numbers = np.repeat(np.arange(len(local)), counts), index.field_ids[members]
-    names = (keys[a] + fields[b] for a, b in zip(owners.tolist(), numbers.tolist(), strict=True))
-    stored = list(zip(names, contents, crcs, strict=True))
-    edges = pairwise([0, *np.cumsum(counts).tolist()])
-    return [(key, stored[start:stop]) for key, (start, stop) in zip(keys, edges, strict=True)]
+    names = [keys[a] + fields[b] for a, b in zip(owners.tolist(), numbers.tolist(), strict=True)]
+    return StoredMembers(keys, counts, names, contents, crcs)
 
 
 def _members_of(
@@ -115,29 +146,27 @@ _PADDINGS: Final = [bytes(-size % BLOCK_NBYTES) for size in range(BLOCK_NBYTES)]
 class CopyingTar(ThreadedTar):
     """A shard whose members are copied from others."""
 
-    def append_stored(self, samples: list[StoredSample]) -> bool:
+    def append_stored(self, stored: StoredMembers) -> bool:
         """Append samples; return whether that was possible.
 
         It is not if a header takes several blocks or a key is repeated; then nothing is written.
         """
-        keys = {to_text(key) for key, _ in samples}
-        names, contents, crcs = zip(*chain.from_iterable(each for _, each in samples), strict=True)
-        heads = [
-            self._header(to_text(name), len(data))
-            for name, data in zip(names, contents, strict=True)
-        ]
-        is_new = len(keys) == len(samples) and self._keys.isdisjoint(keys)
+        keys, nbytes = set(map(to_text, stored.keys)), list(map(len, stored.contents))
+        heads = list(map(self._header, map(to_text, stored.names), nbytes))
+        is_new = len(keys) == len(stored.keys) and self._keys.isdisjoint(keys)
         if not is_new or any(len(head) > BLOCK_NBYTES for head in heads):
             return False
         self._check_no_partial_sample()
         self._has_partial_sample = True
-        sizes = np.fromiter(map(len, contents), np.int64, len(contents))
+        sizes = np.array(nbytes)
         padded = sizes + -sizes % BLOCK_NBYTES + BLOCK_NBYTES
         starts = self.nbytes + np.cumsum(padded) - padded
         head_crcs = list(map(self._crc32, heads))
-        self._members.extend(list(names), starts, BLOCK_NBYTES, sizes, head_crcs, list(crcs))
-        paddings = [_PADDINGS[size] for size in (sizes % BLOCK_NBYTES).tolist()]
-        self._put_parts([*chain.from_iterable(zip(heads, contents, paddings, strict=True))], padded)
+        self._members.extend(stored.names, starts, BLOCK_NBYTES, sizes, head_crcs, stored.crcs)
+        parts: list[bytes | memoryview] = [b""] * (3 * len(heads))
+        parts[::3], parts[1::3] = heads, stored.contents
+        parts[2::3] = [_PADDINGS[size] for size in (sizes % BLOCK_NBYTES).tolist()]
+        self._put_parts(parts, padded)
         self._has_partial_sample = False
         self._keys.update(keys)
         self.num_samples += len(keys)
@@ -218,7 +247,7 @@ def _copy(
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
-        stored = stored_samples(view, batch.start, batch.stop)
+        stored = stored_members(view, batch.start, batch.stop)
         if stored is not None and writer.append_stored(stored):
             return
     for sample in _renamed(task, view, batch, first):
