@@ -28,7 +28,7 @@ def test_sounds_and_their_texts(tmp_path: Path) -> None:
 
 
 def test_films_and_their_facts(tmp_path: Path) -> None:
-    """A folder of mp4 and json becomes samples of both, whose videos are read and cut into clips."""
+    """A folder of mp4 and json becomes samples of both, whose video is read and cut into clips."""
     (tmp_path / "films").mkdir()
     for number in range(3):
         (tmp_path / "films" / f"{number}.mp4").write_bytes(film(10 + number))
