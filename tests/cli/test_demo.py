@@ -59,8 +59,8 @@ def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
     assert result.stderr == ""
     for line in (
         *("wrote 4 shards and wids-demo/shapes.json", "dataset[123] of 1000:"),
-        *("  .txt           a yellow circle", "  __key__        000123"),
-        *("   0       20      500                500", "   1       20      500                500"),
+        *(".txt           a yellow circle", "__key__        000123"),
+        *("rank 0: 20 batches, 500 samples", "rank 1: 20 batches, 500 samples"),
         "yes: each of the 1000 samples exactly once (0 missing, 0 repeated)",
         "yes: the same number of batches on every rank",
         "    dataset = wids.ShardListDataset('wids-demo/shapes.json')",

@@ -33,7 +33,7 @@ def films(count: int, nbytes: int, seed: int = 0) -> Iterator[tuple[str, bytes]]
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three shards of 8 films of 2 MB."""
+    """Three shards of 8 videos of 2 MB."""
     folder = tmp_path_factory.mktemp("films")
     return [write_tar(folder / f"film-{n}.tar", films(8, 2 * MB, n)) for n in range(3)]
 

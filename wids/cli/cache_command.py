@@ -66,15 +66,11 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     from wids.storage import fetch
     from wids.storage.cache.store import Cache
 
-    cache = Cache(folder, fetch.Fetcher())
-    spec = loaded_spec(options.spec, options)
-    copies = [cache.find(remote_file(shard)) for shard in spec.shards]
-    nbytes = sum(os.path.getsize(path) for path in copies if path is not None)
-    num_copies = sum(path is not None for path in copies)
-    print(
-        f"{urls.redact(options.spec)}: {num_copies:,} of {count_text(len(copies), 'shard')} in "
-        f"{folder}, {nbytes_text(nbytes)}"
-    )
+    cache, shards = Cache(folder, fetch.Fetcher()), loaded_spec(options.spec, options).shards
+    copies = [path for shard in shards if (path := cache.find(remote_file(shard))) is not None]
+    found = f"{len(copies):,} of {count_text(len(shards), 'shard')} in {folder}"
+    nbytes = sum(map(os.path.getsize, copies))
+    print(f"{urls.redact(options.spec)}: {found}, {nbytes_text(nbytes)}")
     return 0
 
 
@@ -98,26 +94,17 @@ def _table_of_datasets(files: Iterable[CacheFile]) -> str:
     from wids.storage.cache.cache_names import dataset_pattern
 
     groups: dict[str, list[CacheFile]] = {}
-    for file in files:
+    for file in sorted(files, key=lambda file: file.used_ns):
         groups.setdefault(dataset_pattern(file.name), []).append(file)
-    rows = [
-        (
-            f"{_num_copies(group):,}",
-            nbytes_text(sum(file.nbytes for file in group)),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(max(f.used_ns for f in group) / 1e9)),
-            pattern,
-        )
-        # The most recently used comes last, next to the prompt.
-        for pattern, group in sorted(
-            groups.items(), key=lambda item: max(file.used_ns for file in item[1])
-        )
-    ]
+    rows = []
+    # The most recently used comes last, next to the prompt.
+    for pattern, group in sorted(groups.items(), key=lambda item: item[1][-1].used_ns):
+        copies = [f for f in group if not (f.is_temporary or f.name.endswith(".index"))]
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(group[-1].used_ns / 1e9))
+        nbytes = nbytes_text(sum(file.nbytes for file in group))
+        rows.append((f"{len(copies):,}", nbytes, used, pattern))
     found = table(["copies", "size", "last used", "shards"], rows, right=(0, 1))
     return with_bold_header(found)
-
-
-def _num_copies(files: Iterable[CacheFile]) -> int:
-    return sum(not file.is_temporary and not file.name.endswith(".index") for file in files)
 
 
 def _clear(options: argparse.Namespace, folder: str) -> int:

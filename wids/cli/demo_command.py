@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -21,10 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import wids
 from wids.cli.shared import named_object
-from wids.dataset.shard_list import ShardListDataset
-from wids.publish.shard_writer import ShardWriter
-from wids.shards.specs.loader import load_spec
 
 EXAMPLE: Final = "  wids demo"
 
@@ -41,24 +38,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampler",
         metavar="MODULE:NAME",
+        default="wids:DistributedChunkedSampler",
         help="try this sampler instead: a callable that takes the dataset",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; return 1 if the epoch was not exact."""
-    from subprocess import TimeoutExpired
+    from wids.look.text import sample_text
 
     spec_path = write_dataset(options.folder)
     print(f"wrote {NUM_SHARDS} shards and {spec_path}\n")
-    print(describe_sample(spec_path, 123), end="\n\n")
+    with wids.ShardListDataset(spec_path, transformations=None, raw="bytes") as dataset:
+        text = sample_text(dataset[123], 80, dataset.classes)
+        print(f"dataset[123] of {len(dataset)}:\n{text}\n")
     print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
     try:
-        report = run_epoch(spec_path, options.sampler or DEFAULT_SAMPLER)
-    except (RuntimeError, TimeoutExpired) as error:
+        report = run_epoch(spec_path, options.sampler)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
-    print(report.table())
+    print(report)
     if not (report.is_complete and report.is_even):
         print("\nThis epoch was not exact: look at the sampler.")
         return 1
@@ -69,30 +69,23 @@ def run(options: argparse.Namespace) -> int:
 def _next_steps(spec_path: str) -> str:
     """Return what to do with the dataset, as commands and as Python."""
     spec = shlex.quote(spec_path)
-    commands = {
-        f"wids browse {spec}": "look at it in a browser",
-        f"wids info {spec}": "what is in it",
-        f"wids sample {spec} 123": "one sample, by number or key",
-        "wids pack FOLDER -o train": "shards of your own files",
-    }
+    commands = (f"browse {spec}", f"info {spec}", f"sample {spec} 123", "pack FOLDER -o train")
     width = max(map(len, commands))
-    lines = (f"    {command:{width}}  # {what}\n" for command, what in commands.items())
-    return (
-        f"\nNext:\n{''.join(lines)}"
-        "\nIn Python:\n"
-        "    import wids\n"
-        f"    dataset = wids.ShardListDataset({spec_path!r})\n"
-        "    dataset[123]"
-    )
+    browse, info, sample, pack = (f"    wids {command:{width}}  #" for command in commands)
+    return f"""
+Next:
+{browse} look at it in a browser
+{info} what is in it
+{sample} one sample, by number or key
+{pack} shards of your own files
+
+In Python:
+    import wids
+    dataset = wids.ShardListDataset({spec_path!r})
+    dataset[123]"""
 
 
 NUM_SHARDS: Final = 4
-SAMPLES_PER_SHARD: Final = 250
-NUM_REPLICAS: Final = 2
-BATCH_SIZE: Final = 25
-PICTURE_SIZE: Final = 64  # pixels, both ways
-DEFAULT_SAMPLER: Final = "wids:DistributedChunkedSampler"
-_TIMEOUT_S: Final = 300
 
 _COLORS: Final = ("red", "green", "blue", "yellow", "purple")
 _SHAPES: Final = ("circle", "square", "triangle", "cross")
@@ -107,8 +100,8 @@ def write_dataset(folder: str) -> str:
     pattern = os.path.join(folder, "shapes-%06d.tar")
     try:
         os.makedirs(folder, exist_ok=True)
-        with ShardWriter(pattern, maxcount=SAMPLES_PER_SHARD, if_exists="replace") as writer:
-            for number in range(NUM_SHARDS * SAMPLES_PER_SHARD):
+        with wids.ShardWriter(pattern, maxcount=250, if_exists="replace") as writer:
+            for number in range(250 * NUM_SHARDS):
                 writer.write(_sample(number))
     except OSError as error:
         if error.strerror is None:  # one that says it all
@@ -118,7 +111,7 @@ def write_dataset(folder: str) -> str:
             f"cannot be made or written to ({error.strerror}); name another folder"
         ) from error
     spec_path = os.path.join(folder, "shapes.json")
-    spec = load_spec(spec_path)
+    spec = wids.load_spec(spec_path)
     replace(spec, extras={**spec.extras, "classes": list(_SHAPES)}).save(spec_path)
     return spec_path
 
@@ -134,28 +127,18 @@ def _sample(number: int) -> dict[str, Any]:
     }
 
 
-def _picture(color: str, shape: str, margin: int) -> Any:
+def _picture(color: str, shape: str, radius: int) -> Any:
     from PIL import Image, ImageDraw
 
-    image = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
-    draw, middle, size = ImageDraw.Draw(image), PICTURE_SIZE // 2, PICTURE_SIZE - 2 * margin
+    image = Image.new("RGB", (64, 64), "white")
+    draw, start, stop = ImageDraw.Draw(image), 32 - radius, 32 + radius
     if shape == "cross":
-        for part in (size / 6, size / 2):
-            box = (middle - part, middle - 2 * size / 3 + part)
-            draw.rectangle((*box, *(PICTURE_SIZE - each for each in box)), fill=color)
+        draw.line((start, 32, stop, 32), color, radius // 2)
+        draw.line((32, start, 32, stop), color, radius // 2)
     else:
         sides = {"circle": 99, "square": 4, "triangle": 3}[shape]
-        draw.regular_polygon((middle, middle, size / 2), sides, fill=color)
+        draw.regular_polygon((32, 32, radius), sides, fill=color)
     return image
-
-
-def describe_sample(spec_path: str, index: int) -> str:
-    """Return one sample as text, one line for each field."""
-    with ShardListDataset(spec_path) as dataset:
-        sample = dataset[index]
-        lines = [f"dataset[{index}] of {len(dataset)}:"]
-    texts = {name: re.sub(" at 0x[0-9A-F]+>$", ">", str(value)) for name, value in sample.items()}
-    return "\n".join([*lines, *(f"  {name:14} {text:.90}" for name, text in texts.items())])
 
 
 @dataclass(frozen=True)
@@ -171,14 +154,9 @@ class EpochReport:
     batches: list[list[list[int]]]
 
     @property
-    def ranks(self) -> list[list[int]]:
-        """The indices that each rank returned."""
-        return [list(chain.from_iterable(rank)) for rank in self.batches]
-
-    @property
     def times_seen(self) -> Counter[int]:
         """How often each index was returned, by all ranks together."""
-        return Counter(chain.from_iterable(self.ranks))
+        return Counter(chain.from_iterable(chain.from_iterable(self.batches)))
 
     @property
     def is_complete(self) -> bool:
@@ -188,27 +166,23 @@ class EpochReport:
     @property
     def is_even(self) -> bool:
         """Whether every rank had the same number of batches."""
-        return len({len(rank) for rank in self.batches}) == 1
+        return len(set(map(len, self.batches))) == 1
 
-    def table(self) -> str:
-        """Return the report as a short table."""
+    def __str__(self) -> str:
         seen = self.times_seen
         missing = self.num_samples - len(seen)
         repeated = sum(count > 1 for count in seen.values())
         exactly = f"exactly once ({missing} missing, {repeated} repeated)"
-        lines = ["rank  batches  samples  different samples"]
-        for number, (rank, batches) in enumerate(zip(self.ranks, self.batches, strict=True)):
-            lines.append(f"{number:4}  {len(batches):7}  {len(rank):7}  {len(set(rank)):17}")
-        lines += ["", f"{_mark(self.is_complete)} each of the {self.num_samples} samples {exactly}"]
-        lines += [f"{_mark(self.is_even)} the same number of batches on every rank"]
-        return "\n".join(lines)
+        yes = ["yes:" if is_good else "NO: " for is_good in (self.is_complete, self.is_even)]
+        lines = [
+            f"rank {number}: {len(rank)} batches, {sum(map(len, rank))} samples"
+            for number, rank in enumerate(self.batches)
+        ]
+        lines += [f"{yes[0]} each of the {self.num_samples} samples {exactly}"]
+        return "\n".join([*lines, f"{yes[1]} the same number of batches on every rank"])
 
 
-def _mark(is_good: bool) -> str:
-    return "yes:" if is_good else "NO: "
-
-
-def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
+def run_epoch(spec_path: str, sampler: str) -> EpochReport:
     """Run one epoch over a spec in two processes, started by ``torchrun``.
 
     Args:
@@ -222,18 +196,18 @@ def run_epoch(spec_path: str, sampler: str = DEFAULT_SAMPLER) -> EpochReport:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--local-addr", "127.0.0.1", "--nproc-per-node", str(NUM_REPLICAS)),
+            *("--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
             *("-m", "wids.cli.demo_command", os.path.abspath(spec_path), sampler, folder),
         ]
         # One thread each, as torchrun would choose with a warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        options: Any = {"capture_output": True, "text": True, "timeout": _TIMEOUT_S}
+        options: Any = {"capture_output": True, "text": True, "timeout": 300}
         result = subprocess.run(command, env=environment, check=False, **options)
         if result.returncode:
             # The end of the output, where Python puts the error.
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
-        texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(NUM_REPLICAS)]
-    with ShardListDataset(spec_path) as dataset:
+        texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(2)]
+    with wids.ShardListDataset(spec_path) as dataset:
         return EpochReport(len(dataset), list(map(json.loads, texts)))
 
 
@@ -244,10 +218,10 @@ def _run_rank(spec_path: str, sampler: str, folder: str) -> None:
 
     # gloo needs no GPU, so the demo runs on any machine.
     dist.init_process_group("gloo")
-    dataset = ShardListDataset(spec_path, transformations="torch")
+    dataset = wids.ShardListDataset(spec_path, transformations="torch")
     loader = DataLoader(
         dataset,
-        batch_size=BATCH_SIZE,
+        batch_size=25,
         sampler=named_object(sampler, "--sampler", "sampler")(dataset),
         num_workers=2,
     )

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Final
 
+import wids
 from wids.cli.shared import add_flag, add_reading, storage_options
 from wids.errors import printable
 from wids.storage.transport import urls
@@ -27,14 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the key of each sample that differs; return 1 if there are any."""
-    from wids.publish.spec_diff import diff_specs
-
-    found = diff_specs(
-        options.old,
-        options.new,
-        allow_pipe=options.allow_pipe,
-        storage_options=storage_options(options),
-    )
+    old, new, servers = options.old, options.new, storage_options(options)
+    found = wids.diff_specs(old, new, allow_pipe=options.allow_pipe, storage_options=servers)
     if options.json:
         print(json.dumps(vars(found)))
     else:
@@ -42,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.writelines(f"{mark} {printable(key)}\n" for key in keys)
     # Standard output has the differences alone, so that it is empty where there are none.
     print(
-        f"{urls.redact(options.old)}, {urls.redact(options.new)}: {len(found.removed):,} removed, "
+        f"{urls.redact(old)}, {urls.redact(new)}: {len(found.removed):,} removed, "
         f"{len(found.changed):,} changed, {len(found.added):,} added, {found.num_same:,} the same",
         file=sys.stderr,
     )

@@ -159,7 +159,7 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
 
 
 def _media_text(dataset: ShardListDataset, stats: Iterable[FieldStats]) -> str:
-    """Return the length and rate of sounds and films of the first sample, if it is local."""
+    """Return the length and rate of audio and video of the first sample, if it is local."""
     from wids.look import preview
 
     if not len(dataset):
@@ -235,6 +235,6 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     with opened(spec, options) as dataset:
         columns = named_columns([options.columns])
         if columns and dataset.spec.table is None:
-            ask_to_fetch(dataset, options, "reading columns of shards without an index")
+            ask_to_fetch(dataset, options)
         table = read_or_load(dataset, columns)
     return "\n\n" + distributions_text(table, output_width(), class_names(spec))

@@ -41,14 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--maxsize", default="1GB", metavar="SIZE", help="largest shard (%(default)s)"
     )
-    _add_choices(parser)
     parser.add_argument("--replace", action="store_true", help="overwrite an earlier dataset")
-    add_processes(parser)
-    add_storage(parser)
-
-
-def _add_choices(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the order, and for what names mean."""
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="chooses the order (%(default)s)")
     order.add_argument("--sorted", action="store_true", help="order samples by key")
@@ -61,6 +54,8 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-split", choices=["last", "first"], default="last", help="dot before the field (last)"
     )
+    add_processes(parser)
+    add_storage(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -227,9 +227,9 @@ def _fields(options: argparse.Namespace) -> list[str] | None:
 
 
 def _pattern(output: str) -> str:
-    from wids.publish.output import pattern_of, prefix_of
+    from wids.publish.output import prefix_of
 
-    return output if "%" in os.path.basename(output) else pattern_of(prefix_of(output))
+    return output if "%" in os.path.basename(output) else prefix_of(output) + "-%06d.tar"
 
 
 def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:

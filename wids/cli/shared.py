@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeVar
 
+import wids
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -163,36 +164,29 @@ def named_columns(texts: list[str]) -> dict[str, str]:
     return columns
 
 
-def positive(text: str) -> int:
+def positive(text: str, least: int = 1) -> int:
     """Return the number in an argument; it must be at least 1."""
-    return _at_least(1, text)
-
-
-def not_negative(text: str) -> int:
-    """Return the number in an argument; it must be at least 0."""
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
     number = int(text)
     if number < least:
         raise argparse.ArgumentTypeError(f"expected at least {least}, found {number}")
     return number
 
 
+def not_negative(text: str) -> int:
+    """Return the number in an argument; it must be at least 0."""
+    return positive(text, 0)
+
+
 def loaded_spec(path: str, options: argparse.Namespace) -> DatasetSpec:
     """Load the spec at a path or URL."""
-    from wids.shards.specs.loader import load_spec
-
-    return load_spec(path, allow_pipe=options.allow_pipe, storage_options=storage_options(options))
+    servers = storage_options(options)
+    return wids.load_spec(path, allow_pipe=options.allow_pipe, storage_options=servers)
 
 
 def opened(shards: Shards, options: argparse.Namespace, **more: Any) -> ShardListDataset:
     """Open the dataset that a command reads; its samples are left as they are stored by default."""
-    from wids.dataset.shard_list import ShardListDataset
-
     arguments = {"transformations": None, "storage_options": storage_options(options), **more}
-    return ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
+    return wids.ShardListDataset(shards, allow_pipe=options.allow_pipe, **arguments)
 
 
 def spec_and_peek(
@@ -253,7 +247,7 @@ def output_width() -> int:
 
 
 def print_note(text: object) -> None:
-    """Print a line that is no result, on standard error."""
+    """Print a line that is not a result, on standard error."""
     print(f"{styled('wids:', 'yellow', sys.stderr)} {printable(str(text))}", file=sys.stderr)
 
 
@@ -286,8 +280,7 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
         purpose: What it is for, and what may reduce it; a part of a sentence.
 
     Raises:
-        SystemExit: There is no consent: status 1 after the answer no, and status 2 where nobody can
-            be asked.
+        SystemExit: The answer was no (status 1), or the command could not ask (status 2).
     """
     if not cost.nbytes_of:
         return
@@ -298,13 +291,13 @@ def ask_consent(cost: DownloadCost, options: argparse.Namespace, purpose: str) -
     ask(text, options, "wids: these bytes were not downloaded")
 
 
-def ask(text: str, options: argparse.Namespace, refused: str) -> None:
+def ask(text: str, options: argparse.Namespace, after_no: str) -> None:
     """State what a command will do, and ask unless ``--yes`` was passed.
 
     Args:
         text: What it will do.
         options: Arguments, with that of `add_yes`.
-        refused: What to print after the answer no.
+        after_no: What to print after the answer no.
 
     Raises:
         SystemExit: As for `ask_consent`.
@@ -315,21 +308,21 @@ def ask(text: str, options: argparse.Namespace, refused: str) -> None:
     check_terminal(text, options)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        print(refused, file=sys.stderr)
+        print(after_no, file=sys.stderr)
         raise SystemExit(1)
 
 
 def check_terminal(text: str, options: argparse.Namespace) -> None:
-    """End with status 2 where nobody can be asked and ``--yes`` was not passed."""
+    """End with status 2 if the command cannot ask and ``--yes`` was not passed."""
     if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
         print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
         raise SystemExit(_WRONG_USAGE)
 
 
-def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose: str) -> None:
-    """Ask before fetching shards that cannot be read in any other way.
+def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace) -> None:
+    """Ask before fetching shards whose columns cannot be read in any other way.
 
-    They are remote, and have neither a local copy nor an index by which parts could be read.
+    They are remote, and have neither a local copy nor an index to read parts of them.
     """
     from wids.shards.costs import DownloadCost
 
@@ -339,7 +332,8 @@ def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace, purpose
         for number in range(len(shards))
         if not reader.is_local(number) and reader.index(number) is None
     ]
-    ask_consent(DownloadCost({shard.url: shard.nbytes for shard in missing}), options, purpose)
+    cost = DownloadCost({shard.url: shard.nbytes for shard in missing})
+    ask_consent(cost, options, "reading columns of shards without an index")
 
 
 def is_name(text: str) -> bool:

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     parse_columns(columns)  # before fetching a spec or looking for a folder
     output = _checked_output(options.output)
     with opened(options.spec, options) as dataset:
-        ask_to_fetch(dataset, options, "reading columns of shards without an index")
+        ask_to_fetch(dataset, options)
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
         saved = save_table(table, dataset, output, columns).table

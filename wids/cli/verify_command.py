@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import wids
 from wids.cli.shared import (
     add_processes,
     add_reading,
@@ -19,12 +20,6 @@ from wids.cli.shared import (
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
-
-if TYPE_CHECKING:
-    from wids.shards.costs import DownloadCost
-    from wids.shards.specs.model import DatasetSpec
-    from wids.storage.fetch import Fetcher
-
 
 EXAMPLE: Final = (
     "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this"
@@ -44,19 +39,23 @@ def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
     from wids.publish.executors import process_pool
     from wids.publish.problems import table_problems
-    from wids.publish.verification import verify_spec
+    from wids.shards.costs import DownloadCost
     from wids.shards.specs.naming import is_document
     from wids.storage.fetch import Fetcher
+    from wids.storage.remote_lengths import known_lengths
 
     spec = loaded_spec(options.spec, options)
     servers = storage_options(options)
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)
-    ask_consent(_cost(spec, fetcher), options, "reading remote shards")
+    stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
+    # Missing shards are problems, which come later.
+    cost = DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
+    ask_consent(cost, options, "reading remote shards")
     # Here, since a spec that was loaded does not know its document.
     problems = table_problems(fetcher, options.spec) if is_document(options.spec) else []
     with process_pool(options.jobs, len(spec.shards)) as executor:
-        problems += verify_spec(
+        problems += wids.verify_spec(
             spec,
             decode=options.decode,
             executor=executor,
@@ -74,12 +73,3 @@ def run(options: argparse.Namespace) -> int:
     # Standard output has the problems alone, so that it is empty where there are none.
     print(f"{urls.redact(options.spec)}: {text}: no problems", file=sys.stderr)
     return 0
-
-
-def _cost(spec: DatasetSpec, fetcher: Fetcher) -> DownloadCost:
-    """Return what reading the remote shards downloads; those that are missing are problems."""
-    from wids.shards.costs import DownloadCost
-    from wids.storage.remote_lengths import known_lengths
-
-    stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
-    return DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))

@@ -165,16 +165,6 @@ def entries(
     return found
 
 
-def check_rules(old: Published, new: DatasetSpec) -> None:
-    """Raise ValueError if the names of new shards are split at the other dot."""
-    for shard in new.shards:
-        if shard.key_split not in (None, old.key_split):
-            raise ValueError(
-                f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in '
-                f'{urls.redact(old.target)}, found "{shard.key_split}"'
-            )
-
-
 _MAX_ATTEMPTS: Final = 5
 _WAIT_S: Final = 600.0
 """How long to wait for another appending process, which may have to copy a pack of a gigabyte."""
@@ -251,7 +241,12 @@ def append_shards(
         )
     fetcher = Fetcher(storage_options)
     new = load_with(fetcher, shards, None, allow_pipe=False)
-    check_rules(old, new)
+    for shard in new.shards:
+        if shard.key_split not in (None, old.key_split):
+            raise ValueError(
+                f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in '
+                f'{urls.redact(target)}, found "{shard.key_split}"'
+            )
     entries(old, new.shards, base)  # report mistakes before the shards are read
     describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
     with describer.packed(new.shards, journal) as (described, pack):
@@ -315,13 +310,8 @@ def _publish(
             if upload.read(old.target, storage_options)[0] != old.data:
                 raise upload.ReplacedError(old.target)
     else:
-        on_problem(
-            Problem(
-                spec.name,
-                "the spec names no pack, so keys of new shards were not compared with the others",
-                "remark",
-            )
-        )
+        text = "the spec names no pack, so keys of new shards were not compared with the others"
+        on_problem(Problem(spec.name, text, "remark"))
     save_document(old.target, document, replaces=old.version, storage_options=storage_options)
     return spec
 

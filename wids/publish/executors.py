@@ -1,18 +1,17 @@
-"""Run tasks in worker processes, on Ray or on any executor, and name a task that is lost.
+"""Run tasks on any executor: in worker processes, on Ray, on Dask.
 
-A worker returns the exception of a task as a value, so anything else that a future raises is from
-the executor itself: a worker that was killed, a scheduler that is gone.
+`results_of` yields the results of tasks as they finish, and names a task that is lost. A worker
+returns the exception of a task as a value, so anything else that a future raises is from the
+executor itself: a worker that was killed, a scheduler that is gone.
 
-Up to Python 3.12, the thread of a `ProcessPoolExecutor` ends with a traceback if a future was
-cancelled and a worker ends: it neither ends the other workers nor releases its semaphores. `Pool`
-survives that.
+`process_pool` has the worker processes of commands. They end at once when their parent is
+interrupted or killed. `concurrent.futures` would wait for running tasks, which may read a large
+shard for minutes, and the workers of a killed parent would wait for tasks indefinitely. Up to
+Python 3.12, the thread of a `ProcessPoolExecutor` ends with a traceback if a future was cancelled
+and a worker ends; it neither ends the other workers nor releases its semaphores. `Pool` survives
+that.
 
-Worker processes end at once when their parent is interrupted or killed: `concurrent.futures` waits
-for running tasks, and a task may read or download a large shard for minutes; workers of a killed
-parent wait for tasks indefinitely.
-
-Ray has tasks and references, but not the interface of an `Executor`. Ray is imported when an
-executor is made.
+`RayExecutor` is the interface of an `Executor` for Ray, which is imported when one is made.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def results_of(
         submit(_MAX_SUBMITTED)
         watched = time.monotonic()
         while pending:
-            # Failed futures come last, so that no other result is lost.
+            # Failed futures come last: an error loses no other result.
             for future in [next(iter(pending))] if in_order else _drained(finished):
                 result = _result(future, name_of(pending[future]), advice)
                 yield pending.pop(future), result
@@ -121,7 +120,7 @@ def results_of(
             if watch is not None and time.monotonic() - watched >= _POLL_S:
                 watched = time.monotonic()
                 # Executors start tasks in order, so the first waiting one ends the search.
-                begun = takewhile(_has_begun, pending)
+                begun = takewhile(lambda each: each.running() or each.done(), pending)
                 watch([pending[future] for future in begun if future.running()])
     finally:
         for future in pending:
@@ -139,22 +138,16 @@ def _check_executor(executor: Executor) -> None:
 def _drained(finished: SimpleQueue[Future[Any]]) -> list[Future[Any]]:
     """Wait a moment for a future that has finished; return all that have, failed ones last."""
     found = []
-    try:
+    with suppress(Empty):
         found.append(finished.get(timeout=_POLL_S))
         while True:
             found.append(finished.get_nowait())
-    except Empty:
-        return sorted(found, key=_has_failed)  # an error loses no other result
-
-
-def _has_begun(future: Future[Any]) -> bool:
-    return future.running() or future.done()
+    return sorted(found, key=_has_failed)
 
 
 def _has_failed(future: Future[Any]) -> bool:
-    if future.cancelled() or future.exception() is not None:
-        return True
-    return isinstance(future.result(), _Raised)
+    has_error = future.cancelled() or future.exception() is not None
+    return has_error or isinstance(future.result(), _Raised)
 
 
 def _result(future: Future[Any], name: str, advice: str) -> Any:
@@ -416,6 +409,7 @@ class RayExecutor(Executor):
             ) from error
         self._ray: Any = ray
         self._options = options
+        # Ray refuses empty options.
         self._run = ray.remote(**options)(_called) if options else ray.remote(_called)
         self._running: dict[Future[Any], Future[Any]] = {}  # those of Ray, and those returned
         self._lock = threading.Lock()
@@ -449,7 +443,16 @@ class RayExecutor(Executor):
             self._ray.cancel(reference)
 
     def _finish(self, done: Future[Any]) -> None:
-        _move(self._running.pop(done), self._ray.exceptions, done)
+        """Set the result of a future to that of Ray's future."""
+        future = self._running.pop(done)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(done.result())
+        except self._ray.exceptions.RayTaskError as error:  # what the function raised
+            future.set_exception(error.cause if isinstance(error.cause, Exception) else error)
+        except BaseException as error:  # noqa: BLE001 - lost workers too; raised by result()
+            future.set_exception(error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; wait for those that were started, even if they were cancelled.
@@ -473,15 +476,3 @@ _wait = wait  # a parameter of `shutdown` has its name
 def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function, on a worker."""
     return function(*args, **kwargs)
-
-
-def _move(future: Future[Any], exceptions: Any, done: Future[Any]) -> None:
-    """Set the result of a future to that of Ray's future."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(done.result())
-    except exceptions.RayTaskError as error:  # what the function raised
-        future.set_exception(error.cause if isinstance(error.cause, Exception) else error)
-    except BaseException as error:  # noqa: BLE001 - lost workers too; raised by result()
-        future.set_exception(error)

@@ -1,11 +1,11 @@
 """Keep journals: files that only grow, from which interrupted work is resumed, whole or in parts.
 
-All work on the shards of a dataset keeps a journal of the same form: the plan of the work, and the
-descriptions of complete shards.
+A `Journal` has the plan of the work on the shards of a dataset, and the descriptions of complete
+shards. All such work keeps one of the same form.
 
-Work can be divided into parts, by independent processes on any machines. Each part has its own
-journal. The journal of all parts equals that of an undivided run whose shards are all described, so
-publishing is the same for both.
+A `Part` of the work is done by an independent process, on any machine, with a journal of its own.
+The merged journals equal that of an undivided run whose shards are all described, so one function
+publishes both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Final, TypeVar
 
@@ -342,25 +342,23 @@ def _record_of(fields: dict[str, Any], blob: bytes = b"") -> ShardRecord:
     return ShardRecord(**fields, blob=blob)
 
 
-def _opened(path: str | None, folder: str | None, mode: int) -> AbstractContextManager[IO[bytes]]:
-    if path is None:
-        return tempfile.TemporaryFile(dir=folder)
-    return _locked(path, mode)
-
-
 @contextmanager
-def _locked(path: str, mode: int) -> Iterator[IO[bytes]]:
+def _opened(path: str | None, folder: str | None, mode: int) -> Iterator[IO[bytes]]:
     """Yield an open journal that no other process writes to."""
+    if path is None:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            yield file
+        return
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CREAT, mode)
+
     for _ in range(_MAX_ATTEMPTS):
         with ExitStack() as stack:
-            file = stack.enter_context(
-                open(
-                    path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, mode)
-                )
-            )
             # Not inherited by workers, who may outlive this process.
-            if _lock(stack, file, os.path.realpath(path)):
-                yield file
+            opened = stack.enter_context(open(path, "r+b", opener=opener))
+            if _lock(stack, opened, os.path.realpath(path)):
+                yield opened
                 return
     raise OSError(f"{path}: others renamed or deleted it {_MAX_ATTEMPTS} times meanwhile")
 

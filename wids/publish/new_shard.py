@@ -1,8 +1,7 @@
-"""Write the samples of a task to its shard, in a thread that stores and hashes, and describe it.
+"""Write the samples of a task to its shard, and describe it. Runs on the workers of an executor.
 
-Runs on the workers of an executor.
-
-The bytes are those that `TarWriter` writes.
+A thread stores and hashes while the next samples are put together. The bytes are those that
+`TarWriter` writes.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def written_record(
 
 @contextmanager
 def _published_once(writer: TarWriter, url: str, storage_options: upload.Options) -> Iterator[None]:
-    """Open a writer for the block; a shard of the same bytes, published earlier, is no error.
+    """Open a writer for the block; a shard of the same bytes, published earlier, is not an error.
 
     An interrupted run may have published a shard and not noted it.
     """

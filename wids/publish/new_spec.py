@@ -4,9 +4,9 @@ Every shard is read once, on any executor. The descriptions go into a journal, s
 interrupted run can be resumed.
 
 Remote shards are described by their headers alone where that costs less. A tar is a chain: each
-header says where the next one is. Where members are large, a request for each header costs less
-than the body. The first megabyte of a shard decides (INDEX-21): it contains all of a small shard,
-or shows how far apart its headers are. Other shards are read whole.
+header says where the next one is. If members are large, a request for each header costs less than
+the body. The first megabyte of a shard decides (INDEX-21): it contains all of a small shard, or
+shows how far apart its headers are. Other shards are read whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -122,6 +122,15 @@ class ShardCost:
     whole: Cost | None
 
 
+_COST_TEXTS: Final = (
+    ("headers", True, "{shards} indexed by headers: {headers} (whole: {whole}); no digests"),
+    ("start", False, "{shards} read at once: {whole}"),
+    ("whole", True, "{shards} to be read whole: {whole}{unknown} (by headers: about {headers})"),
+    ("whole", False, "{shards} to be read whole: {whole}{unknown} (no byte ranges)"),
+)
+"""For each way of reading shards, and whether the cost of their headers is known."""
+
+
 @dataclass(frozen=True)
 class IndexingCost:
     """The cost of reading remote shards to describe them; ``str`` states it, with alternatives.
@@ -140,69 +149,32 @@ class IndexingCost:
 
     def __str__(self) -> str:
         texts = []
-        for way, text in (
-            ("headers", "{} indexed by headers: {} (whole: {}); no digests"),
-            ("start", "{} read at once: {}"),
-        ):
-            some = [cost for cost in self.shards if cost.way == way]
-            if some:
-                spent = Cost.total(cost.headers or cost.whole for cost in some)
-                whole = Cost.total(cost.whole for cost in some)
-                texts.append(text.format(count_text(len(some), "remote shard"), spent, whole))
-        for has_ranges in (True, False):
-            texts += self._whole_text(has_ranges=has_ranges)
+        for way, has_headers, text in _COST_TEXTS:
+            ways = [cost for cost in self.shards if cost.way == way]
+            some = [cost for cost in ways if (cost.headers is not None) == has_headers]
+            num_unknown = sum(not cost.whole for cost in some)
+            facts = {
+                "shards": count_text(len(some), "remote shard"),
+                "headers": Cost.total(cost.headers for cost in some),
+                "whole": Cost.total(cost.whole for cost in some),
+                "unknown": f" and {num_unknown:,} of unknown length" if num_unknown else "",
+            }
+            texts += [text.format_map(facts)] if some else []
         return "; ".join(texts)
-
-    def _whole_text(self, *, has_ranges: bool) -> list[str]:
-        """Return the text on shards that are read whole, as a list of at most one."""
-        whole = [cost for cost in self.shards if cost.way == "whole"]
-        some = [cost for cost in whole if (cost.headers is not None) == has_ranges]
-        if not some:
-            return []
-        num_unknown = sum(not cost.whole for cost in some)
-        unknown = f" and {num_unknown:,} of unknown length" if num_unknown else ""
-        expected = Cost.total(cost.headers for cost in some)
-        other = f"by headers: about {expected}" if has_ranges else "no byte ranges"
-        shards, total = count_text(len(some), "remote shard"), Cost.total(c.whole for c in some)
-        text = f"{shards} to be read whole: {total}"
-        return [f"{text}{unknown} ({other})"]
 
 
 Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
 """The description of a shard, None if it has to be read whole, and its cost."""
 
 
-def describe_by_headers(
-    fetcher: Fetcher, tasks: Sequence[Task], repeated: Repeated = "error"
-) -> Generator[Attempt, None, None]:
-    """Describe remote shards by their headers where that costs less, several at a time.
-
-    Yields:
-        The description and the cost of each shard, as they finish.
-
-    Raises:
-        FetchError: A shard cannot be read.
-        ShardFormatError: A shard is not a complete, plain tar.
-        MismatchError: A shard was replaced repeatedly while it was read.
-    """
-    attempt = partial(_retried, fetcher, repeated)
-    with (
-        ReadingThreads(_NUM_THREADS, "wids-headers") as threads,
-        closing(results_of(threads, attempt, tasks, lambda task: urls.redact(task[0]))) as results,
-    ):
-        for _, found in results:
-            yield found
+def _name_of(task: Task) -> str:
+    return urls.redact(task[0])
 
 
 def first_look(cost: DownloadCost) -> DownloadCost:
     """Return the cost of reading the first megabyte of each shard, from that of whole shards."""
     lengths = cost.nbytes_of.items()
     return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
-
-
-def can_have_ranges(url: str) -> bool:
-    """Whether it makes sense to ask for parts of a URL."""
-    return not urls.is_local(url) and urls.scheme(url) != "pipe"
 
 
 def _retried(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
@@ -423,11 +395,19 @@ class Describer:
         nbytes = _known_nbytes(self.fetcher, missing)
         with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=self.progress) as bar:
             wanted = () if self.digests else enumerate(missing)
-            numbers = (number for number, shard in wanted if can_have_ranges(shard.url))
+            numbers = (
+                number
+                for number, shard in wanted
+                if not urls.is_local(shard.url) and urls.scheme(shard.url) != "pipe"
+            )
             with_ranges = self.tasks(chosen(missing, np.fromiter(numbers, np.int64)))
             costs = []
-            with closing(describe_by_headers(self.fetcher, with_ranges, self.repeated)) as attempts:
-                for record, cost in attempts:
+            attempt = partial(_retried, self.fetcher, self.repeated)
+            with (
+                ReadingThreads(_NUM_THREADS, "wids-headers") as threads,
+                closing(results_of(threads, attempt, with_ranges, _name_of)) as attempts,
+            ):
+                for _, (record, cost) in attempts:
                     costs.append(cost)
                     if record is not None:
                         log.add(record)
@@ -441,7 +421,7 @@ class Describer:
                 self.executor,
                 partial(described, self.fetcher, report=report, repeated=self.repeated),
                 self.tasks(missing),
-                lambda task: urls.redact(task[0]),
+                _name_of,
                 advice="run it again; what is complete is in the journal, if there is one",
             )
             with closing(results):

@@ -1,14 +1,14 @@
-"""Derive and lock the names of an output, and replace the dataset that has them.
+"""Name and lock the files of a new dataset, and replace the one that has their names.
 
-Folders are listed; no shard is opened.
+`ShardNames` has the names of shards, and `Output` those of spec, pack and journal. Folders are
+listed; no shard is opened. One writer at a time holds the lock of its names (`only_writer`), and
+deletes unfinished files of killed writers at its beginning and its end: an executor may have had
+another worker do the work of a killed one.
 
-One writer at a time holds the lock of its names. Unfinished files of killed writers are deleted, at
-the beginning and at the end, since an executor may have had another worker do the work of a killed
-one.
-
-No reader mixes shards of both datasets: there is no spec between the first new shard and the last.
-Only shards that the previous spec lists under the names of the new ones are deleted. A dataset of
-which a rewrite has kept shards is left as it is; `left_behind` has the rest of its files.
+When a dataset is replaced, there is no spec between the first new shard and the last, so no reader
+mixes shards of both. Only shards that the previous spec lists under the names of the new ones are
+deleted. A rewrite that keeps shards leaves its input as it is; `left_behind` has the files that
+the new dataset does not need.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, get_args
 
@@ -81,10 +82,6 @@ class ShardNames:
     def path(self, number: int) -> str:
         """Return the path of a shard."""
         return posixpath.join(self.folder, self.file_name % number)
-
-    def lock_path(self) -> str:
-        """Return the path of the file that a writer of these shards locks."""
-        return os.path.join(self.folder, files.lock_name(self.file_name))
 
     def is_temporary(self, name: str) -> bool:
         """Whether this is the name of a temporary file that is written for one of these shards."""
@@ -197,8 +194,8 @@ class Output:
             storage_options: For the server of a URL.
 
         Raises:
-            ValueError: It is no pattern, or a URL that cannot be written, or an argument is
-                invalid.
+            ValueError: It is not a pattern, or a URL that cannot be written, or an argument
+                is invalid.
         """
         if if_exists not in get_args(IfExists):
             raise ValueError(f'if_exists: expected "error" or "replace", found {if_exists!r}')
@@ -287,6 +284,95 @@ class Output:
             f"finish it, choose another output, or {advice} to start over"
         )
 
+    # A previous dataset, which may exist where this one is written.
+
+    @property
+    def aside_path(self) -> str:
+        """Absolute path or URL of the spec while shards change."""
+        return self.spec_path + ".replaced"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Move the spec, if there is one, to another name before its shards are replaced.
+
+        It is moved back if the block fails before any local shard was replaced.
+        """
+        spec_path, options = self.spec_path, self.storage_options
+        if not upload.exists(spec_path, options):
+            yield
+            return
+        # After a kill between the new spec and the deletion of the old shards.
+        if upload.exists(self.aside_path, options):
+            listed = self._listed(spec_path)
+            if listed is not None:
+                self.remove_others(listed)
+        before = self._states()
+        try:
+            upload.move(spec_path, self.aside_path, options)
+            yield
+        except BaseException:
+            if before is not None and before == self._states() and self.is_unfinished():
+                upload.move(self.aside_path, spec_path, options)
+            raise
+
+    def is_unfinished(self) -> bool:
+        """Whether a run was killed while it replaced shards, which may be of two datasets."""
+        exists = partial(upload.exists, storage_options=self.storage_options)
+        return exists(self.aside_path) and not exists(self.spec_path)
+
+    def remove_others(self, kept: Collection[str]) -> None:
+        """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
+
+        Shards that cannot be deleted stay; see `remark_on_others`. If the old spec cannot be read,
+        nothing is deleted.
+
+        Args:
+            kept: Paths or URLs of the shards of the new dataset, whose spec is published.
+        """
+        options = self.storage_options
+        is_aside = upload.exists(self.aside_path, options)
+        listed = self._listed(self.aside_path) if is_aside else None
+        if listed is None:
+            return
+        for path in sorted(listed.intersection(self._others(kept))):
+            with suppress(OSError):
+                upload.remove(path, options)
+        upload.remove(self.aside_path, options)
+
+    def remark_on_others(self, kept: Collection[str]) -> str | None:
+        """Return a remark on existing shards that are not in the new dataset, if there are any."""
+        others = self._others(kept)
+        if not others:
+            return None
+        first, count = os.path.basename(others[0]), count_text(len(others), "shard")
+        return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
+
+    def _others(self, kept: Collection[str]) -> list[str]:
+        return [path for path in self.existing_shards() if path not in kept]
+
+    def _listed(self, spec_path: str) -> set[str] | None:
+        """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
+        try:
+            spec = self.spec_at(spec_path)
+        except (WidsError, OSError) as error:
+            _logger.warning(
+                "%s: expected a spec, found: %s; no shard that only it lists is deleted",
+                *(urls.redact(spec_path), error),
+            )
+            return None
+        return {shard.url for shard in spec.shards}
+
+    def _states(self) -> list[tuple[str, int, int]] | None:
+        """Return what changes when a local shard or pack is replaced; None if one is remote."""
+        if not (urls.is_local(self.spec_path) and self.is_local):
+            return None
+        states = []
+        for path in (*self.existing_shards(), self.pack_path):
+            with suppress(FileNotFoundError):
+                status = os.stat(path)
+                states.append((path, status.st_ino, status.st_mtime_ns))
+        return states
+
 
 def prefix_of(output: str | os.PathLike[str]) -> str:
     """Return the beginning of all names: ``out/train`` for itself, and for ``out/train.json``.
@@ -308,11 +394,6 @@ def prefix_of(output: str | os.PathLike[str]) -> str:
     return prefix
 
 
-def pattern_of(prefix: str) -> str:
-    """Return the pattern of shards whose names begin alike."""
-    return prefix + "-%06d.tar"
-
-
 @contextmanager
 def only_writer(output: Output) -> Iterator[None]:
     """Lock out other writers of these shards, and delete what a killed one left.
@@ -321,10 +402,10 @@ def only_writer(output: Output) -> Iterator[None]:
         OSError: Another writer of these shards is open.
     """
     names = output.names
-    if not output.is_local:  # a new object is refused by the server if it exists
+    if not output.is_local:  # the server does not replace an object that has to be new
         yield
         return
-    lock_path = names.lock_path()
+    lock_path = os.path.join(names.folder, files.lock_name(names.file_name))
     with ExitStack() as stack:
         if locks.REFUSES_DELETION:  # when nobody has it open
             stack.callback(_delete, lock_path)
@@ -360,112 +441,11 @@ _JOURNAL: Final = re.compile(r"\.(packing|rewriting|partial)(-\d+-of-\d+)?(\.unf
 _PARQUET: Final = b"PAR1"
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """A previous dataset, which may exist where a new one is written.
-
-    Attributes:
-        output: Where.
-    """
-
-    output: Output
-
-    @property
-    def aside_path(self) -> str:
-        """Absolute path or URL of the spec while shards change."""
-        return self.output.spec_path + ".replaced"
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Move the spec, if there is one, to another name before its shards are replaced.
-
-        It is moved back if the block fails before any local shard was replaced.
-        """
-        spec_path, options = self.output.spec_path, self.output.storage_options
-        if not upload.exists(spec_path, options):
-            yield
-            return
-        # After a kill between the new spec and the deletion of the old shards.
-        if upload.exists(self.aside_path, options):
-            listed = self._listed(spec_path)
-            if listed is not None:
-                self.remove_others(listed)
-        before = self._states()
-        try:
-            upload.move(spec_path, self.aside_path, options)
-            yield
-        except BaseException:
-            if before is not None and before == self._states() and self.is_unfinished():
-                upload.move(self.aside_path, spec_path, options)
-            raise
-
-    def is_unfinished(self) -> bool:
-        """Whether a run was killed while it replaced shards, which may be of two datasets."""
-        options = self.output.storage_options
-        return upload.exists(self.aside_path, options) and not upload.exists(
-            self.output.spec_path, options
-        )
-
-    def remove_others(self, kept: Collection[str]) -> None:
-        """Delete the shards that the old spec lists and the new dataset lacks, then the old spec.
-
-        Shards that cannot be deleted stay; see `remark_on_others`. If the old spec cannot be read,
-        nothing is deleted.
-
-        Args:
-            kept: Paths or URLs of the shards of the new dataset, whose spec is published.
-        """
-        options = self.output.storage_options
-        if not upload.exists(self.aside_path, options):
-            return
-        listed = self._listed(self.aside_path)
-        if listed is None:
-            return
-        for path in sorted(listed.intersection(self._others(kept))):
-            with suppress(OSError):
-                upload.remove(path, options)
-        upload.remove(self.aside_path, options)
-
-    def remark_on_others(self, kept: Collection[str]) -> str | None:
-        """Return a remark on existing shards that are not in the new dataset, if there are any."""
-        others = self._others(kept)
-        if not others:
-            return None
-        first, count = os.path.basename(others[0]), count_text(len(others), "shard")
-        return f"{count} of an earlier dataset, from {first} on, not in the spec: move them away"
-
-    def _others(self, kept: Collection[str]) -> list[str]:
-        return [path for path in self.output.existing_shards() if path not in kept]
-
-    def _listed(self, spec_path: str) -> set[str] | None:
-        """Return the shards that a spec lists; None, with a warning, if it cannot be read."""
-        try:
-            spec = self.output.spec_at(spec_path)
-        except (WidsError, OSError) as error:
-            _logger.warning(
-                "%s: expected a spec, found: %s; no shard that only it lists is deleted",
-                *(urls.redact(spec_path), error),
-            )
-            return None
-        return {shard.url for shard in spec.shards}
-
-    def _states(self) -> list[tuple[str, int, int]] | None:
-        """Return what changes when a local shard or pack is replaced; None if one is remote."""
-        if not (urls.is_local(self.output.spec_path) and self.output.is_local):
-            return None
-        states = []
-        for path in (*self.output.existing_shards(), self.output.pack_path):
-            with suppress(FileNotFoundError):
-                status = os.stat(path)
-                states.append((path, status.st_ino, status.st_mtime_ns))
-        return states
-
-
 def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     """Return the files of a dataset that are not part of the one that replaces some of its shards.
 
     These are shards, the saved table, journals of interrupted runs, and packs. Indexes of other
-    programs are none of them. Nothing is left behind if the new dataset has all shards of the old
+    programs are not among them. Nothing is left behind if the new dataset has all shards of the old
     one.
 
     Args:
@@ -473,12 +453,12 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
         new: The new one.
         document: Path or URL that the old one was loaded from.
     """
-    kept = set(map(_real, chain((shard.url for shard in new.shards), _packs(new))))
-    shards = [shard.url for shard in old.shards if _real(shard.url) not in kept]
+    kept = set(map(real_path, chain((shard.url for shard in new.shards), _packs(new))))
+    shards = [shard.url for shard in old.shards if real_path(shard.url) not in kept]
     if not shards:
         return []
     table = [] if old.table is None else [old.table.url]
-    packs = [url for url in _packs(old) if _real(url) not in kept]
+    packs = [url for url in _packs(old) if real_path(url) not in kept]
     found = dict.fromkeys([*shards, *table, *_journals(document), *packs])
     return [url for url in found if not urls.is_local(url) or os.path.lexists(urls.local_path(url))]
 
@@ -493,11 +473,11 @@ def remove_left_behind(files: Iterable[str], storage_options: upload.Options) ->
     problems = []
     for url in files:
         try:
-            if not urls.is_local(url):
+            if urls.is_local(url):
+                _remove_local(urls.local_path(url))
+            else:
                 upload.check_writable(url)
                 upload.remove(url, storage_options)
-            else:
-                _remove_local(urls.local_path(url))
         except (OSError, ValueError) as error:
             name = urls.redact(url)
             reason = message_of(error).removeprefix(f"{name}: ")
@@ -537,6 +517,6 @@ def _journals(document: str) -> list[str]:
     ]
 
 
-def _real(url: str) -> str:
+def real_path(url: str) -> str:
     """Return what two names of one local file have in common; a remote URL as it is."""
     return os.path.realpath(urls.local_path(url)) if urls.is_local(url) else url

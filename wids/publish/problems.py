@@ -1,10 +1,9 @@
 """Find problems of datasets as a whole, and remark on them, one line each, without reading a shard.
 
-Remarks on fields need the indexes, one after another, and a few numbers for each field. The
-contents of members do not matter.
-
-A lookup finds only the first sample of a repeated key. The hashes in a pack find the candidates
-without reading an index; for those that are named, the keys themselves are compared.
+`field_remarks` counts fields: it reads the indexes in sequence, and keeps a few numbers for each
+field. `repeated_keys` finds keys that occur in several shards, of which a lookup finds only the
+first: the hashes in a pack have the candidates, and the keys of those that are named are compared.
+`table_problems` compares the table of shards with its document.
 """
 
 from __future__ import annotations
@@ -223,9 +222,8 @@ def repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> list[Problem]
     def samples(positions: IntArray) -> Iterator[tuple[str, ShardSpec]]:
         numbers = np.searchsorted(ends, positions, side="right")
         starts = ends[numbers] - pack.num_samples[numbers].astype(np.int64)
-        for number, local_index in zip(
-            numbers.tolist(), (positions - starts).tolist(), strict=True
-        ):
+        local = (positions - starts).tolist()
+        for number, local_index in zip(numbers.tolist(), local, strict=True):
             yield _key(pack, number, local_index, shards[number]), shards[number]
 
     num_keys = 0

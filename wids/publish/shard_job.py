@@ -1,10 +1,8 @@
 """Write shards, then their pack and their spec: in one run or in parts, on any executor.
 
 A journal has the complete shards, each with a digest of what it was made from, so that an
-interrupted run can be resumed. Parts are written by independent processes.
-
-A shard is written under a free name, or over its own bytes; another file is overwritten on request
-only.
+interrupted run can be resumed (`unfinished_run`). A shard is written under a free name, or over
+its own bytes; another file is overwritten on request only.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from wids.errors import PackError
@@ -26,7 +25,7 @@ from wids.publish.describe import ShardRecord
 from wids.publish.executors import results_of
 from wids.publish.journal import Journal, Part, Task, collect_parts, has_parts, part_journal
 from wids.publish.new_shard import Publishing, ShardTask
-from wids.publish.output import Output, Replaced, only_writer
+from wids.publish.output import Output, only_writer
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.saving import unsaved_shards
@@ -171,8 +170,8 @@ class ShardJob:
             of no samples if it was left out.
         extras: Further entries of the spec.
         resume: False to write again what an interrupted run has left.
-        is_comparable: False if the tasks do not state by which functions shards are made; then
-            what an interrupted run of the same tasks has left is written again too.
+        is_comparable: False if the tasks do not state which functions make the shards; then what an
+            interrupted run of the same tasks has left is written again too.
         originals: For each task the shard of the input that is kept if the task finds nothing to
             write, or None. None of these is ever under a name of the output, so none is deleted or
             replaced.
@@ -214,17 +213,15 @@ class ShardJob:
             unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
         ):
             missing = _missing(self.tasks, log, target)
-            replaced = Replaced(target) if target.if_exists == "replace" else None
-            with replaced.aside() if replaced and missing else nullcontext():
+            replaces = target.if_exists == "replace"
+            with target.aside() if replaces and missing else nullcontext():
                 self._write(self.tasks, missing, log, target, executor, progress)
                 spec = self._publish(log, target)
-            if replaced:
-                replaced.remove_others({shard.url for shard in spec.shards})
+            if replaces:
+                target.remove_others({shard.url for shard in spec.shards})
         return spec
 
-    def run_part(
-        self, part: Part, *, executor: Executor | None, progress: bool | None = None
-    ) -> Sequence[ShardSpec]:
+    def run_part(self, part: Part, *, executor: Executor | None) -> Sequence[ShardSpec]:
         """Write the shards of a part that are missing, and return all of its shards.
 
         Raises:
@@ -236,7 +233,7 @@ class ShardJob:
         with part_journal(output.journal_path, part, self.plan, output.journal_mode) as log:
             _sweep(own, output)
             missing = _missing(own, log, output)
-            self._write(own, missing, log, output, executor, progress)
+            self._write(own, missing, log, output, executor, progress=None)
             _sweep(own, output)
             final = self._final(log, part)
             return unsaved_shards((shard.spec for shard in final), output.spec_path)
@@ -294,7 +291,8 @@ class ShardJob:
                 bar.reach(done + nbytes)
 
             def watch(running: list[ShardTask]) -> None:
-                advance(sum(_unfinished_nbytes(task.path) for task in running))
+                files_of = chain.from_iterable(files.temporary_files(task.path) for task in running)
+                advance(sum(nbytes for _, nbytes, _ in files_of))
 
             # Workers cannot call this process, which watches their files instead.
             is_new, options = output.if_exists == "error", output.storage_options
@@ -315,18 +313,17 @@ class ShardJob:
         shards = unsaved_shards((shard.spec for shard in self._final(log)), output.spec_path)
         if not shards:
             raise no_sample_error(output)
+        schemes: Counter[str] = Counter()
+        for number, task in enumerate(self.tasks):
+            record = log.record(_place(task))
+            self.cut_short.extend(record.cut_short)
+            if record.is_kept and (original := self.originals[number]) is not None:
+                schemes[urls.scheme(original.spec.url)] += 1
+        name = urls.redact(output.spec_path)
         if self.originals:
-            pairs = zip(self.originals, self.tasks, strict=True)
-            kept = (
-                each.spec.url for each, task in pairs if each and log.record(_place(task)).is_kept
-            )
-            schemes = Counter(map(urls.scheme, kept))
-            name, num_kept = urls.redact(output.spec_path), sum(schemes.values())
-            _logger.info(_KEPT, name, num_kept, len(shards))
-            if schemes["pipe"]:
-                _logger.warning(_COMMANDS, name, schemes["pipe"])
-        for task in self.tasks:
-            self.cut_short.extend(log.record(_place(task)).cut_short)
+            _logger.info(_KEPT, name, sum(schemes.values()), len(shards))
+        if schemes["pipe"]:
+            _logger.warning(_COMMANDS, name, schemes["pipe"])
         spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
@@ -398,10 +395,6 @@ def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequen
         return record.source == task.source and is_there
 
     return log.missing(tasks, _place, is_complete)
-
-
-def _unfinished_nbytes(path: str) -> int:
-    return sum(nbytes for _, nbytes, _ in files.temporary_files(path))
 
 
 def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:

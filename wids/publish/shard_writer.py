@@ -1,7 +1,6 @@
 """Write samples to numbered tar shards, then the spec and the pack that describe them.
 
-Decides which shard gets a sample, and what happens to existing shards. `tar_writer` writes a shard,
-and `shard_names` names it.
+Decides which shard gets a sample, and what happens to existing shards.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
 from wids.publish.new_shard import written_record
 from wids.publish.new_spec import described, new_pack
-from wids.publish.output import Output, Replaced, ShardNames, only_writer
+from wids.publish.output import Output, ShardNames, only_writer
 from wids.publish.problems import log_problem, repeated_keys
 from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
 from wids.shards.specs.model import DatasetSpec, ShardSpec
@@ -35,12 +34,12 @@ class ShardWriter(BlockWriter):
     """Writes samples into numbered shards, and at the end their spec and their pack.
 
     Use it as a context manager. A shard appears under its name when it is complete. If the block
-    ends with an exception, or the process is killed, only complete shards stay. To
-    resume, run the program again with ``if_exists="resume"`` and skip the first
-    ``writer.num_samples`` samples, as in the example.
+    ends with an exception, or the process is killed, only complete shards stay. To resume,
+    run the program again with ``if_exists="resume"`` and skip the first ``writer.num_samples``
+    samples, as in the example.
 
     Not safe to share between threads. Give each of several processes its own pattern: a second
-    writer of a pattern is refused while the first one is open.
+    writer of a pattern is an error while the first one is open.
 
     Args:
         pattern: Path or URL of the shards, with a ``%06d`` for their number.
@@ -120,7 +119,6 @@ class ShardWriter(BlockWriter):
         self._dataset_name = name
         self._extras: Mapping[str, Any] = {}
         self._to_members = member_encoder(encoder)
-        self._replaced = Replaced(self._output)
         self._tar_options = {"mode": mode, "user": user, "group": group, "mtime": mtime}
         self._has_failed = False
         self._writer: TarWriter | None = None
@@ -197,7 +195,7 @@ class ShardWriter(BlockWriter):
         self._has_failed = True
         output = self._output
         if output.if_exists == "replace" and output.spec_path and not self.shards:
-            self._stack.enter_context(self._replaced.aside())
+            self._stack.enter_context(self._output.aside())
         writer.close()
         self._writer = None
         path = output.names.path(self._number)
@@ -215,9 +213,9 @@ class ShardWriter(BlockWriter):
     def _resume(self) -> None:
         """Take over the shards that exist, and what their spec says of the dataset."""
         output = self._output
-        if output.spec_path and self._replaced.is_unfinished():
+        if output.spec_path and output.is_unfinished():
             raise FileExistsError(
-                f"{urls.redact(self._replaced.aside_path)}: expected shards of one run, found a "
+                f"{urls.redact(self._output.aside_path)}: expected shards of one run, found a "
                 "dataset that an interrupted run was replacing, so that shards may be of both; "
                 'run again with if_exists="replace"'
             )
@@ -278,8 +276,8 @@ class ShardWriter(BlockWriter):
         spec.save(path, storage_options=options)
         if self._output.if_exists == "replace":
             kept = {shard.url for shard in self.shards}
-            self._replaced.remove_others(kept)
-            if remark := self._replaced.remark_on_others(kept):
+            self._output.remove_others(kept)
+            if remark := self._output.remark_on_others(kept):
                 _logger.warning("%s: %s", urls.redact(path), remark)
 
     def __repr__(self) -> str:

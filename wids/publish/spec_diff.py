@@ -27,6 +27,7 @@ from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 
+_COLUMNS: Final = ("sizes", "field_ids", "blocks", "head_crcs", "payload_crcs", "member_starts")
 _WORD_NBYTES: Final = 8
 # Odd numbers of 64 bits, which spread the bits of what they are multiplied with.
 _MIXERS: Final = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
@@ -184,21 +185,9 @@ def _leave_out_same_shards(old: _Side, new: _Side) -> None:
 
 
 def _is_same(before: ShardIndex, after: ShardIndex) -> bool:
-    return (
-        before.fields == after.fields
-        and all(
-            np.array_equal(getattr(before, name), getattr(after, name))
-            for name in (
-                "sizes",
-                "field_ids",
-                "blocks",
-                "head_crcs",
-                "payload_crcs",
-                "member_starts",
-            )
-        )
-        and before.stored_keys() == after.stored_keys()
-    )
+    columns = ((getattr(before, name), getattr(after, name)) for name in _COLUMNS)
+    is_same = before.fields == after.fields and all(np.array_equal(*both) for both in columns)
+    return is_same and before.stored_keys() == after.stored_keys()
 
 
 def _without(keys: Iterable[bytes], others: Counter[bytes]) -> Iterator[bytes]:

@@ -24,22 +24,15 @@ import numpy as np
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
 from wids.publish.journal import Journal, Part, collect_parts, part_journal, path_of_part
-from wids.publish.new_spec import Describer, IndexingCost, build_spec, first_look, first_places
+from wids.publish.new_spec import Describer, build_spec, first_look, first_places
 from wids.publish.problems import Problem
 from wids.shards.costs import DownloadCost, download_cost
 from wids.shards.foreign.foreign_counts import with_stated_counts
 from wids.shards.specs.loader import load_with
-from wids.shards.specs.model import (
-    COUNTS_FROM,
-    DatasetSpec,
-    ShardSpec,
-    check_references,
-)
+from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec, check_references
 from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
 from wids.shards.specs.saved_document import private_mode, save_document
 from wids.shards.specs.saving import name_with_query, unsaved_shards
-from wids.shards.tars.headers import KeySplit
-from wids.shards.tars.index import Repeated
 from wids.storage import upload
 from wids.storage.arrays import LazySequence
 from wids.storage.fetch import Fetcher
@@ -59,10 +52,8 @@ class SpecJob:
         named: The shards.
         output: Absolute path or URL of the spec.
         base: Folder or URL where the shards will be published; None if they stay where they are.
-        key_split: As for `build_spec`, like the attributes below.
-        repeated: What members of one name are.
-        digests: Whether every shard must have a digest.
-        on_cost: Called with what reading remote shards costs.
+        options: What describing shards takes, as `build_spec`: ``key_split``, ``repeated``,
+            ``digests`` and ``on_cost``.
         storage_options: For servers.
         previous: Which file a local output was when the work began; None for none.
     """
@@ -70,10 +61,7 @@ class SpecJob:
     named: DatasetSpec
     output: str
     base: str | None
-    key_split: KeySplit | None
-    repeated: Repeated
-    digests: bool
-    on_cost: Callable[[IndexingCost], None]
+    options: Mapping[str, Any]
     storage_options: Mapping[str, Any]
     previous: tuple[int, int] | None
 
@@ -93,7 +81,7 @@ class SpecJob:
     def _describer(self) -> Describer:
         fetcher = Fetcher(self.storage_options)
         fetcher.bind_options(self.named.origin)
-        return Describer(fetcher, self.key_split, self.repeated, self.digests, self.on_cost)
+        return Describer(fetcher, **self.options)
 
     def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
         """Return the same job with the lengths of its shards, after servers were asked for them.
@@ -114,7 +102,7 @@ class SpecJob:
             with Journal(journal) as log:
                 shards = describer.missing(shards, log)
         left = DownloadCost({s.url: found[s.url] for s in shards if s.url in found})
-        ask(left if self.digests else first_look(left))
+        ask(left if describer.digests else first_look(left))
         # What is stated stays: it also says to which version a stated digest belongs.
         measured = (
             s if s.nbytes is not None else replace(s, nbytes=found.get(s.url))
@@ -219,14 +207,8 @@ class SpecJob:
     @contextmanager
     def _journalled(self) -> Iterator[dict[str, Any]]:
         """Provide the arguments of all work that a journal resumes, and delete it at the end."""
-        yield {
-            "key_split": self.key_split,
-            "repeated": self.repeated,
-            "journal": self.journal,
-            "digests": self.digests,
-            "on_cost": self.on_cost,
-            "storage_options": self.storage_options,
-        }
+        others = {"journal": self.journal, "storage_options": self.storage_options}
+        yield {**self.options, **others}
         # Last of all: until the spec is saved, an interrupted run resumes from it.
         with suppress(FileNotFoundError):
             os.unlink(self.journal)
@@ -282,7 +264,7 @@ class SpecJob:
         for task in self._describer.tasks(self._distinct):
             digest.update((start + json.dumps(task)).encode("ascii"))
             start = ", "
-        digest.update(f"], {json.dumps(self.digests)}]".encode("ascii"))
+        digest.update(f"], {json.dumps(self._describer.digests)}]".encode("ascii"))
         return digest.hexdigest()
 
 
@@ -292,12 +274,9 @@ def prepare_spec(
     *,
     base: str | None,
     is_new: bool,
-    key_split: KeySplit | None,
-    repeated: Repeated = "error",
-    digests: bool,
-    on_cost: Callable[[IndexingCost], None],
     storage_options: Mapping[str, Any],
     split: str | None = None,
+    **options: Any,
 ) -> SpecJob:
     """Return the job of describing shards; reject now what would fail after reading all of them.
 
@@ -307,12 +286,9 @@ def prepare_spec(
         output: Path or URL of the spec.
         base: See `SpecJob`.
         is_new: Whether the output is a new spec, and not one to append to.
-        key_split: See `SpecJob`.
-        repeated: See `SpecJob`.
-        digests: See `SpecJob`.
-        on_cost: See `SpecJob`.
         storage_options: See `SpecJob`.
         split: The only split of the one name; see `load_spec`.
+        options: See `SpecJob`.
 
     Raises:
         FileNotFoundError: No shards are named, or there is no folder for the output.
@@ -327,8 +303,7 @@ def prepare_spec(
         _check_names(files)
     if is_new:
         check_references(target, files if base is None else [base])
-    options = key_split, repeated, digests, on_cost, storage_options
-    return SpecJob(named, target, base, *options, _file_at(target))
+    return SpecJob(named, target, base, options, storage_options, _file_at(target))
 
 
 def _named_shards(

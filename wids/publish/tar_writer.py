@@ -45,7 +45,7 @@ def member_encoder(encoder: Encoder) -> ToMembers:
         encoder: How values become bytes, as for `wids.TarWriter`.
     """
     if isinstance(encoder, Mapping):
-        return partial(_members, None, partial(_encode_by, encoder))
+        return partial(_members, None, partial(encode, encoders=encoder))
     if callable(encoder):
         return partial(_members, encoder, _only_bytes)
     return partial(_members, None, _only_bytes if encoder is False else encode)
@@ -58,10 +58,6 @@ def members_as_read(sample: Mapping[str, Any]) -> tuple[str, dict[str, bytes]]:
     """
     fields = {name: value for name, value in sample.items() if value is not None}
     return _members(None, stored_or_encoded, fields)
-
-
-def _encode_by(encoders: Mapping[str, Encode], field: str, value: Any) -> bytes:
-    return encode(field, value, encoders)
 
 
 def _members(
@@ -88,7 +84,11 @@ def _members(
                 f"{_MAX_NAME_LENGTH:,} characters together, found {len(member):,}"
             )
         if not (is_storable_key and _is_storable_field(field)):
-            raise _name_error(key, member)
+            raise ValueError(
+                f"sample {key!r}: expected a key without a dot in its last part and a field "
+                f"without a slash, found the member name {member!r}, which is read back as "
+                "another key and field"
+            )
         if key.startswith("__") and is_metadata(to_bytes(member)):
             raise ValueError(
                 f"sample {key!r:.80}: expected a name that does not begin with __…__, found the "
@@ -137,13 +137,6 @@ def _is_storable(text: str) -> bool:
         return False
 
 
-def _name_error(key: str, member: str) -> ValueError:
-    return ValueError(
-        f"sample {key!r}: expected a key without a dot in its last part and a field without a "
-        f"slash, found the member name {member!r}, which is read back as another key and field"
-    )
-
-
 class BlockWriter:
     """A context manager that publishes what was written, or leaves nothing behind."""
 
@@ -184,7 +177,7 @@ _BLOCK: Final = tarfile.BLOCKSIZE
 _ZEROS: Final = bytes(_BLOCK)
 _NAME_NBYTES: Final = 100  # in a header without extensions
 _JOINED_NBYTES: Final = 32 << 10
-MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
+_MAX_OCTAL_NBYTES: Final = 8**11  # larger members need another form of header
 
 
 class TarWriter(BlockWriter):
@@ -415,7 +408,7 @@ def header_function(mode: int, user: str, group: str, mtime: float) -> Callable[
 
 def fits_one_block(name: str, nbytes: int) -> bool:
     """Whether the header of a member is one block, if its owner and its time need no more."""
-    return len(name) <= _NAME_NBYTES and name.isascii() and nbytes < MAX_OCTAL_NBYTES
+    return len(name) <= _NAME_NBYTES and name.isascii() and nbytes < _MAX_OCTAL_NBYTES
 
 
 def finished_nbytes(nbytes: int) -> int:

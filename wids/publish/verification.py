@@ -1,10 +1,9 @@
 """List what is wrong with a spec, its shards and their copies in a cache, one problem a line.
 
-Every shard is read from the first byte to the last, including remote ones. Repairs nothing.
+`verify_spec` reads every shard from the first byte to the last, including remote ones.
 
-Of copies in a cache, with a share, only drawn samples are read, so a large cache is checked in
-little time: a disk that damages files is noticed after a few of them. Nothing is fetched or
-repaired.
+`check_copies` reads copies in a cache: all, or a random share of their samples, which finds a disk
+that damages files in little time. It fetches nothing. Neither function repairs anything.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -188,10 +187,8 @@ def verify_spec(
             in_several = [] if pack_problems else dataset_problems(whole, spec.shards, spec.name)
     remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
-        text = (
-            f"{remarks[0].text}; such members are in {len(remarks) - 1:,} of the other shards too"
-        )
-        remarks = [Problem(remarks[0].shard, text, "remark")]
+        others = f"such members are in {len(remarks) - 1:,} of the other shards too"
+        remarks = [replace(remarks[0], text=f"{remarks[0].text}; {others}")]
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
@@ -241,15 +238,11 @@ def _findings(
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
         mismatch = _mismatch(shard_spec, path, nbytes)
-        texts = []
-        if shard_spec.num_samples not in (None, len(shard)):
-            texts.append(
-                f"the spec says {shard_spec.num_samples} samples, the shard has {len(shard)}"
-            )
-        texts += _odd_names(scanned[0], key_split)
-        texts += scanned[0].remarks
-        if decode:
-            texts += _decode_problems(shard)
+        stated, texts = shard_spec.num_samples, []
+        if stated not in (None, len(shard)):
+            texts.append(f"the spec says {stated} samples, the shard has {len(shard)}")
+        texts += [*_odd_names(scanned[0], key_split), *scanned[0].remarks]
+        texts += _decode_problems(shard) if decode else []
         record = record_of(shard_spec.url, shard.index, nbytes, None)
         plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
         digests = _digest(record.blob), _digest(plain)
@@ -342,16 +335,16 @@ def _opened_packs(
             continue
         stack.callback(pack.close)
         packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, pack)))
+        texts = []
         if len(pack) > num_shards:
             # As for readers: an append may be between its two steps (SPEC-36).
             text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
             on_remark(Problem(name, text, "remark"))
         elif len(pack) < num_shards:
-            text = f"expected the indexes of {num_shards} shards, found {len(pack)}"
-            problems.append(Problem(name, text))
+            texts += [f"expected the indexes of {num_shards} shards, found {len(pack)}"]
         if not pack.has_sound_keys():
-            text = "expected tables of keys, found them damaged; rebuild the pack"
-            problems.append(Problem(name, text))
+            texts += ["expected tables of keys, found them damaged; rebuild the pack"]
+        problems += [Problem(name, text) for text in texts]
     return packs, problems
 
 
@@ -366,13 +359,10 @@ def _pack_mismatch(
     number -= shared.start
     if number >= len(pack):  # a pack that is too short is a problem of its own
         return []
-    name = os.path.basename(urls.path_of(shard_spec.url))
-    found = pack.index(number, fingerprint.nbytes, shard_spec.key_split or "first")
-    if (
-        found is not None
-        and _digest(index_file.dump(found, TarIdentity(fingerprint.nbytes))) in fingerprint.digests
-        and pack.is_named(number, name)
-    ):
+    name, nbytes = os.path.basename(urls.path_of(shard_spec.url)), fingerprint.nbytes
+    found = pack.index(number, nbytes, shard_spec.key_split or "first")
+    blob = b"" if found is None else index_file.dump(found, TarIdentity(nbytes))
+    if _digest(blob) in fingerprint.digests and pack.is_named(number, name):
         return []
     text = f"its index of {name} does not match the shard; rebuild the pack"
     return [Problem(urls.redact(shared.url), text)]
@@ -434,7 +424,7 @@ def parse_share(text: str, name: str) -> float:
         name: How messages name the option.
 
     Raises:
-        ValueError: It is no share, or not more than 0 and at most 1.
+        ValueError: It is not a share, or not in (0, 1].
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0

@@ -1,4 +1,4 @@
-"""Folders of sounds and films are packed as folders of pictures are."""
+"""Folders of audio and video are packed as folders of pictures are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_sounds_and_their_texts(tmp_path: Path) -> None:
 
 
 def test_films_and_their_facts(tmp_path: Path) -> None:
-    """A folder of mp4 and json becomes samples of both, whose films are read and cut into clips."""
+    """A folder of mp4 and json becomes samples of both, whose video is read and cut into clips."""
     (tmp_path / "films").mkdir()
     for number in range(3):
         (tmp_path / "films" / f"{number}.mp4").write_bytes(film(10 + number))

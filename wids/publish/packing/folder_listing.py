@@ -3,8 +3,8 @@
 The listing looks only at names, types and permissions.
 
 A row of ``metadata.csv`` or ``metadata.jsonl`` names files in the columns ``file_name`` and
-``…_file_name``, lists of them in ``file_names`` and ``…_file_names``; its other columns are values.
-Whether the files exist is not checked here.
+``…_file_name``, and lists of them in ``file_names`` and ``…_file_names``. Its other columns are
+values. Whether the files exist is not checked here.
 """
 
 from __future__ import annotations
@@ -363,12 +363,8 @@ def _typed(cells: list[str]) -> list[Any]:
     """Return a column of numbers if every value in it is one, with None for the empty cells."""
     filled = [cell for cell in cells if cell]
     # Numbers with leading zeros stay text: they are identifiers.
-    if filled and all(map(_INTEGER.fullmatch, filled)):
-        return [int(cell) if cell else None for cell in cells]
-    if (
-        filled
-        and all(map(_NUMBER.fullmatch, filled))
-        and all(math.isfinite(float(cell)) for cell in filled)
-    ):
-        return [float(cell) if cell else None for cell in cells]
-    return cells
+    is_number = bool(filled) and all(map(_NUMBER.fullmatch, filled))
+    if not is_number or not all(map(math.isfinite, map(float, filled))):
+        return cells
+    number = int if all(map(_INTEGER.fullmatch, filled)) else float
+    return [number(cell) if cell else None for cell in cells]

@@ -1,17 +1,16 @@
 """Plan what to pack of a folder: samples, classes, what is left out, and remarks.
 
-Reads names and the metadata files; opens no other file and writes nothing.
+Reads names and the metadata files. Opens no other file, and writes nothing.
 
-Files of one stem in one folder are a sample. Two sources of one member, or two samples with one
-key, are collected as collisions.
-
-A class is a folder directly in the packed one, with all that is in it; its number is its place
-among the sorted names.
+Files of one stem in one folder are a sample (`SampleTable`). Two sources of one member, and two
+samples with one key, are errors. A class is a folder directly in the packed one, with all that is
+in it; its number is its place among the sorted names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -199,11 +198,6 @@ class SampleTable:
 
 def roles_of(fields: Iterable[str]) -> frozenset[str]:
     """Return the roles of some fields."""
-    return _roles_of(tuple(fields))
-
-
-@cache  # nearly all samples have the same fields
-def _roles_of(fields: tuple[str, ...]) -> frozenset[str]:
     return frozenset(map(role, fields))
 
 
@@ -224,7 +218,7 @@ def reason_against(table: SampleTable) -> str | None:
 
     ``""`` if there are fewer than two. They do if there are two or more, all mainly with files of
     the same role, with neither files of that role beside them nor labels in them. Where files have
-    rows of metadata, folders of splits are no classes.
+    rows of metadata, folders of splits are not classes.
 
     Raises:
         PackError: They are the folders of splits, such as ``train`` and ``test``.
@@ -264,21 +258,7 @@ def main_role(counter: Counter[str]) -> str:
     return min(counter, key=lambda role: (-counter[role], role != IMAGE_ROLE, role))
 
 
-def add_classes(table: SampleTable, folders: Iterable[str]) -> tuple[str, ...]:
-    """Add the number of its class to each sample; return the names of the classes.
-
-    Samples beside the class folders are taken out of the table first, by the caller.
-    """
-    names = tuple(sorted(folders))
-    members = {
-        name: Generated(encode_integer(number), f"the class folder {name}")
-        for number, name in enumerate(names)
-    }
-    for stem in table.fields:
-        table.add(stem, FIELD, members[class_of(stem)])
-    return names
-
-
+_NOT_UTF8: Final = re.compile("[\ud800-\udfff]")  # as Python decodes such names
 _DOCUMENTS: Final = frozenset(
     ("readme", "license", "licence", "copying", "citation", "notice", "changelog")
 )
@@ -420,12 +400,22 @@ def _check_any(table: SampleTable, listing: Listing) -> None:
 
 
 def _with_classes(table: SampleTable, listing: Listing) -> tuple[str, ...]:
-    """Leave out what is beside the class folders, and add the classes; return their names."""
+    """Leave out what is beside the class folders; add the number of its class to each sample.
+
+    Returns:
+        The names of the classes, also of empty ones.
+    """
     if not listing.folders:
         raise PackError("expected class folders, found only files; pass classes=False")
     for stem in [stem for stem in table.fields if not class_of(stem)]:
         _take_out(table, listing, stem, "beside the class folders")
-    return add_classes(table, listing.folders)
+    members = {
+        name: Generated(encode_integer(number), f"the class folder {name}")
+        for number, name in enumerate(listing.folders)
+    }
+    for stem in table.fields:
+        table.add(stem, FIELD, members[class_of(stem)])
+    return tuple(listing.folders)
 
 
 def _remarks(table: SampleTable, listing: Listing, *, has_rows: bool) -> list[str]:
@@ -443,7 +433,7 @@ def _remarks(table: SampleTable, listing: Listing, *, has_rows: bool) -> list[st
         'stem continues another one after a dot; key_split="first" would make both one sample',
         'stems continue others after a dot; key_split="first" would make each pair one sample',
     )
-    foreign = [stem for stem in table.fields if not _is_utf8(stem)]
+    foreign = [stem for stem in table.fields if _NOT_UTF8.search(stem)]
     remarks += _remark(sorted(foreign), "name is not UTF-8", "names are not UTF-8")
     return remarks + _remark(
         sorted(listing.outside),
@@ -463,14 +453,6 @@ def _prefix_before_dot(stem: str) -> str:
     folder, slash, name = stem.rpartition("/")
     prefix, dot, _ = name.partition(".")
     return folder + slash + prefix if dot else ""
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

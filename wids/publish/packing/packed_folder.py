@@ -1,9 +1,7 @@
 """Pack a folder into shards, with their spec and pack, on any executor.
 
-Plans first, so that what is wrong with the folder is an error before anything is written.
-
-Tasks are a pure function of keys, lengths, limits and seed: a sample is never in two shards, and
-the same samples make the same shards.
+What is wrong with the folder is an error before anything is written. Tasks are a pure function of
+keys, lengths, limits and seed, so the same samples make the same shards.
 
 Files are read once, in pieces, and must be as they were listed. The shard is not read again: its
 digest, its checksums and its index are made while it is written.
@@ -18,19 +16,19 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from io import FileIO
 from typing import Any, Final
 
 from wids.errors import FetchError, PackError, local_error
 from wids.publish.describe import ShardRecord
 from wids.publish.new_shard import Publishing, ShardTask, ThreadedTar, write_published
-from wids.publish.output import IfExists, Output, Replaced, pattern_of, prefix_of
+from wids.publish.output import IfExists, Output, prefix_of
 from wids.publish.packing.folder_listing import ListedFile, is_inside
 from wids.publish.packing.pack_plan import Generated, PackReport, Plan, Sample, Source, plan_folder
 from wids.publish.shard_job import ShardJob
-from wids.publish.tar_writer import finished_nbytes, fits_one_block, header_function
+from wids.publish.tar_writer import finished_nbytes, header_function
 from wids.shards.fields.images import ends_early
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, padded, to_bytes
-from wids.storage.locks import READ_FLAGS
 from wids.storage.sizes import first_of, parse_nbytes
 from wids.storage.transport import urls
 
@@ -93,9 +91,8 @@ def cut(
     for number, (key, members) in enumerate(samples):
         own = 0
         for field, source in members:
-            name, size = key + field, nbytes_of(source)
-            is_plain = fits_one_block(name, size)
-            own += (BLOCK_NBYTES if is_plain else len(header(name, size))) + padded(size)
+            size = nbytes_of(source)
+            own += len(header(key + field, size)) + padded(size)
         is_full = number - start >= maxcount or finished_nbytes(nbytes + own) > maxsize
         if number > start and is_full:
             yield tuple(samples[start:number]), finished_nbytes(nbytes)
@@ -114,18 +111,6 @@ _ZEROS: Final = bytes(BLOCK_NBYTES)
 _HEAD_NBYTES: Final = 12
 _TAIL_NBYTES: Final = 4096
 """How much of a file shows whether it is a picture, and whether it has its end."""
-
-
-def _read_into(path: str, handle: int, buffer: memoryview) -> int:
-    """Read bytes of a file into a buffer, and return how many."""
-    try:
-        if hasattr(os, "readv"):
-            return os.readv(handle, [buffer])
-        data = os.read(handle, len(buffer))  # Windows
-    except OSError as error:  # here, since the shard that is written meanwhile has its own
-        raise local_error(path, error) from error
-    buffer[: len(data)] = data
-    return len(data)
 
 
 def write_shard(task: PackTask, *, how: Publishing) -> ShardRecord:
@@ -173,17 +158,20 @@ class _TarOfFiles(ThreadedTar):
         """Append a file; return its checksum, and whether it is a picture without its end."""
         left, crc, head, tail = file.nbytes, 0, b"", b""
         try:
-            handle = os.open(path, READ_FLAGS)
+            stream = FileIO(path)
         except FileNotFoundError:
             raise FetchError(f"{path}: expected the file that was listed, found none") from None
         except OSError as error:
             raise local_error(path, error) from error
-        try:
+        with stream:
             while left:
                 if self._end and self._end + left >= len(self._buffer):
                     self._send()
                 # One byte more, if there is space, so that a longer file is noticed.
-                count = _read_into(path, handle, self._buffer[self._end : self._end + left + 1])
+                try:
+                    count = stream.readinto(self._buffer[self._end : self._end + left + 1])
+                except OSError as error:  # here, since the shard written meanwhile has its own
+                    raise local_error(path, error) from error
                 if not 0 < count <= left:
                     break
                 end = self._end + count
@@ -193,9 +181,7 @@ class _TarOfFiles(ThreadedTar):
                 tail = (tail + bytes(piece[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
                 self._end = end
                 left -= count
-            status = os.fstat(handle)
-        finally:
-            os.close(handle)
+            status = os.fstat(stream.fileno())
         if left or (status.st_size, status.st_mtime_ns) != file[1:]:
             raise FetchError(
                 f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "
@@ -300,7 +286,6 @@ class PackJob:
         """Write the dataset, or what is missing of it."""
         plan = self.plan
         spec = self.writing.run(executor=executor, progress=progress)
-        others = Replaced(self.writing.output)
         remarks = list(plan.remarks)
         names = sorted(self.writing.cut_short)
         if names:
@@ -309,7 +294,7 @@ class PackJob:
                 f"{len(names):,} {verb} early: {first_of(names)}; `wids verify --decode "
                 f"{urls.redact(self.spec_path)}` names all that cannot be decoded"
             )
-        remark = others.remark_on_others({shard.url for shard in spec.shards})
+        remark = self.writing.output.remark_on_others({shard.url for shard in spec.shards})
         counts = Counter(field for sample in plan.samples for field, _ in sample.members)
         return PackReport(
             self.spec_path,
@@ -342,7 +327,7 @@ def prepare_job(
     plan = plan_folder(folder, classes=classes, key_split=key_split)
     prefix = prefix_of(output)
     target = Output.for_pattern(
-        *(pattern_of(prefix), "packing"),
+        *(prefix + "-%06d.tar", "packing"),
         name=name,
         if_exists=if_exists,
         storage_options=storage_options,

@@ -1,10 +1,8 @@
 """Write the samples of files without random access to new shards, with spec and pack.
 
-Files without random access are compressed tars, and files of consecutive maps in MessagePack or
-CBOR, one for each sample. What is compressed is decompressed into a temporary file first, so that
-an incomplete file is an error and not a shorter one.
-
-Each file is read once.
+Such files are compressed tars, and files of concatenated maps in MessagePack or CBOR, one for each
+sample. Each file is read once. A compressed one is first decompressed into a temporary file, so
+that an incomplete file is an error and not a shorter one.
 """
 
 from __future__ import annotations
@@ -108,10 +106,8 @@ def _decompress(path: str, file: IO[bytes], packed: str, label: str) -> None:
         else:
             with _OPEN[packed](path) as stream:
                 shutil.copyfileobj(stream, file, _PIECE_NBYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _ZstdDataError) as error:
-        raise _damaged(label, f"a complete .{packed} file", str(error)) from error
-    except OSError as error:
-        if error.errno is not None:  # of the system: a full disk
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, _ZstdDataError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system: a full disk
             raise
         raise _damaged(label, f"a complete .{packed} file", str(error)) from error
 

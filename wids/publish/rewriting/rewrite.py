@@ -1,10 +1,8 @@
 """Write a dataset or view to new shards in its order, with their spec and pack.
 
-Plans first, from the indexes alone, so that mistakes are errors before anything is written. Then
-each output shard is its own task, on any executor.
-
-A shard of the input in which nothing changes can be kept: it is not copied, and the new spec names
-it where it is.
+The plan needs only the indexes, so mistakes are errors before anything is written. Then each
+output shard is a task of its own, on any executor. With ``keep_shards`` the new spec names a shard
+of the input in which nothing changes, and that shard is not copied.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 from wids.errors import PackError, ShardFormatError
 from wids.order.arguments import at_least
 from wids.publish.describe import describe_shard
-from wids.publish.output import Output
+from wids.publish.output import Output, real_path
 from wids.publish.rewriting.rewrite_plan import (
     Cut,
     Order,
@@ -318,7 +316,7 @@ def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | 
     """Return the maximum samples and bytes of a shard; bytes are None for no limit.
 
     Raises:
-        ValueError: One of them is no size of a shard.
+        ValueError: One of them is not a size of a shard.
     """
     limit = parse_nbytes("1GB" if maxsize is None and maxcount is None else maxsize, "maxsize")
     if limit == 0:
@@ -333,16 +331,11 @@ def _check_not_input(spec: DatasetSpec, output: Output) -> None:
         folder, _, file_name = shard.url.rpartition("/")
         if output.names.number_of(file_name) is None:
             continue
-        if _real(folder) == _real(output.names.folder):
+        if real_path(folder) == real_path(output.names.folder):
             raise PackError(
                 f"{urls.redact(shard.url)}: expected another output than the input, found its "
                 "names in the pattern; choose another folder or another name"
             )
-
-
-def _real(folder: str) -> str:
-    """Return the path of a folder with links resolved; a URL as it is."""
-    return os.path.realpath(folder) if urls.is_local(folder) else folder
 
 
 def _check_stored(dataset: Rewritable) -> None:

@@ -1,9 +1,8 @@
 """Plan the samples of each output shard of a rewrite, and check what a map returns.
 
-A pure function of keys and lengths: the same view and limits cut the same shards. No member is
-read. Samples are planned in windows, so that memory does not grow with their number.
-
-A shuffled order is computed where it is needed: the driver holds none of it, and each task has the
+The plan is a pure function of keys and lengths: the same view and limits cut the same shards. No
+member is read. Samples are planned in windows, so that memory does not grow with their number. A
+shuffled order is computed where it is needed: the driver holds none of it, and each task has the
 seed.
 
 A map is called where the dataset calls its transformations, so that the error names the sample and
@@ -415,7 +414,7 @@ def _checked(one: Any, found: Any, *, needs_key: bool) -> Mapping[str, Any]:
 
 
 def listed(found: Any) -> Iterable[Any]:
-    """Return what a map returned, one after another; an iterator that it returned runs here."""
+    """Return what a map returned, in sequence; an iterator that it returned runs here."""
     if found is None:
         return ()
     if isinstance(found, Mapping | str | bytes) or not isinstance(found, Iterable):

@@ -1,13 +1,9 @@
-"""Write a part of a view to one new shard, copying stored members where that is possible.
+"""Write a part of a view to one new shard. Runs on the workers of an executor.
 
-Runs on the workers of an executor. Samples are read a few at a time, in the order in which they are
-written, so that memory does not grow with the shard.
-
-Stored members are copied many at a time. What is read is compared with the checksums of its index.
-Samples that are stored elsewhere, or that a tar of this library would not have, are written one by
-one.
-
-The bytes are those that `TarWriter.append` writes, whose headers one by one take ten times as long.
+Samples are read a few at a time, in the order in which they are written, so that memory does not
+grow with the shard. Members of local shards are copied many at a time, after they were compared
+with the checksums of their index. Samples that are stored elsewhere, or that a tar of this library
+would not have, are written one by one. The bytes are those that `TarWriter.append` writes.
 """
 
 from __future__ import annotations
@@ -17,10 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain, pairwise
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
@@ -33,8 +28,8 @@ from wids.publish.rewriting.rewrite_plan import (
     place_text,
     repeated_key_error,
 )
-from wids.publish.tar_writer import MAX_OCTAL_NBYTES, ToMembers, member_encoder, members_as_read
-from wids.shards.positions import Positions, select_batch
+from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
+from wids.shards.positions import select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
@@ -46,42 +41,26 @@ from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
 
 
-class View(Protocol):
-    """What rewriting needs of a view: its samples, and where they are stored."""
-
-    reader: Any
-
-    @property
-    def positions(self) -> Positions:
-        """The positions of its samples in all shards."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read several samples."""
-
-
 @dataclass(frozen=True, eq=False)
 class StoredMembers:
-    """The members of some samples, in the order of a view.
+    """The members of some samples, sample by sample.
 
     Attributes:
         keys: The keys of the samples.
-        names: The names of their members.
+        counts: How many members each has.
+        names: The names of the members.
         contents: Their bytes.
-        sizes: Their lengths.
         crcs: Their checksums.
     """
 
     keys: list[bytes]
+    counts: IntArray
     names: list[bytes]
     contents: list[memoryview]
-    sizes: IntArray
     crcs: list[int]
 
 
-def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
+def stored_members(view: Any, start: int, stop: int) -> StoredMembers | None:
     """Return the members of the samples ``start`` to ``stop`` of a view.
 
     Returns:
@@ -94,47 +73,38 @@ def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
     reader = view.reader
     if type(reader) is not ShardReader:  # such as that of a join
         return None
-    return _read(reader, select_batch(view.positions, np.arange(start, stop)))
-
-
-def _read(reader: ShardReader, positions: IntArray) -> StoredMembers | None:
-    parts = []
-    keys: list[bytes] = [b""] * len(positions)
-    for number, places, local_indices in reader.groups(positions):
+    parts: list[StoredMembers] = []
+    samples: list[int] = []
+    for number, places, local_indices in reader.groups(
+        select_batch(view.positions, np.arange(start, stop))
+    ):
         read = partial(_of_shard, reader, local_indices)
         part = reader.read_from(number, reader.fetches_for_many, read)
         if part is None:
             return None
-        for place, key in zip(places, part.keys, strict=True):
-            keys[place] = key
-        parts.append((np.repeat(places, part.counts), part))
-    order = np.argsort(np.concatenate([place for place, _ in parts]), kind="stable")
-    in_order = order.tolist()
-    names, contents, crcs = (
-        [found[at] for at in in_order]
-        for found in (
-            [name for _, part in parts for name in part.names],
-            [content for _, part in parts for content in part.contents],
-            [crc for _, part in parts for crc in part.crcs],
-        )
+        parts.append(part)
+        samples += places
+    counts = np.concatenate([part.counts for part in parts])
+    members = np.argsort(np.repeat(samples, counts), kind="stable").tolist()
+    in_order = np.argsort(samples)
+    return StoredMembers(
+        _picked([part.keys for part in parts], in_order.tolist()),
+        counts[in_order],
+        *(
+            _picked([getattr(part, name) for part in parts], members)
+            for name in ("names", "contents", "crcs")
+        ),
     )
-    return StoredMembers(keys, names, contents, np.array(list(map(len, contents))), crcs)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """The members of some samples of a shard; ``counts`` has their number for each sample."""
-
-    keys: list[bytes]
-    counts: IntArray
-    names: list[bytes]
-    contents: list[memoryview]
-    crcs: list[int]
+def _picked(lists: list[list[Any]], numbers: list[int]) -> list[Any]:
+    found = [*chain.from_iterable(lists)]
+    return [found[number] for number in numbers]
 
 
 def _of_shard(
     reader: ShardReader, local_indices: Sequence[int], shard: ReadableShard
-) -> _Part | None:
+) -> StoredMembers | None:
     if not isinstance(shard, Shard):
         return None
     index, local = shard.index, np.array(local_indices)
@@ -146,15 +116,13 @@ def _of_shard(
     if reader.verifies_decoded and len(index.payload_crcs):
         for at in np.flatnonzero(index.payload_crcs[members] != np.array(crcs))[:1]:
             raise changed_payload_error(shard.path, index.member_name(int(members[at])))
-    begins = index.key_starts[local].astype(np.int64) + index.text_start
-    ends = index.key_starts[local + 1].astype(np.int64) + index.text_start - 1
-    text = index.text
-    keys = [text[start:stop] for start, stop in zip(begins.tolist(), ends.tolist(), strict=True)]
+    begins = (index.key_starts[local].astype(np.int64) + index.text_start).tolist()
+    ends = (index.key_starts[local + 1].astype(np.int64) + index.text_start - 1).tolist()
+    keys = [index.text[start:stop] for start, stop in zip(begins, ends, strict=True)]
     fields = [to_bytes(field) for field in index.fields]
-    owners = np.repeat(np.arange(len(local)), counts).tolist()
-    numbers = index.field_ids[members].tolist()
-    names = [keys[owner] + fields[number] for owner, number in zip(owners, numbers, strict=True)]
-    return _Part(keys, counts, names, contents, crcs)
+    owners, numbers = np.repeat(np.arange(len(local)), counts), index.field_ids[members]
+    names = [keys[a] + fields[b] for a, b in zip(owners.tolist(), numbers.tolist(), strict=True)]
+    return StoredMembers(keys, counts, names, contents, crcs)
 
 
 def _members_of(
@@ -167,45 +135,6 @@ def _members_of(
     is_wanted = np.array([field in wanted for field in index.fields])[index.field_ids[members]]
     ends, sums = np.cumsum(counts), np.concatenate(([0], np.cumsum(is_wanted)))
     return members[is_wanted], sums[ends] - sums[ends - counts]
-
-
-_NAME_NBYTES: Final = 100
-_SIZE: Final = slice(124, 135)
-_CHECKSUM: Final = slice(148, 154)
-_DIGIT_BITS: Final = 3
-
-
-def fit_table(names: list[bytes], sizes: IntArray) -> bool:
-    """Whether all of these members have headers of one block."""
-    is_ascii = all(map(bytes.isascii, names))
-    return is_ascii and max(map(len, names)) <= _NAME_NBYTES and int(sizes.max()) < MAX_OCTAL_NBYTES
-
-
-def header_table(template: bytes, names: list[bytes], sizes: IntArray) -> bytes:
-    """Return headers of one block each, one after another.
-
-    Args:
-        template: The header of a member without name and bytes.
-        names: Names that fit into a header: ASCII, of at most 100 bytes.
-        sizes: The lengths of the members, shape ``(len(names),)``.
-    """
-    table = np.empty((len(names), len(template)), np.uint8)
-    table[:] = np.frombuffer(template, np.uint8)
-    stored = np.array(names, f"S{_NAME_NBYTES}").view(np.uint8).reshape(-1, _NAME_NBYTES)
-    table[:, :_NAME_NBYTES] = stored
-    table[:, _SIZE] = _octal(sizes, _SIZE.stop - _SIZE.start)
-    # A checksum is the sum of all bytes; the template has those of its zeros.
-    added = stored.sum(1, np.int64) + table[:, _SIZE].sum(1, np.int64)
-    base = int(template[_CHECKSUM], 8) - sum(template[_SIZE])
-    table[:, _CHECKSUM] = _octal(added + base, _CHECKSUM.stop - _CHECKSUM.start)
-    return table.tobytes()
-
-
-def _octal(numbers: IntArray, width: int) -> npt.NDArray[np.uint8]:
-    """Return the digits of numbers as text, shape ``(len(numbers), width)``."""
-    shifts = _DIGIT_BITS * np.arange(width)[::-1]
-    digits = numbers[:, None] >> shifts & (1 << _DIGIT_BITS) - 1
-    return (digits + ord("0")).astype(np.uint8)
 
 
 _JOINED_NBYTES: Final = 16 << 10
@@ -222,23 +151,21 @@ class CopyingTar(ThreadedTar):
 
         It is not if a header takes several blocks or a key is repeated; then nothing is written.
         """
-        keys = set(map(to_text, stored.keys))
+        keys, nbytes = set(map(to_text, stored.keys)), list(map(len, stored.contents))
+        heads = list(map(self._header, map(to_text, stored.names), nbytes))
         is_new = len(keys) == len(stored.keys) and self._keys.isdisjoint(keys)
-        if not (is_new and fit_table(stored.names, stored.sizes)):
+        if not is_new or any(len(head) > BLOCK_NBYTES for head in heads):
             return False
         self._check_no_partial_sample()
         self._has_partial_sample = True
-        headers = memoryview(header_table(self._header("", 0), stored.names, stored.sizes))
-        heads = [headers[at : at + BLOCK_NBYTES] for at in range(0, len(headers), BLOCK_NBYTES)]
-        padded = stored.sizes + -stored.sizes % BLOCK_NBYTES + BLOCK_NBYTES
+        sizes = np.array(nbytes)
+        padded = sizes + -sizes % BLOCK_NBYTES + BLOCK_NBYTES
         starts = self.nbytes + np.cumsum(padded) - padded
         head_crcs = list(map(self._crc32, heads))
-        self._members.extend(
-            stored.names, starts, BLOCK_NBYTES, stored.sizes, head_crcs, stored.crcs
-        )
+        self._members.extend(stored.names, starts, BLOCK_NBYTES, sizes, head_crcs, stored.crcs)
         parts: list[bytes | memoryview] = [b""] * (3 * len(heads))
         parts[::3], parts[1::3] = heads, stored.contents
-        parts[2::3] = [_PADDINGS[size] for size in (stored.sizes % BLOCK_NBYTES).tolist()]
+        parts[2::3] = [_PADDINGS[size] for size in (sizes % BLOCK_NBYTES).tolist()]
         self._put_parts(parts, padded)
         self._has_partial_sample = False
         self._keys.update(keys)
@@ -302,7 +229,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: View = task.samples.view()
+    view: Any = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -316,7 +243,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: View, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask, view: Any, first: dict[str, Place], writer: CopyingTar, batch: range
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -342,7 +269,7 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: View, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(task: RewriteTask, view: Any, batch: range) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -360,7 +287,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: View, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: Any, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -402,7 +329,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: View, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: Any, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):
