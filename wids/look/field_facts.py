@@ -26,7 +26,13 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from wids.errors import printable
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind
+from wids.shards.fields.codecs import (
+    IMAGE_EXTENSIONS,
+    MAX_TEXT_NBYTES,
+    TEXT_EXTENSIONS,
+    extension,
+    media_kind,
+)
 from wids.shards.fields.images import opened_image
 from wids.shards.fields.safety import time_limit, within_s
 from wids.shards.tars.index import ShardIndex
@@ -300,11 +306,7 @@ def damage_text(fields: list[str]) -> str:
     )
 
 
-CAPTION_EXTENSIONS: Final = ("txt", "text", "transcript")
-_TEXT_EXTENSIONS: Final = (*CAPTION_EXTENSIONS, "cls", "json", "id", "index")
 _MAX_PICTURE_NBYTES: Final = 4_000_000
-MAX_TEXT_NBYTES: Final = 16_000
-"""Longer texts are neither shown on cards nor searched."""
 _MAX_TEXTS: Final = 3
 
 
@@ -369,12 +371,7 @@ def is_small(field: str, nbytes: int) -> bool:
     kind = extension(field)
     if kind in IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
-    return kind in _TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
-
-
-def is_text(field: str) -> bool:
-    """Return whether a field has text for people: a caption, a class, JSON."""
-    return extension(field) in _TEXT_EXTENSIONS
+    return kind in TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:

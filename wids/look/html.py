@@ -23,7 +23,6 @@ import numpy as np
 
 from wids.errors import SampleError, without_kept_secrets
 from wids.look.field_facts import (
-    CAPTION_EXTENSIONS,
     MAX_PIXELS,
     THUMBNAIL_PIXELS,
     FieldStats,
@@ -39,7 +38,13 @@ from wids.look.text import (
     shortened,
     value_text,
 )
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
+from wids.shards.fields.codecs import (
+    CAPTION_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    extension,
+    media_kind,
+    played_type,
+)
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls

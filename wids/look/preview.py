@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
 from wids.look.field_facts import (
-    CAPTION_EXTENSIONS,
     THUMBNAIL_PIXELS,
     FieldStats,
     card_fields,
@@ -28,7 +27,7 @@ from wids.look.field_facts import (
 )
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
-from wids.shards.fields.codecs import extension, media_kind, played_type
+from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
 from wids.shards.specs.model import DatasetSpec

@@ -35,8 +35,7 @@ from wids.look.field_facts import (
 from wids.look.html import data_url, escaped, field_html, paragraph_html
 from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
-from wids.look.page.questions import PageScans, Questions
-from wids.look.page.search import parse_conditions
+from wids.look.page.questions import PageScans, Questions, conditions_in
 from wids.look.preview import MAX_PAGE_NBYTES, Browsable, Peekable, num_affordable
 from wids.look.text import class_names, share_text, shortened, total_of, value_text
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
@@ -530,7 +529,7 @@ def _can_continue(peek: Peekable) -> bool:
 
 def _selects(query: Query) -> bool:
     """Return whether a query asks for other samples than all, or in another order."""
-    return bool(parse_conditions(query) or query.get("seed"))
+    return bool(conditions_in(query) or query.get("seed"))
 
 
 def _what_is_known(peek: Peekable) -> dict[str, Any]:

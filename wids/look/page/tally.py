@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import printable
-from wids.look.page.page_columns import Rows, ShardRows
-from wids.look.page.search import Hits
 from wids.look.text import bar_text, labelled, shortened, table, text_width
+from wids.storage.arrays import IntArray
 from wids.storage.sizes import count_text
 from wids.tables.column_values import ColumnPath
 from wids.tables.conditions import is_number, label_of
+from wids.tables.search import Hits, ShardRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -276,11 +276,11 @@ class Tally:
         self._is_numeric = True
         self._numbers: list[npt.NDArray[np.float64]] = []
 
-    def wanted(self, start: int, rows: Rows) -> Rows:
+    def wanted(self, start: int, rows: IntArray) -> IntArray:
         """Return the samples that may count."""
         return rows if self._hits is None else self._hits.possible(start, rows)
 
-    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
+    def visit(self, start: int, shard: ShardRows, rows: IntArray) -> bool:
         """Add the values of samples; return whether these are enough."""
         self._num_visited += len(rows)
         rows = rows if self._hits is None else self._hits.matching(shard, rows)
