@@ -69,7 +69,8 @@ NOWHERE = (
 @pytest.mark.parametrize(
     "condition",
     [
-        "h >= 2", "h < 99999999999999999999", 'nul == "a\\u0000"', "nul > 'a'", "h != 1", "h < 3 and h > 1", "t == 'b'", "t <= 'b'", "ok == true",
+        "h >= 2", "h < 99999999999999999999", 'nul == "a\\u0000"', "nul > 'a'",
+        "h != 1", "h < 3 and h > 1", "t == 'b'", "t <= 'b'", "ok == true",
         '[{"column": "h", "low": 2, "high": 3}]', '[{"column": "h", "value": "2"}]',
         '[{"column": "t", "value": null}]', '[{"column": "ok", "value": "false"}]',
         '[{"column": "t", "low": 1}]', '[{"column": "ok", "value": true}]',
