@@ -48,7 +48,7 @@ _TINY_PIXELS: Final = 128
 
 _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
-"""Longest time that the poster of a film may take."""
+"""Longest time that the poster of a video may take."""
 
 _MAX_LARGE: Final = 256
 """Most requests for large pictures that wait; they hold nothing but their connection."""
@@ -113,7 +113,7 @@ class _Decoders:
                 self._threads.append(thread)
         while not started.wait(_PATIENCE_S):
             if len(self._given_up) == self._num_threads and future.cancel():
-                raise ValueError("two films take too long to decode; try again later")
+                raise ValueError("two videos take too long to decode; try again later")
         is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
         with self._lock:
             if not is_done and not future.done():
@@ -214,16 +214,16 @@ def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
     return _small(image, size)
 
 
-def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
-    """Return a picture that stands for a film: one from its first seconds.
+def poster(video: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
+    """Return a picture that stands for a video: one from its first seconds.
 
     Args:
-        film: The film, as a file that can seek.
+        video: The video, as a file that can seek.
         size: Maximum width and height in pixels.
 
     Raises:
         BusyError: Too many others are waited for.
-        ValueError: The film cannot be decoded, within a few seconds, or has too many pixels.
+        ValueError: The video cannot be decoded, within a few seconds, or has too many pixels.
     """
     from PIL import Image
 
@@ -231,8 +231,8 @@ def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
 
     def picture() -> Thumbnail:
         # As many pixels as a picture may have; FFmpeg has the same limit for what is inside.
-        with VideoReader(film, 3 * MAX_PIXELS) as reader:
-            # Films often begin in the dark.
+        with VideoReader(video, 3 * MAX_PIXELS) as reader:
+            # Videos often begin in the dark.
             (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
             small = _small(Image.fromarray(pixels), size)
             return Thumbnail(*small, repr(reader), reader.width, reader.height)
@@ -400,7 +400,7 @@ _MAX_S: Final = 3.0
 
 
 def media_facts(field: str, file: IO[bytes]) -> str:
-    """Return length and rate of a sound, or length, size and rate of a film; ``""`` for others.
+    """Return length and rate of audio, or length, size and rate of video; ``""`` for others.
 
     Args:
         field: The name of the field.
@@ -412,18 +412,18 @@ def media_facts(field: str, file: IO[bytes]) -> str:
     """
     kind = media_kind(field)
     if kind == "audio":
-        rate, num_channels, length_s = _sound_facts(file)
+        rate, num_channels, length_s = _audio_facts(file)
         return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
     if kind == "video":
         from wids.shards.fields.video import VideoReader
 
-        with VideoReader(file) as film:
-            size = f"{film.width} x {film.height}"
-            return f"{film.duration_s:.1f} s, {size}, {film.rate:g} frames per second"
+        with VideoReader(file) as video:
+            size = f"{video.width} x {video.height}"
+            return f"{video.duration_s:.1f} s, {size}, {video.rate:g} frames per second"
     return ""
 
 
-def _sound_facts(file: IO[bytes]) -> tuple[int, int, float]:
+def _audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
     """Return rate, number of channels, and length in seconds."""
     is_mp4 = file.read(8)[4:] == b"ftyp"
     file.seek(0)

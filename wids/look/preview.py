@@ -30,17 +30,17 @@ from wids.look.text import class_names, shortened
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
-from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.samples import read_or_errors
+from wids.tables.search import Searchable, SearchedShards
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
 _MAX_HEADER_NBYTES: Final = 1_000_000
-"""Most bytes of a sound or film to read for its length and rate; films have them at their end."""
+"""Most bytes of audio or video to read for its length and rate; videos have them at their end."""
 _HEADER_S: Final = 3.0
 _LENGTHS_S: Final = 1.0
 """Longest time for the lengths of audio and video on a page of cards."""
@@ -52,7 +52,7 @@ _MAX_MEMBERS: Final = 20_000
 """Members that suffice for statistics, since each further index may have to be downloaded."""
 
 
-class Shards(Protocol):
+class Shards(SearchedShards, Protocol):
     """What notebooks and pages ask about the shards of a dataset."""
 
     @property
@@ -66,21 +66,11 @@ class Shards(Protocol):
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
 
-    def index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard; None if the shard would have to be fetched to build it."""
 
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
-
-
-class Browsable(Protocol):
+class Browsable(Searchable, Protocol):
     """What notebooks and pages need of a dataset."""
 
-    spec: DatasetSpec
     dataset_name: str
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
 
     def __getitem__(self, index: int) -> Any:
         """Read one sample, transformed."""
@@ -104,10 +94,6 @@ class Browsable(Protocol):
 
     def find_key(self, key: str) -> int:
         """Return the index of the sample with a key."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of samples in each shard."""
 
     @property
     def is_view(self) -> bool:
@@ -210,7 +196,7 @@ class Card:
         html: The card.
         problem: Why the sample cannot be read, or what is damaged, in a sentence that the card
             leaves out; or ``""``.
-        audio: The field that a browser can play as the sound of the sample; or ``""``.
+        audio: The field with audio that a browser can play; or ``""``.
     """
 
     html: str
@@ -297,7 +283,7 @@ def _beginning(
 
 
 def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
-    """Return the length and rate of a sound or film by its header; ``""`` for others.
+    """Return the length and rate of audio or video by its header; ``""`` for others.
 
     Also ``""`` if its shard is not local, which would cost requests, if it is damaged, or if its
     decoder is not installed.

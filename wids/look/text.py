@@ -73,7 +73,7 @@ def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
             image = opened_image(data)
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
         facts = facts_of_bytes(field, data)
-        # After images, sounds and films, of which only the header is read, whatever their length.
+        # After images, audio and video, of which only the header is read, whatever their length.
         if facts or len(data) > MAX_SHOWN_NBYTES:
             return f"{facts or printable(repr(data[:60]))}, {size}"
         decoded = PREVIEW_DECODER({field: data})[field]

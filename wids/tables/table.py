@@ -233,8 +233,13 @@ class _FieldReader:
         return [joined(parts) for parts in zip(*batches, strict=True)]
 
     def _read(self, decode: DecodeMany, members: IntArray) -> list[Any]:
+        """Return the values of members, which ascend."""
+        if not len(members):
+            return []
+        if isinstance(self.shard, ValuedShard):
+            return self.shard.read_values(members, decode)
         verify = self.columns.shards.verifies_decoded
-        return values_in(self.shard, members, decode, verify=verify)
+        return decode(self.shard.read_members(members, verify=verify))
 
     def _on_damage(self, error: ShardFormatError) -> None:
         if self.columns.shards.replaces(self.number, self.shard, error):
@@ -293,17 +298,6 @@ class ValuedShard(Protocol):
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
         """Return the values of at least one member of a field; `decode` decodes those in bytes."""
-
-
-def values_in(
-    shard: ReadableShard, members: IntArray, decode: DecodeMany, *, verify: bool
-) -> list[Any]:
-    """Return the values of members of one field, which ascend."""
-    if not len(members):
-        return []
-    if isinstance(shard, ValuedShard):
-        return shard.read_values(members, decode)
-    return decode(shard.read_members(members, verify=verify))
 
 
 def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:

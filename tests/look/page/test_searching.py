@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import threading
 import time
 import tracemalloc
@@ -15,19 +16,17 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from conftest import optional, raises, write_tar
+from conftest import optional, write_tar
 from events import LONG_S
 from looks import Client, browsing, peeking, search, serving
 from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.look.page.questions import PageScan, Scans
+from wids.look.page.questions import Scans
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.index import index_tar
 from wids.tables import search as hits_module
-from wids.tables.conditions import Comparison
-from wids.tables.search import parse_conditions
 
 SEASONS = ["spring", "summer", "autumn", "winter"]
 
@@ -42,6 +41,7 @@ def members(start: int, stop: int) -> Any:
             "n": number,
             "score": number / 10,
             "note": "caf\u00e9" if number % 9 == 0 else None,
+            "parts": [number % 2],
         }
         yield f"{key}.json", json.dumps(facts).encode()
         if number % 5 == 0:
@@ -61,6 +61,18 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wids.build_spec(shards, name="seasons", pack=folder / "seasons.index").save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "classes": SEASONS}))
     return path
+
+
+@pytest.fixture(scope="module")
+def saved(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spec of the same samples, with a saved table."""
+    optional("pyarrow")
+    copy = tmp_path_factory.mktemp("saved") / "seasons" / spec.name
+    shutil.copytree(spec.parent, copy.parent)
+    columns = "label=.cls,score=.json/score,note=.json/note,parts=.json/parts"
+    table = copy.with_name("t.parquet")
+    assert main(["table", str(copy), "--columns", columns, "--output", str(table)]) == 0
+    return copy
 
 
 def query_of(q: str = "", where: Any = (), **others: Any) -> str:
@@ -125,19 +137,10 @@ def test_comparisons_as_they_are_typed(spec: Path, tmp_path: Path) -> None:
         assert dataset.table([".json/n"])[".json/n"].to_pylist() == [3, 4, 5]
 
 
-@pytest.mark.parametrize("is_saved", [False, True])
-def test_indices_and_keys(spec: Path, tmp_path: Path, is_saved: bool) -> None:
+@pytest.mark.parametrize("name", ["spec", "saved"])
+def test_indices_and_keys(name: str, request: pytest.FixtureRequest) -> None:
     """They are columns of a scan too, also beside a saved table, and of a list (LOOK-4)."""
-    if is_saved:
-        optional("pyarrow")
-        (copy := tmp_path / "copy").mkdir()
-        for path in spec.parent.iterdir():
-            (copy / path.name).write_bytes(path.read_bytes())
-        spec = copy / spec.name
-        assert main(["create", *map(str, sorted(copy.glob("*.tar"))), "-o", str(spec)]) == 0
-        table = ["table", str(spec), "-c", ".cls", "-o", str(copy / "t.parquet")]
-        assert main(table) == 0
-    with browsing(spec) as client:
+    with browsing(request.getfixturevalue(name)) as client:
         for where, wanted in [
             ("__index__ < 3", [0, 1, 2]),
             ("__index__ > 41 and .cls == 2 and .json/n < 50", [42, 46]),
@@ -220,48 +223,6 @@ def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.Monke
         assert seen == list(range(0, 100, 10))
 
 
-def test_a_new_search_stops_the_one_before(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One search runs at a time, and few are kept (LOOK-5)."""
-    started, gate = threading.Event(), threading.Event()
-    num_running, most_running = 0, 0
-
-    class Endless:
-        fields = ()
-
-        def wanted(self, start: int, rows: Any) -> Any:  # noqa: ARG002 - as a visitor
-            return rows
-
-        def visit(self, *_: Any) -> bool:
-            nonlocal num_running, most_running
-            num_running += 1
-            most_running = max(most_running, num_running)
-            started.set()
-            gate.wait()
-            num_running -= 1
-            return False
-
-    monkeypatch.setattr("wids.tables.search._BLOCK", 5)
-    with wids.ShardListDataset(spec) as dataset:
-        scans: Scans[Any] = Scans()
-        first = scans.start("a", lambda: PageScan(dataset, Endless()))
-        started.wait()
-        second = scans.start("b", lambda: PageScan(dataset, Endless()))
-        # The block that is being read is read to its end.
-        assert first.progress()["state"] == second.progress()["state"] == "running"
-        gate.set()
-        second.wait(LONG_S)
-        assert most_running == 1
-        assert first.progress()["state"] == "stopped"
-        assert first.progress()["searched"] == 5
-        assert second.progress()["state"] == "done"
-        for number in range(20):
-            scan = scans.start(number, lambda: PageScan(dataset, Endless()))
-            scan.wait(LONG_S)
-        assert scans.get("a") is None
-        assert scans.get(19) is not None
-        scans.stop()
-
-
 def test_searches_of_several_shards_follow_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +288,9 @@ def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.Monkey
         assert len(statuses) >= 3 * num_pages * num_turns
         assert set(statuses) == {200}
         answer = search(client, query_of("winter"))
+        for number in range(20):  # of which few are kept
+            assert search(client, query_of(f"nowhere {number}"))["state"] == "done"
+        assert client.json(f"hits?{query_of('winter')}")["state"] == "new"
     assert max(most_running) == 1
     assert (answer["state"], answer["found"], answer["problem"]) == ("done", 25, "")
 
@@ -597,16 +561,10 @@ def test_many_classes_are_listed_and_no_histogram(tmp_path: Path) -> None:
         assert bool(answer["bins"]) is not bool(classes)
 
 
-def test_every_answer_states_how_far_it_is(spec: Path, tmp_path: Path) -> None:
+def test_every_answer_states_how_far_it_is(saved: Path) -> None:
     """Searches and counts have one form, whether they are new, done, or need no search (LOOK-5)."""
-    optional("pyarrow")
-    copy = tmp_path / spec.name
-    for path in spec.parent.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    columns = ["table", str(copy), "--columns", "label=.cls", "--output", f"{tmp_path}/t.parquet"]
-    assert main(columns) == 0
     progress = {"state", "total", "searched", "unreadable", "too_long", "problem"}
-    with browsing(copy) as client:
+    with browsing(saved) as client:
         query = query_of("caption")
         hits = [client.json(f"hits?{each}") for each in (query, query_of())]
         hits.append(search(client, query))
@@ -618,36 +576,25 @@ def test_every_answer_states_how_far_it_is(spec: Path, tmp_path: Path) -> None:
     assert all(progress <= set(answer) for answer in values)
 
 
-def test_a_saved_table_answers_without_a_shard(
-    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_table_answers_without_a_shard(saved: Path, tmp_path: Path) -> None:
     """Filters and counts of its columns read no tar; other conditions read what it leaves (LOOK-4).
 
     The tars are gone.
     """
-    optional("pyarrow")
-    for path in spec.parent.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    copy = tmp_path / spec.name
-    columns = "label=.cls,score=.json/score,note=.json/note"
-    assert (
-        main(["table", str(copy), "--columns", columns, "--output", f"{tmp_path}/t.parquet"]) == 0
-    )
-    capsys.readouterr()
+    shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     for tar in tmp_path.glob("*.tar"):
         tar.rename(tar.with_suffix(".gone"))
-    with browsing(copy) as client:
+    with browsing(tmp_path / saved.name) as client:
         answer = client.json("columns")
-        assert [c["name"] for c in answer["columns"] if c["saved"]] == [
-            "label",
-            "score",
-            "note",
-        ]
+        columns = [column["name"] for column in answer["columns"] if column["saved"]]
+        assert columns == ["label", "score", "note", "parts"]
         assert answer["first"] == "label"
         label = client.json("column?name=label")
         assert [value["count"] for value in label["values"]] == [25] * 4
         assert label["values"][1]["name"] == "summer"
         assert sum(client.json("column?name=score")["bins"]) == 100
+        parts = client.json("column?name=parts")  # by their labels, as a scan counts them
+        assert [value["count"] for value in parts["values"]] == [50, 50]
         where = [{"column": "label", "value": "1"}, {"column": "score", "low": 9, "high": 9.5}]
         assert search(client, query_of(where=where))["found"] == 1  # 93
         typed = urlencode({"where": "label == 1 and score >= 9 and score <= 9.5"})
@@ -720,11 +667,21 @@ def test_the_browser_stops_searches_when_it_closes(spec: Path) -> None:
     assert [t for t in threading.enumerate() if t.name == "wids-scan"] == []
 
 
-def test_conditions_have_limits() -> None:
-    """A query is small: twenty words and twenty filters."""
-    assert parse_conditions('A "b C" d').words == ("a", "b c", "d")
-    with raises(ValueError, "at most 20 words"):
-        parse_conditions("a " * 21)
-    for value, is_in_range, is_true in ((True, False, True), (1, True, False), ("1", False, False)):
-        assert Comparison("n", "in", (1, 2)).accepts(value) == is_in_range
-        assert Comparison("n", "is", "true").accepts(value) == is_true
+def test_conditions_have_limits(spec: Path) -> None:
+    """A query is small: twenty words, of which quotes keep some together, and twenty filters."""
+    where = [{"column": ".cls", "value": "2"}]
+    with browsing(spec) as client:
+        assert found(client, query_of('caption "in autumn" ' * 10, where * 20))[:2] == [2, 6]
+        for query in (query_of("a " * 21), query_of(where=where * 21)):
+            assert "at most 20 words" in client.json(f"samples?{query}")["error"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wanted"), [({"low": 1, "high": 2}, [1]), ({"value": "true"}, [0])]
+)
+def test_truth_values_are_no_numbers(tmp_path: Path, accepted: Any, wanted: list[int]) -> None:
+    """`true` is not in a range of numbers, and neither `1` nor `"1"` is `true` (LOOK-4)."""
+    members = [(f"{n}.json", b'{"n": %s}' % v) for n, v in enumerate((b"true", b"1", b'"1"'))]
+    with browsing(write_tar(tmp_path / "a.tar", members)) as client:
+        query = query_of(where=[{"column": ".json/n", **accepted}])
+        assert found(client, query) == wanted

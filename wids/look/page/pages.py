@@ -76,8 +76,8 @@ def field_row(
         link: Where its bytes are served.
         file_name: The name of the file that it is saved as.
         classes: Names of classes, by their numbers.
-        poster: Where a picture of it is served, if it is a film.
-        facts: Length and rate of a sound or film.
+        poster: Where a picture of it is served, if it is a video.
+        facts: Length and rate of audio or video.
     """
     label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
     save = f'href="{link}?save=1" download="{escaped(file_name)}"'
@@ -293,16 +293,18 @@ class Pages(Site):
             "key": key,
             "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
-                picture_entry(field, sample.get(field), sizes[field], self._zoom_link(index, field))
+                picture_entry(
+                    field,
+                    sample.get(field),
+                    sizes[field],
+                    f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}",
+                )
                 for field in preferred(images, order, query.get("picture", ""))
             ],
             "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
             "local_index": local_index,
             **place._asdict(),
         }
-
-    def _zoom_link(self, index: int, field: str) -> str:
-        return f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
 
     def _picture(self, rest: str, query: Query) -> Answer:
         """Answer with a picture, encoded again, larger than on a card."""
@@ -322,20 +324,20 @@ class Pages(Site):
         return 200, picture.media_type, picture.data
 
     def _poster_of(self, index: int, fields: Iterable[str]) -> str:
-        """Return where the picture of the first film among some fields is served, or ``""``."""
-        films = [field for field in fields if media_kind(field) == "video"]
-        has_decoder = films and find_spec("av") is not None
-        return link_of(self._prefix, "poster", index, films[0]) if has_decoder else ""
+        """Return where the picture of the first video among some fields is served, or ``""``."""
+        video = next((field for field in fields if media_kind(field) == "video"), "")
+        has_poster = video and find_spec("av") is not None
+        return link_of(self._prefix, "poster", index, video) if has_poster else ""
 
     def _poster(self, rest: str, _: Query) -> Answer:
-        """Answer with a picture of a film, made from a few megabytes of it at most."""
+        """Answer with a picture of a video, made from a few megabytes of it at most."""
         index, field = self._sample_and_field(rest)
         if media_kind(field) != "video":
-            raise KeyError(f"{field}: expected a field with a film")
+            raise KeyError(f"{field}: expected a field with video")
         with self._dataset.only([field]) as selection:
-            film = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
+            video = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
             try:
-                picture = poster(film, _MAX_CARD_PIXELS)
+                picture = poster(video, _MAX_CARD_PIXELS)
             except ValueError:  # the browser asked for a picture: an empty one, and no error
                 return 200, "image/gif", _NO_PICTURE
         return 200, picture.media_type, picture.data

@@ -233,7 +233,7 @@ class Scans(Generic[AnyVisitor]):
         with self._lock:
             scan = self._scans.pop(what, new)
             if not (self._latest is scan and scan.is_wanted):
-                scan.start(self._latest and self._latest.stop())
+                scan.start(None if self._latest is None else self._latest.stop())
                 self._latest = scan
             self._scans[what] = scan  # as the latest
             while len(self._scans) > _MAX_KEPT:

@@ -84,8 +84,7 @@ def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
     if pa.types.is_list(values.type):
         values = pc.list_value_length(values)
     if is_numeric(values.type):
-        numbers = values.to_numpy()
-        numbers = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+        numbers = _finite(values.to_numpy())
         if not len(numbers):
             return "", "", ""
         bins = _histogram(numbers.astype(np.float64), _NUM_SMALL_BINS)
@@ -119,7 +118,8 @@ def _lines(name: str, column: pa.ChunkedArray, classes: Sequence[str]) -> Iterat
     else:
         yield f"  {len(counts):,} different values; most frequent:"
         yield from _counted(counts[:3], len(values))
-        if _has_length(values.type):
+        kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+        if any(is_kind(values.type) for is_kind in kinds):
             yield from _numbers("length", pc.binary_length(values).to_numpy())
 
 
@@ -128,13 +128,6 @@ def is_numeric(arrow_type: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type))
-
-
-def _has_length(arrow_type: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
-    return any(is_kind(arrow_type) for is_kind in kinds)
 
 
 def _value_counts(values: pa.ChunkedArray) -> list[tuple[Any, int]]:
@@ -183,7 +176,7 @@ def _percent_text(count: int, total: int) -> str:
 
 def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
     """Yield quantiles and a histogram of numbers."""
-    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    finite = _finite(values)
     label = f"{what}: " if what else ""
     if len(finite) < len(values):
         yield f"  {label}{len(values) - len(finite):,} not finite"
@@ -200,6 +193,10 @@ def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
     bins = _histogram(finite.astype(np.float64))
     if bins:
         yield f"  {_number_text(low)} |{bins}| {_number_text(high)}"
+
+
+def _finite(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values[np.isfinite(values)] if values.dtype.kind == "f" else values
 
 
 def _histogram(values: npt.NDArray[np.float64], num_bins: int = _NUM_BARS) -> str:
@@ -314,8 +311,7 @@ class Tally:
         labels = map(label_of, found.field("values").to_pylist())
         numbers = None
         if is_numeric(column.type):
-            numbers = column.drop_null().to_numpy().astype(np.float64)
-            numbers = numbers[np.isfinite(numbers)]
+            numbers = _finite(column.drop_null().to_numpy().astype(np.float64))
         self._add(zip(labels, found.field("counts").to_pylist(), strict=True), numbers)
 
     def _add(

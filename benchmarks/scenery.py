@@ -1,4 +1,4 @@
-"""A dataset of drawn landscapes in four seasons: what screenshots and browsers look at.
+"""Drawn landscapes in four seasons: what the page is measured with.
 
 Pictures are of several formats and cases; each has a caption, its season as a class, and JSON.
 """
@@ -9,13 +9,9 @@ import io
 import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
-from conftest import write_tar
 from PIL import Image, ImageDraw, ImageFilter
-
-import wids
 
 SEASONS = ("spring", "summer", "autumn", "winter")
 _SKIES = {
@@ -126,20 +122,3 @@ def sample(number: int, width: int = 480) -> dict[str, bytes]:
         ".cls": str(SEASONS.index(season)).encode(),
         ".json": json.dumps(facts).encode(),
     }
-
-
-def write_scenery(folder: Path, count: int, *, width: int = 480, num_shards: int = 4) -> Path:
-    """Write the dataset with the standard library, and its spec with the names of the classes."""
-    shards = []
-    for number in range(num_shards):
-        members = [
-            (f"{index:06d}{field}", data)
-            for index in range(count * number // num_shards, count * (number + 1) // num_shards)
-            for field, data in sample(index, width).items()
-        ]
-        shards.append(write_tar(folder / f"seasons-{number:06d}.tar", members))
-    spec = folder / "seasons.json"
-    wids.build_spec(shards, name="seasons", pack=folder / "seasons.index").save(spec)
-    document = json.loads(spec.read_text())
-    spec.write_text(json.dumps({**document, "classes": list(SEASONS)}))
-    return spec
