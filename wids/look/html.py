@@ -151,8 +151,9 @@ def card_html(
     limit = _MAX_TEXT_CHARS if picture or poster else _MAX_LONE_TEXT_CHARS
     texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes, limit)
     others_by_name = other_fields or {}
-    if not picture:
-        picture = _larger_picture(others_by_name)
+    for name, size in others_by_name.items():
+        if not picture and extension(name) in IMAGE_EXTENSIONS:
+            picture = no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
     if not picture and poster:
         # Requested by the browser when it comes into sight.
         picture = f'<img alt="" loading="lazy" src="{escaped(poster)}">'
@@ -179,14 +180,6 @@ def _card_texts(fields: Mapping[str, Any], classes: Sequence[str], limit: int) -
         named = "" if name in captions[:1] else f"<small>{escaped(name)}</small> "
         texts.append(f"{start}{named}{escaped(shortened(text, limit))}</p>")
     return texts
-
-
-def _larger_picture(fields: Mapping[str, int]) -> str:
-    """Return the placeholder of a picture that was not read, if there is one; else nothing."""
-    for name, size in fields.items():
-        if extension(name) in IMAGE_EXTENSIONS:
-            return no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
-    return ""
 
 
 def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:

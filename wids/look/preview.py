@@ -30,10 +30,10 @@ from wids.look.text import class_names, shortened
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
+from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import read_or_errors
-from wids.tables.search import Searchable, SearchedShards
+from wids.shards.tars.samples import ReadableShard, read_or_errors
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""
@@ -52,7 +52,7 @@ _MAX_MEMBERS: Final = 20_000
 """Members that suffice for statistics, since each further index may have to be downloaded."""
 
 
-class Shards(SearchedShards, Protocol):
+class Shards(Protocol):
     """What notebooks and pages ask about the shards of a dataset."""
 
     @property
@@ -66,11 +66,21 @@ class Shards(SearchedShards, Protocol):
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
 
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
 
-class Browsable(Searchable, Protocol):
+    def open(self, number: int, *, local: bool = True) -> ReadableShard:
+        """Open a shard; not by fetching it if ``local`` is False."""
+
+
+class Browsable(Protocol):
     """What notebooks and pages need of a dataset."""
 
+    spec: DatasetSpec
     dataset_name: str
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
 
     def __getitem__(self, index: int) -> Any:
         """Read one sample, transformed."""
@@ -94,6 +104,10 @@ class Browsable(Searchable, Protocol):
 
     def find_key(self, key: str) -> int:
         """Return the index of the sample with a key."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of samples in each shard."""
 
     @property
     def is_view(self) -> bool:

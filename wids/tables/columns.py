@@ -1,11 +1,9 @@
-"""Convert Python values of unknown types to Arrow arrays, and combine those of all parts.
+"""Turn Python values of unknown types into Arrow arrays, and those of many shards into columns.
 
-The values of a column are collected by kind: integers, texts, lists of numbers, and so on, each in
-an array with nulls where the value is of another kind. At the end one type holds them all, or the
-kinds are incompatible.
-
-Each part has arrays by kind. Once all parts are known, the column gets the type that all values
-fit; if there is none, the error names a sample of each type. Nothing is read here.
+The values of a part of a column are collected by kind: integers, texts, lists of numbers, and so
+on, each in an array with nulls where the value is of another kind. Once all parts are known, the
+column gets the type that all values fit; if there is none, the error names a sample of each type.
+Nothing is read here.
 """
 
 from __future__ import annotations
@@ -330,9 +328,12 @@ def column_of(name: str, parts: Sequence[ColumnPart], errors: Errors) -> pa.Chun
         return pa.chunked_array([pa.nulls(part.length) for part in parts], pa.null())
     if len(groups) > 1 and errors == "raise":
         raise TableError(_mixed_text(name, groups, counts, examples))
-    kind, kinds = groups[0]
-    chunks = [_chunk(name, part, kind, kinds, errors) for part in parts]
-    return pa.chunked_array(chunks, kind.arrow_type())
+    wanted, kinds = groups[0]
+    chunks = []
+    for part in parts:
+        layers = [_fitting(name, part, k, wanted, errors) for k in kinds if k in part.layers]
+        chunks.append(combined(layers) if layers else pa.nulls(part.length, wanted.arrow_type()))
+    return pa.chunked_array(chunks, wanted.arrow_type())
 
 
 def _mixed_text(
@@ -349,15 +350,6 @@ def _mixed_text(
         f'column "{name}": expected values of one type, found {found}; pass errors="null" to have '
         f"null in place of those that are not {groups[0][0]}"
     )
-
-
-def _chunk(
-    name: str, part: ColumnPart, kind: Kind, kinds: tuple[Kind, ...], errors: Errors
-) -> pa.Array:
-    import pyarrow as pa
-
-    layers = [_fitting(name, part, k, kind, errors) for k in kinds if k in part.layers]
-    return combined(layers) if layers else pa.nulls(part.length, kind.arrow_type())
 
 
 def _fitting(name: str, part: ColumnPart, kind: Kind, wanted: Kind, errors: Errors) -> pa.Array:

@@ -356,21 +356,12 @@ def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
         tables.append(read_table(dataset.reader, dataset.positions, paths))
     # Each has a row for each sample, in their order.
     columns = {name: table[name] for table in tables for name in table.column_names}
-    for comparison in comparisons:
-        _check_class(columns[comparison.column], comparison, dataset.spec.classes)
+    for each in comparisons:
+        is_name = each.sign in _EQUALITY and isinstance(each.value, str) and each.number is None
+        is_number = _kind_of(columns[each.column].type) is float
+        if dataset.spec.classes and is_name and is_number and is_of_classes(each.column):
+            raise _no_class(each.column, each.value, dataset.spec.classes)
     return np.ones(len(tables[0]), bool) & mask(columns, comparisons)
-
-
-def _check_class(column: pa.ChunkedArray, comparison: Comparison, classes: Sequence[str]) -> None:
-    """Raise ValueError if numbers of classes are compared with a text that names no class."""
-    import pyarrow as pa
-
-    value = comparison.value
-    is_name = comparison.sign in _EQUALITY and isinstance(value, str) and comparison.number is None
-    is_number = pa.types.is_integer(column.type)
-    if not (is_name and classes and is_number and is_of_classes(comparison.column)):
-        return
-    raise _no_class(comparison.column, value, classes)
 
 
 def _no_class(column: str, value: str, classes: Sequence[str]) -> ValueError:

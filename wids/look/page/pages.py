@@ -194,7 +194,7 @@ class Pages(Site):
         }
         all_actions: dict[str, Route] = {
             "hits": lambda _, query: self._questions.search(query),
-            "column": lambda _, query: self._questions.count(query),
+            "column": lambda _, query: self._questions.column(query, starts=True),
             "stop": lambda kind, _: self._questions.stop(kind),
             **(actions or {}),
         }

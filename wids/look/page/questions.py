@@ -381,65 +381,47 @@ class Questions:
         """Paths of columns in the first samples, which are read once."""
         return tuple(dict.fromkeys(_paths_in_samples(self._dataset)))[:_MAX_SEEN]
 
-    def column(self, query: Query) -> dict[str, Any]:
+    def column(self, query: Query, *, starts: bool = False) -> dict[str, Any]:
         """Return how the values of a column that were counted so far are distributed.
 
-        Those of the samples that satisfy the conditions of the query on everything else.
+        Those of the samples that satisfy the conditions of the query on everything else. With
+        ``starts`` they are counted from now on, or the count continues.
         """
-        name, conditions = self._counted(query)
+        name, conditions = query.get("name", ""), self._conditions(query)
+        filters = tuple(each for each in conditions.filters if each.column != name)
+        conditions = replace(conditions, filters=filters)
         total = len(self._dataset)
         if self._is_known(name, conditions):
-            tally = Tally()
+            tally, hits = Tally(), self._all_hits(conditions)
             column = self._columns.column(name)
-            hits = self._all_hits(conditions)
             tally.add_column(column if hits is None else column.take(np.asarray(hits.found)))
             return self._distribution(name, tally, _progress("done", total, total))
-        scan = self._scans.counts.get((self, name, conditions))
-        scan = scan or self._counted_unasked(name, conditions)
+        counts, what = self._scans.counts, (self, name, conditions)
+        scan = counts.get(what)
+        if starts:
+            scan = counts.start(what, partial(self._new_count, name, conditions))
+        elif scan is None and self._is_free():
+            with self._scans.unasked:  # pages that open together must not stop each other's counts
+                scan = counts.get(what)
+                if scan is None:
+                    scan = counts.start(what, partial(self._new_count, name, conditions))
+                    scan.wait(_WAIT_S)
         if scan is None:
             return self._distribution(name, Tally(), _progress("new", total))
         # Stated before the tally is summed: a count that has ended is complete.
         progress = scan.progress()
         return self._distribution(name, scan.visitor, progress)
 
-    def count(self, query: Query) -> dict[str, Any]:
-        """Count the values of a column, or continue to; return what `column` does."""
-        name, conditions = self._counted(query)
-        if not self._is_known(name, conditions):
-            self._start_count(name, conditions)
-        return self.column(query)
-
-    def _counted(self, query: Query) -> tuple[str, Conditions]:
-        """Return the column to count, and the conditions on everything else."""
-        name, conditions = query.get("name", ""), self._conditions(query)
-        filters = tuple(each for each in conditions.filters if each.column != name)
-        return name, replace(conditions, filters=filters)
-
     def _is_known(self, name: str, conditions: Conditions) -> bool:
         """Return whether the saved table has the column, and says which samples count."""
-        names = (name, *(each.column for each in conditions.filters))
+        names = {name, *(each.column for each in conditions.filters)}
         is_scanned = conditions.words or conditions.field
-        return not is_scanned and set(names) <= set(self._columns.names)
+        return not is_scanned and names <= set(self._columns.names)
 
     def _all_hits(self, conditions: Conditions) -> Hits | None:
         return Hits(conditions, self._columns, max_hits=sys.maxsize) if conditions else None
 
-    def _start_count(self, name: str, conditions: Conditions) -> PageScan[Tally]:
-        new = partial(self._new_tally, name, conditions)
-        return self._scans.counts.start((self, name, conditions), new)
-
-    def _counted_unasked(self, name: str, conditions: Conditions) -> PageScan[Tally] | None:
-        """Return the count of a column that is counted without a request, or None."""
-        if not self._is_free():
-            return None
-        with self._scans.unasked:  # pages that open together must not stop each other's counts
-            scan = self._scans.counts.get((self, name, conditions))
-            if scan is None:
-                scan = self._start_count(name, conditions)
-                scan.wait(_WAIT_S)
-        return scan
-
-    def _new_tally(self, name: str, conditions: Conditions) -> PageScan[Tally]:
+    def _new_count(self, name: str, conditions: Conditions) -> PageScan[Tally]:
         is_saved = name in self._columns.names
         path = None if is_saved else parse_columns([name])[0]
         column = self._columns.column(name) if is_saved else None

@@ -342,26 +342,23 @@ class Tally:
             num_classes: Classes that have names, all of which are listed.
         """
         with self._lock:
-            return self._summary(num_classes)
-
-    def _summary(self, num_classes: int) -> dict[str, Any]:
-        distinct = len(self._counts)
-        numbers = np.concatenate([np.empty(0), *self._numbers]) if self._is_numeric else np.empty(0)
-        is_numeric = len(numbers) > 0
-        summary: dict[str, Any] = {
-            "num_values": self._num_values,
-            "num_nulls": self._num_nulls,
-            "num_distinct": distinct,
-            "is_exact": not self._num_uncounted,
-            "is_numeric": is_numeric,
-            "values": [],
-            "bins": [],
-        }
+            counts = self._counts.copy()
+            numbers = np.concatenate([np.empty(0), *(self._numbers if self._is_numeric else ())])
+            distinct, is_numeric = len(counts), len(numbers) > 0
+            summary: dict[str, Any] = {
+                "num_values": self._num_values,
+                "num_nulls": self._num_nulls,
+                "num_distinct": distinct,
+                "is_exact": not self._num_uncounted,
+                "is_numeric": is_numeric,
+                "values": [],
+                "bins": [],
+            }
         if is_numeric:
             summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
         if is_numeric and distinct > max(_MAX_CHIPS_OF_NUMBERS, num_classes):
             return summary | {"bins": bin_counts(numbers, _NUM_BINS).tolist()}
-        listed = self._counts.most_common(max(_MAX_LISTED, num_classes))
+        listed = counts.most_common(max(_MAX_LISTED, num_classes))
         if is_numeric:
             listed.sort(key=lambda pair: (pair[0] == "NaN", _number(pair[0])))
         return summary | {"values": [{"label": label, "count": n} for label, n in listed]}
