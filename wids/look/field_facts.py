@@ -1,11 +1,8 @@
-"""Compute what is shown of fields: smaller pictures, damage, and which fields samples have.
+"""Turn the bytes of fields, and the indexes of shards, into what is shown of them.
 
-No browser decodes the bytes of a dataset: every picture is decoded here, within limits of memory,
-and encoded again.
-
-Damage is found by comparing bytes in memory with the checksums of the index.
-
-Statistics come from indexes alone; the caller decides which shards to open.
+That is smaller pictures, the length and rate of audio and video, damage (bytes without the checksum
+of the index), and which fields samples have. No browser decodes the bytes of a dataset: every
+picture is decoded here, within limits of memory and time, and encoded again. Nothing is read here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Parse the columns that a caller names, and extract their values from many samples.
-
-A value that cannot be decoded is replaced by its error.
+"""Parse the columns that a caller names, and extract their values from the bytes of many samples.
 
 ``.json/size/0`` is the field ``.json``, its entry ``size`` and the first item of that. In a step,
-``~1`` stands for ``/`` and ``~0`` for ``~``, as in JSON pointers. Nothing is read here.
+``~1`` stands for ``/`` and ``~0`` for ``~``, as in JSON pointers. A value that cannot be decoded is
+replaced by its error. Nothing is read here.
 """
 
 from __future__ import annotations

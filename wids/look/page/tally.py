@@ -1,11 +1,11 @@
-"""Count the values of a column, and describe how they are distributed.
+"""Count the values of columns: as text about a table, and for a page while a scan finds them.
 
-Values arrive in parts, in any order, while other threads read the counts: from a column of a table,
-or from samples that a scan visits.
+The text has, for numbers, quantiles and a histogram. Of few different values it states how often
+each occurs, of texts and lists also how long they are. Whatever the values are, it has no character
+that a terminal would interpret as a command.
 
-Descriptions have, for numbers, quantiles and a histogram. For few different values they state how
-often each occurs, for texts and lists also how long they are. Nothing is read here; whatever the
-values are, the text has no character that a terminal would interpret as a command.
+For a page, values arrive in parts, in any order, while other threads read the counts. Nothing is
+read here.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def _lines(name: str, column: pa.ChunkedArray, classes: Sequence[str]) -> Iterat
     if pa.types.is_list(values.type):
         yield from _numbers("items", pc.list_value_length(values).to_numpy())
         return
-    counts = _value_counts(values)
-    if len(counts) <= _MAX_COUNTED:
+    counts, num_different = _value_counts(values)
+    if num_different <= _MAX_COUNTED:
         texts = [(labelled(name, printable(str(value)), classes), n) for value, n in counts]
         yield from _counted(texts, len(values))
     elif is_numeric(values.type):
         yield from _numbers("", values.to_numpy())
     else:
-        yield f"  {len(counts):,} different values; most frequent:"
+        yield f"  {num_different:,} different values; most frequent:"
         yield from _counted(counts[:3], len(values))
         kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
         if any(is_kind(values.type) for is_kind in kinds):
@@ -130,20 +130,20 @@ def is_numeric(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type))
 
 
-def _value_counts(values: pa.ChunkedArray) -> list[tuple[Any, int]]:
-    """Return the different values with their counts: numbers ascending if few, else by count."""
+def _value_counts(values: pa.ChunkedArray) -> tuple[list[tuple[Any, int]], int]:
+    """Return the most frequent values with their counts, and how many different ones there are.
+
+    Numbers are in ascending order if all of them are returned, others in that of their counts.
+    """
     found = values.value_counts()
     counts = found.field("counts").to_numpy()
-    order = np.argsort(-counts, kind="stable")
-    if len(order) > _MAX_COUNTED:
-        shown = found.field("values").take(order[:_MAX_COUNTED]).to_pylist()
-        rest: list[Any] = [None] * (len(order) - _MAX_COUNTED)
-        return list(zip([*shown, *rest], counts[order].tolist(), strict=True))
-    pairs = list(zip(found.field("values").to_pylist(), counts.tolist(), strict=True))
-    if any(isinstance(value, str | bytes) for value, _ in pairs):
-        return [pairs[at] for at in order.tolist()]
-    # NaN is not equal to itself, and comes last.
-    return sorted(pairs, key=lambda pair: (pair[0] != pair[0], pair[0]))
+    order = np.argsort(-counts, kind="stable")[:_MAX_COUNTED]
+    shown = found.field("values").take(order).to_pylist()
+    pairs = list(zip(shown, counts[order].tolist(), strict=True))
+    if len(pairs) == len(counts) and not any(isinstance(value, str | bytes) for value in shown):
+        # NaN is not equal to itself, and comes last.
+        pairs.sort(key=lambda pair: (pair[0] != pair[0], pair[0]))
+    return pairs, len(counts)
 
 
 def _counted(counts: list[tuple[Any, int]], total: int) -> Iterator[str]:
