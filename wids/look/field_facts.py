@@ -31,7 +31,7 @@ from wids.shards.fields.codecs import (
     media_kind,
 )
 from wids.shards.fields.images import opened_image
-from wids.shards.fields.safety import time_limit, within_s
+from wids.shards.fields.safety import time_limit
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text
@@ -436,11 +436,14 @@ def _audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
         return int(stream.rate), int(stream.channels), float((container.duration or 0) / 1e6)
 
 
-def facts_of_bytes(field: str, data: bytes) -> str:
-    """Return the same for bytes, and ``""`` for those that cannot be read or have no reader."""
+def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:
+    """Return the same for the file that a function opens.
+
+    ``""`` for one that cannot be read within a few seconds, or has no reader.
+    """
     if not media_kind(field):
         return ""
     try:
-        return within_s(_MAX_S, partial(media_facts, field, io.BytesIO(data)))
+        return decoded(lambda: media_facts(field, opened()), 0, _MAX_S)
     except Exception:  # noqa: BLE001 - of a package that is absent, or of a damaged file
         return ""

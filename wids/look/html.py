@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -26,7 +27,7 @@ from wids.look.field_facts import (
     MAX_PIXELS,
     THUMBNAIL_PIXELS,
     FieldStats,
-    facts_of_bytes,
+    facts_of_file,
     thumbnail,
 )
 from wids.look.text import (
@@ -284,7 +285,7 @@ def _bytes_html(
 
 def _media_html(field: str, data: bytes, size: str) -> str:
     kind, tag = played_type(field), media_kind(field)
-    facts = escaped(", ".join(filter(None, (facts_of_bytes(field, data), size))))
+    facts = escaped(", ".join(filter(None, (facts_of_file(field, lambda: io.BytesIO(data)), size))))
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is None or len(data) > _MAX_PLAYED_NBYTES:
         reason = "not all browsers can play it" if kind is None else "too large to play here"

@@ -21,9 +21,8 @@ from wids.look.field_facts import (
     compute_field_stats,
     damage_text,
     damaged_fields,
-    decoded,
+    facts_of_file,
     field_sizes,
-    media_facts,
 )
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
@@ -41,7 +40,6 @@ MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
 _MAX_HEADER_NBYTES: Final = 1_000_000
 """Most bytes of audio or video to read for its length and rate; videos have them at their end."""
-_HEADER_S: Final = 3.0
 _LENGTHS_S: Final = 1.0
 """Longest time for the lengths of audio and video on a page of cards."""
 _BEGINNING_NBYTES: Final = 3_000
@@ -304,13 +302,11 @@ def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
     """
     if not (media_kind(field) and dataset.reader.is_local(dataset.locate(index)[0])):
         return ""
-    try:
-        with dataset.only([field]) as selection:
-            place = selection.locate(index)
-            file = open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
-            return decoded(lambda: media_facts(field, file), 0, _HEADER_S)
-    except Exception:  # noqa: BLE001 - of any package
-        return ""
+    with dataset.only([field]) as selection:
+        place = selection.locate(index)
+        return facts_of_file(
+            field, lambda: open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
+        )
 
 
 def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:

@@ -1,8 +1,9 @@
-"""Conditions on columns: what people type or a page sends, and the samples that meet it.
+"""Turn conditions on columns, as people type them or a page sends them, into matching samples.
 
 People type comparisons with numbers or texts, joined by ``and``: ``height >= 256 and .cls == 3``. A
-page sends a JSON list, in which a column has a value, or a number in a range. There is no other
-language, so nothing is ever executed.
+page sends a JSON list of columns, each with a value or a range of numbers. There is no other
+language, so nothing is ever executed. `Comparison` evaluates both forms, for one value or for a
+column.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 _EQUALITY: Final = frozenset(("==", "!="))
 """The signs that compare lists, which have no order."""
+
+_MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError)
+"""Errors of lists that are no conditions; the last one of a bound that exceeds any float."""
 
 _COLUMN: Final = re.compile(r"[.\w][^\s<>=!]*")
 _DIGITS: Final = re.compile(r"0|[1-9][0-9]*")
@@ -181,16 +185,9 @@ def _listed(text: str) -> tuple[Comparison, ...]:
     try:
         items = json.loads(text)
         if not isinstance(items, list):
-            raise TypeError("expected a list")  # noqa: TRY301 - as for what is in it
+            raise TypeError("expected a list")
         return tuple(map(_filter, items))
-    except (  # an OverflowError is a bound that exceeds any float
-        TypeError,
-        KeyError,
-        AttributeError,
-        ValueError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+    except _MALFORMED as error:
         raise _not_a_condition(text, text) from error
 
 
@@ -327,7 +324,7 @@ def _kind_of(arrow_type: pa.DataType) -> type:
 
 
 def _labelled(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool_]:
-    """Return which values have a label, of which each different value is asked once."""
+    """Return which values have a label. Each distinct value is compared once."""
     import pyarrow as pa
 
     masks = [np.empty(0, bool)]

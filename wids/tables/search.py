@@ -187,7 +187,7 @@ class ShardRows:
 
         Args:
             path: The path.
-            rows: The samples, of which `affordable` has returned all.
+            rows: Samples, all of which `affordable` returned.
         """
         read = self.read([path.field], rows, MAX_VALUE_NBYTES)
         found = {row: data for row, _, data in read}
@@ -207,7 +207,7 @@ class ShardRows:
 
 
 _MAX_ROWS: Final = 20_000_000
-"""IntArray of a saved table of which columns are read; each takes some bytes of memory."""
+"""Longer saved tables are not used: each row of a column takes some bytes of memory."""
 _MAX_COLUMNS: Final = 4
 
 
@@ -430,7 +430,7 @@ class Scan(Generic[AnyVisitor]):
     """One pass through a dataset.
 
     Args:
-        dataset: The dataset, of which no shard is downloaded.
+        dataset: The dataset. None of its shards is downloaded.
         visitor: What it looks for.
 
     Attributes:

@@ -294,7 +294,7 @@ class _FieldReader:
 
 @runtime_checkable
 class ValuedShard(Protocol):
-    """A shard of which some fields are values, as those of rows that were joined to it."""
+    """A shard with fields that are values, such as those of rows that were joined to it."""
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
         """Return the values of at least one member of a field; `decode` decodes those in bytes."""
@@ -386,7 +386,7 @@ def _restored(data: bytes) -> PickledOnce:
 
 
 _MAX_TASKS: Final = 256
-"""Most tasks of an executor, each of which receives the reader of all shards."""
+"""Most tasks of an executor; each receives the reader of all shards."""
 
 _MAX_TOGETHER: Final = 64
 """Most shards that are read by range at the same time."""

@@ -400,7 +400,7 @@ def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:
 
 
 def picture_fields(stats: Iterable[FieldStats]) -> list[str]:
-    """Return the fields that are pictures, of which a card shows one."""
+    """Return the fields that are pictures; a card shows one of them."""
     return [each.field for each in stats if extension(each.field) in IMAGE_EXTENSIONS]
 
 
@@ -409,7 +409,7 @@ _MAX_KEPT: Final = 8
 
 
 class PeekPages(Site):
-    """The answers for shards of which some have no index. Safe to use from any thread.
+    """The answers for shards, some of which have no index. Safe to use from any thread.
 
     Args:
         peek: Any of the shards.

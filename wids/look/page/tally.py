@@ -339,7 +339,7 @@ class Tally:
         histogram of numbers that are too many to list, unless they are of classes with names.
 
         Args:
-            num_classes: Classes that have names, all of which are listed.
+            num_classes: The number of classes with names; all of them are listed.
         """
         with self._lock:
             counts = self._counts.copy()
