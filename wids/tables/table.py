@@ -112,7 +112,7 @@ class ColumnReader:
     errors: Errors
 
     def read(self, number: int, rows: Rows) -> ShardColumns:
-        """Read some samples of a shard.
+        """Read some samples of a shard, a remote one by range where that costs less than all of it.
 
         Raises:
             DecodeError: A field cannot be decoded, and ``errors`` is ``"raise"``.
@@ -122,7 +122,9 @@ class ColumnReader:
         reader = self.shards
         if not reader.has_all_fields:
             return self._read_samples(number, rows)
-        shard = self._opened(number, rows)
+        shard: ReadableShard = reader.open(number, local=reader.fetches_for_one)
+        if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
+            shard = reader.open(number, local=True)
         try:
             return self._read_from(shard, number, rows)
         except RangeError:
@@ -167,14 +169,6 @@ class ColumnReader:
             if not self.shards.fetches_for_many:
                 raise
             return read(self.shards, local=True)
-
-    def _opened(self, number: int, rows: Rows) -> ReadableShard:
-        """Open a shard, a remote one by range where that is cheaper than fetching it."""
-        reader = self.shards
-        shard = reader.open(number, local=reader.fetches_for_one)
-        if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
-            return reader.open(number, local=True)
-        return shard
 
     def _costs_less_whole(self, shard: RemoteShard, rows: Rows) -> bool:
         """Return whether to fetch a shard, which may be, in place of reading members of it."""
