@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -109,6 +111,18 @@ def test_search_of_a_view(spec: Path) -> None:
         assert pairs[0] == (59 % 3, "A owl number 59")
         with raises(ValueError, "expected comparisons"):
             dataset.search(where="x")
+
+
+def test_a_search_needs_no_page(spec: Path) -> None:
+    """It finds the same where the page cannot be imported."""
+    script = f"""
+import sys
+sys.modules["wids.look.page"] = sys.modules["wids.look.preview"] = None
+import wids
+with wids.ShardListDataset({str(spec)!r}) as dataset:
+    assert len(dataset.search("dog", where=".json/n < 30 and .cls == 'dog'", seed=1)) == 10
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_columns_of_a_saved_table(spec: Path) -> None:

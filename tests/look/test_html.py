@@ -148,7 +148,7 @@ def test_films_that_hang_count_until_they_end(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         with raises(ValueError, "took longer than 0.01 s"):
             decoded(lambda: released.wait(60), seconds=0.01)
-    with raises(ValueError, "two films take too long to decode"):
+    with raises(ValueError, "two videos take too long to decode"):
         thumbnail(stream.getvalue())
     released.set()
     wait_for(lambda: decoded(lambda: True))

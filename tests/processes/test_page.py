@@ -28,9 +28,10 @@ from tabs import Chromium, Tab
 
 import wids
 from wids.look.page.pages import Pages
-from wids.look.page.search import Hits, Scans
+from wids.look.page.questions import Scans
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.index import index_tar
+from wids.tables.search import Hits
 
 pytestmark = pytest.mark.long
 
@@ -225,14 +226,14 @@ def test_a_long_search_is_watched_and_stopped(tab: Tab, monkeypatch: pytest.Monk
         return visit(self, *arguments)
 
     def stop_and_tell(self: Any) -> None:
-        with self._changed:  # as the original does first: then the block that is read may end
-            self._want(None)
+        if self._latest:  # as the original does first: then the block that is read may end
+            self._latest.stop()
         is_asked_to_stop.set()
         stop(self)
 
     monkeypatch.setattr(Hits, "visit", slow)
     monkeypatch.setattr(Scans, "stop", stop_and_tell)
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 20)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 20)
     page = tab.page
     gate.release(2)
     ask(tab, "#query", "k")

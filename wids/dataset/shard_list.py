@@ -777,10 +777,10 @@ class ShardListDataset(TorchDataset):
             >>> [sample[".txt"] for sample in dataset.search("text", where=".cls > 0")]
             ['text 1', 'text 2']
         """
-        from wids.dataset.searching import found_in
+        from wids.tables.search import found_in, parse_conditions
 
         whole = self._view(replace(self._access, positions=range(len(self.reader))))
-        conditions = {"q": words, "where": where, "field": field}
+        conditions = parse_conditions(words, where, field, self.spec.classes)
         indices = found_in(whole, self.positions, conditions, seed)
         return self._view(self._access.selected(indices))
 

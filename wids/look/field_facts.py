@@ -1,11 +1,8 @@
-"""Compute what is shown of fields: smaller pictures, damage, and which fields samples have.
+"""Turn the bytes of fields, and the indexes of shards, into what is shown of them.
 
-No browser decodes the bytes of a dataset: every picture is decoded here, within limits of memory,
-and encoded again.
-
-Damage is found by comparing bytes in memory with the checksums of the index.
-
-Statistics come from indexes alone; the caller decides which shards to open.
+That is smaller pictures, the length and rate of audio and video, damage (bytes without the checksum
+of the index), and which fields samples have. No browser decodes the bytes of a dataset: every
+picture is decoded here, within limits of memory and time, and encoded again. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -26,9 +23,15 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from wids.errors import printable
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind
+from wids.shards.fields.codecs import (
+    IMAGE_EXTENSIONS,
+    MAX_TEXT_NBYTES,
+    TEXT_EXTENSIONS,
+    extension,
+    media_kind,
+)
 from wids.shards.fields.images import opened_image
-from wids.shards.fields.safety import time_limit, within_s
+from wids.shards.fields.safety import time_limit
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text
@@ -42,7 +45,7 @@ _TINY_PIXELS: Final = 128
 
 _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
-"""Longest time that the poster of a film may take."""
+"""Longest time that the poster of a video may take."""
 
 _MAX_LARGE: Final = 256
 """Most requests for large pictures that wait; they hold nothing but their connection."""
@@ -107,7 +110,7 @@ class _Decoders:
                 self._threads.append(thread)
         while not started.wait(_PATIENCE_S):
             if len(self._given_up) == self._num_threads and future.cancel():
-                raise ValueError("two films take too long to decode; try again later")
+                raise ValueError("two videos take too long to decode; try again later")
         is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
         with self._lock:
             if not is_done and not future.done():
@@ -208,16 +211,16 @@ def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
     return _small(image, size)
 
 
-def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
-    """Return a picture that stands for a film: one from its first seconds.
+def poster(video: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
+    """Return a picture that stands for a video: one from its first seconds.
 
     Args:
-        film: The film, as a file that can seek.
+        video: The video, as a file that can seek.
         size: Maximum width and height in pixels.
 
     Raises:
         BusyError: Too many others are waited for.
-        ValueError: The film cannot be decoded, within a few seconds, or has too many pixels.
+        ValueError: The video cannot be decoded, within a few seconds, or has too many pixels.
     """
     from PIL import Image
 
@@ -225,8 +228,8 @@ def poster(film: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
 
     def picture() -> Thumbnail:
         # As many pixels as a picture may have; FFmpeg has the same limit for what is inside.
-        with VideoReader(film, 3 * MAX_PIXELS) as reader:
-            # Films often begin in the dark.
+        with VideoReader(video, 3 * MAX_PIXELS) as reader:
+            # Videos often begin in the dark.
             (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
             small = _small(Image.fromarray(pixels), size)
             return Thumbnail(*small, repr(reader), reader.width, reader.height)
@@ -300,11 +303,7 @@ def damage_text(fields: list[str]) -> str:
     )
 
 
-CAPTION_EXTENSIONS: Final = ("txt", "text", "transcript")
-_TEXT_EXTENSIONS: Final = (*CAPTION_EXTENSIONS, "cls", "json", "id", "index")
 _MAX_PICTURE_NBYTES: Final = 4_000_000
-MAX_TEXT_NBYTES: Final = 16_000
-"""Longer texts are neither shown on cards nor searched."""
 _MAX_TEXTS: Final = 3
 
 
@@ -369,12 +368,7 @@ def is_small(field: str, nbytes: int) -> bool:
     kind = extension(field)
     if kind in IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
-    return kind in _TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
-
-
-def is_text(field: str) -> bool:
-    """Return whether a field has text for people: a caption, a class, JSON."""
-    return extension(field) in _TEXT_EXTENSIONS
+    return kind in TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
@@ -403,7 +397,7 @@ _MAX_S: Final = 3.0
 
 
 def media_facts(field: str, file: IO[bytes]) -> str:
-    """Return length and rate of a sound, or length, size and rate of a film; ``""`` for others.
+    """Return length and rate of audio, or length, size and rate of video; ``""`` for others.
 
     Args:
         field: The name of the field.
@@ -415,18 +409,18 @@ def media_facts(field: str, file: IO[bytes]) -> str:
     """
     kind = media_kind(field)
     if kind == "audio":
-        rate, num_channels, length_s = _sound_facts(file)
+        rate, num_channels, length_s = _audio_facts(file)
         return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
     if kind == "video":
         from wids.shards.fields.video import VideoReader
 
-        with VideoReader(file) as film:
-            size = f"{film.width} x {film.height}"
-            return f"{film.duration_s:.1f} s, {size}, {film.rate:g} frames per second"
+        with VideoReader(file) as video:
+            size = f"{video.width} x {video.height}"
+            return f"{video.duration_s:.1f} s, {size}, {video.rate:g} frames per second"
     return ""
 
 
-def _sound_facts(file: IO[bytes]) -> tuple[int, int, float]:
+def _audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
     """Return rate, number of channels, and length in seconds."""
     is_mp4 = file.read(8)[4:] == b"ftyp"
     file.seek(0)
@@ -442,11 +436,14 @@ def _sound_facts(file: IO[bytes]) -> tuple[int, int, float]:
         return int(stream.rate), int(stream.channels), float((container.duration or 0) / 1e6)
 
 
-def facts_of_bytes(field: str, data: bytes) -> str:
-    """Return the same for bytes, and ``""`` for those that cannot be read or have no reader."""
+def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:
+    """Return the same for the file that a function opens.
+
+    ``""`` for one that cannot be read within a few seconds, or has no reader.
+    """
     if not media_kind(field):
         return ""
     try:
-        return within_s(_MAX_S, partial(media_facts, field, io.BytesIO(data)))
+        return decoded(lambda: media_facts(field, opened()), 0, _MAX_S)
     except Exception:  # noqa: BLE001 - of a package that is absent, or of a damaged file
         return ""

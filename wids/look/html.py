@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -23,11 +24,10 @@ import numpy as np
 
 from wids.errors import SampleError, without_kept_secrets
 from wids.look.field_facts import (
-    CAPTION_EXTENSIONS,
     MAX_PIXELS,
     THUMBNAIL_PIXELS,
     FieldStats,
-    facts_of_bytes,
+    facts_of_file,
     thumbnail,
 )
 from wids.look.text import (
@@ -39,7 +39,13 @@ from wids.look.text import (
     shortened,
     value_text,
 )
-from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
+from wids.shards.fields.codecs import (
+    CAPTION_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    extension,
+    media_kind,
+    played_type,
+)
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
@@ -146,8 +152,9 @@ def card_html(
     limit = _MAX_TEXT_CHARS if picture or poster else _MAX_LONE_TEXT_CHARS
     texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes, limit)
     others_by_name = other_fields or {}
-    if not picture:
-        picture = _larger_picture(others_by_name)
+    for name, size in others_by_name.items():
+        if not picture and extension(name) in IMAGE_EXTENSIONS:
+            picture = no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
     if not picture and poster:
         # Requested by the browser when it comes into sight.
         picture = f'<img alt="" loading="lazy" src="{escaped(poster)}">'
@@ -174,14 +181,6 @@ def _card_texts(fields: Mapping[str, Any], classes: Sequence[str], limit: int) -
         named = "" if name in captions[:1] else f"<small>{escaped(name)}</small> "
         texts.append(f"{start}{named}{escaped(shortened(text, limit))}</p>")
     return texts
-
-
-def _larger_picture(fields: Mapping[str, int]) -> str:
-    """Return the placeholder of a picture that was not read, if there is one; else nothing."""
-    for name, size in fields.items():
-        if extension(name) in IMAGE_EXTENSIONS:
-            return no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
-    return ""
 
 
 def gallery_html(cards: Iterable[str], note: str = "", problems: Iterable[str] = ()) -> str:
@@ -286,7 +285,7 @@ def _bytes_html(
 
 def _media_html(field: str, data: bytes, size: str) -> str:
     kind, tag = played_type(field), media_kind(field)
-    facts = escaped(", ".join(filter(None, (facts_of_bytes(field, data), size))))
+    facts = escaped(", ".join(filter(None, (facts_of_file(field, lambda: io.BytesIO(data)), size))))
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is None or len(data) > _MAX_PLAYED_NBYTES:
         reason = "not all browsers can play it" if kind is None else "too large to play here"

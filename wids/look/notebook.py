@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from wids.errors import WidsError
@@ -49,7 +50,7 @@ class Gallery:
     """
 
     indices: list[int]
-    _page: _Page
+    _next: Callable[[Gallery], Gallery]
     _html: str
     _previous: Gallery | None
 
@@ -60,7 +61,7 @@ class Gallery:
             >>> dataset.show(2).next().indices
             [2]
         """
-        return self._page.gallery(self._page.stop, self)
+        return self._next(self)
 
     def previous(self) -> Gallery:
         """Return the previous gallery; the first one returns itself.
@@ -78,72 +79,61 @@ class Gallery:
         return f"<Gallery of {count_text(len(self.indices), 'sample')}: {self.indices}>"
 
 
-@dataclass(frozen=True)
-class _Page:
-    """What a gallery shows: some of the candidates in an order.
-
-    Attributes:
-        dataset: The dataset or view.
-        num_samples: Most samples of a page.
-        seed: The random order of the candidates; None for the order of the dataset.
-        where: Whether to show a sample; None for all.
-        stop: How many candidates this page and the previous ones have used.
-    """
-
-    dataset: Browsable
-    num_samples: int
-    seed: int | None
-    where: Callable[[Any], Any] | None
-    stop: int = 0
-
-    def gallery(self, start: int, previous: Gallery | None = None) -> Gallery:
-        """Return the gallery of the candidates from a position on."""
-        dataset, total = self.dataset, len(self.dataset)
-        candidates = Selection(None, total, self.seed)
-        if self.where is None:
-            indices = candidates.page(start, self.num_samples)
-            stop, note = start + len(indices), ""
-            if indices and total > len(indices):
-                note = self._range_text(start, stop)
-        else:
-            tested = candidates.page(start, _MAX_TESTED)
-            indices, num_tested = _accepted(dataset, tested, self.num_samples, self.where)
-            stop = start + num_tested
-            note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
-        if start and start >= total:
-            note = "no more samples"
-        elif note and self.num_samples and stop < total:
-            note += "; next() shows more"
-        shown = [index for index in indices if _has_index(dataset, index)]
-        if len(shown) < len(indices):
-            # One sentence instead of the same error on each card.
-            unread = count_text(len(indices) - len(shown), "sample")
-            missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
-            note = f"{note}; {missing}" if self.where is not None else missing
-        html = _gallery(dataset, shown, field_stats(dataset), note)
-        return Gallery(shown, replace(self, stop=stop), html, previous)
-
-    def _range_text(self, start: int, stop: int) -> str:
-        """Return which candidates are shown; of a random order, how many and not their indices."""
-        total = len(self.dataset)
-        of_all = f"{stop:,} of {count_text(total, 'sample')}"
-        if self.seed is None:
-            return f"samples {start:,} to {stop - 1:,} of {total:,}" if start else of_all
-        shown = f"{start + 1:,} to {of_all}" if start else of_all
-        return f"{shown}, in the random order of seed {self.seed}"
-
-
 def gallery(
     dataset: Browsable,
     num_samples: int,
     seed: int | None,
     where: Callable[[Any], Any] | None,
+    start: int = 0,
+    previous: Gallery | None = None,
 ) -> Gallery:
-    """Return a gallery of the first samples, of random ones, or of those a predicate accepts."""
+    """Return a gallery of some of the candidates, which are all samples in the order of a seed.
+
+    Args:
+        dataset: The dataset or view.
+        num_samples: Most samples to show.
+        seed: The random order of the candidates; None for the order of the dataset.
+        where: Whether to show a sample; None for all.
+        start: How many candidates the previous galleries have used.
+        previous: The previous gallery.
+    """
     num_samples = at_least(0, num_samples, "num_samples")
     if where is not None and not callable(where):
         raise TypeError(f"where: expected a callable that takes a sample, found {where!r:.80}")
-    return _Page(dataset, num_samples, seed, where).gallery(0)
+    total = len(dataset)
+    candidates = Selection(None, total, seed)
+    if where is None:
+        indices = candidates.page(start, num_samples)
+        stop, note = start + len(indices), ""
+        if indices and total > len(indices):
+            note = _range_text(start, stop, total, seed)
+    else:
+        tested = candidates.page(start, _MAX_TESTED)
+        indices, num_tested = _accepted(dataset, tested, num_samples, where)
+        stop = start + num_tested
+        note = f"{len(indices)} of {count_text(num_tested, 'sample')} tested"
+    if start and start >= total:
+        note = "no more samples"
+    elif note and num_samples and stop < total:
+        note += "; next() shows more"
+    shown = [index for index in indices if _has_index(dataset, index)]
+    if len(shown) < len(indices):
+        # One sentence instead of the same error on each card.
+        unread = count_text(len(indices) - len(shown), "sample")
+        missing = f"{unread} not shown: no index of the shard is available; {_WITHOUT_INDEX}"
+        note = f"{note}; {missing}" if where is not None else missing
+    html = _gallery(dataset, shown, field_stats(dataset), note)
+    following = partial(gallery, dataset, num_samples, seed, where, stop)
+    return Gallery(shown, following, html, previous)
+
+
+def _range_text(start: int, stop: int, total: int, seed: int | None) -> str:
+    """Return which candidates are shown; of a random order, how many and not their indices."""
+    of_all = f"{stop:,} of {count_text(total, 'sample')}"
+    if seed is None:
+        return f"samples {start:,} to {stop - 1:,} of {total:,}" if start else of_all
+    shown = f"{start + 1:,} to {of_all}" if start else of_all
+    return f"{shown}, in the random order of seed {seed}"
 
 
 def _gallery(

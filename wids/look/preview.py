@@ -15,20 +15,18 @@ from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
 from wids.look.field_facts import (
-    CAPTION_EXTENSIONS,
     THUMBNAIL_PIXELS,
     FieldStats,
     card_fields,
     compute_field_stats,
     damage_text,
     damaged_fields,
-    decoded,
+    facts_of_file,
     field_sizes,
-    media_facts,
 )
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
-from wids.shards.fields.codecs import extension, media_kind, played_type
+from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
 from wids.shards.specs.model import DatasetSpec
@@ -41,8 +39,7 @@ MAX_SHARDS: Final = 16
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
 _MAX_HEADER_NBYTES: Final = 1_000_000
-"""Most bytes of a sound or film to read for its length and rate; films have them at their end."""
-_HEADER_S: Final = 3.0
+"""Most bytes of audio or video to read for its length and rate; videos have them at their end."""
 _LENGTHS_S: Final = 1.0
 """Longest time for the lengths of audio and video on a page of cards."""
 _BEGINNING_NBYTES: Final = 3_000
@@ -211,7 +208,7 @@ class Card:
         html: The card.
         problem: Why the sample cannot be read, or what is damaged, in a sentence that the card
             leaves out; or ``""``.
-        audio: The field that a browser can play as the sound of the sample; or ``""``.
+        audio: The field with audio that a browser can play; or ``""``.
     """
 
     html: str
@@ -298,20 +295,18 @@ def _beginning(
 
 
 def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
-    """Return the length and rate of a sound or film by its header; ``""`` for others.
+    """Return the length and rate of audio or video by its header; ``""`` for others.
 
     Also ``""`` if its shard is not local, which would cost requests, if it is damaged, or if its
     decoder is not installed.
     """
     if not (media_kind(field) and dataset.reader.is_local(dataset.locate(index)[0])):
         return ""
-    try:
-        with dataset.only([field]) as selection:
-            place = selection.locate(index)
-            file = open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
-            return decoded(lambda: media_facts(field, file), 0, _HEADER_S)
-    except Exception:  # noqa: BLE001 - of any package
-        return ""
+    with dataset.only([field]) as selection:
+        place = selection.locate(index)
+        return facts_of_file(
+            field, lambda: open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
+        )
 
 
 def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:

@@ -6,6 +6,7 @@ that a terminal would interpret as a command.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import unicodedata
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
-from wids.look.field_facts import facts_of_bytes
+from wids.look.field_facts import facts_of_file
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
@@ -72,8 +73,8 @@ def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
         if extension(field) in IMAGE_EXTENSIONS:
             image = opened_image(data)
             return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
-        facts = facts_of_bytes(field, data)
-        # After images, sounds and films, of which only the header is read, whatever their length.
+        facts = facts_of_file(field, lambda: io.BytesIO(data))
+        # After images, audio and video: only their headers are read, whatever their length.
         if facts or len(data) > MAX_SHOWN_NBYTES:
             return f"{facts or printable(repr(data[:60]))}, {size}"
         decoded = PREVIEW_DECODER({field: data})[field]

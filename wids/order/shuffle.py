@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.storage.arrays import IntArray, WordArray
 
@@ -54,6 +55,10 @@ class Shuffle:
     def positions(self, indices: Sequence[int] | WordArray) -> IntArray:
         """Return where samples are in the order."""
         return self._walk(indices, self._backward).astype(np.int64)
+
+    def order_of(self, indices: IntArray) -> npt.NDArray[np.intp]:
+        """Return the places of some samples among these, in the order."""
+        return np.argsort(self.positions(indices.astype(np.uint64)), kind="stable")
 
     def _walk(
         self, start: Sequence[int] | WordArray, step: Callable[[WordArray], WordArray]

@@ -1,9 +1,8 @@
-"""Parse the columns that a caller names, and extract their values from many samples.
-
-A value that cannot be decoded is replaced by its error.
+"""Parse the columns that a caller names, and extract their values from the bytes of many samples.
 
 ``.json/size/0`` is the field ``.json``, its entry ``size`` and the first item of that. In a step,
-``~1`` stands for ``/`` and ``~0`` for ``~``, as in JSON pointers. Nothing is read here.
+``~1`` stands for ``/`` and ``~0`` for ``~``, as in JSON pointers. A value that cannot be decoded is
+replaced by its error. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -81,16 +80,13 @@ def _parsed(name: str, text: str) -> ColumnPath:
         raise ValueError(f"columns: expected a name for the path {text!r}, found none")
     field = field if field.startswith(".") else f".{field}"
     _check_has_values(name, field, bool(steps))
-    return ColumnPath(name, text, field, tuple(map(_unescaped, steps)))
+    unescaped = (step.replace("~1", "/").replace("~0", "~") for step in steps)
+    return ColumnPath(name, text, field, tuple(unescaped))
 
 
 def path_text(field: str, steps: Iterable[str]) -> str:
     """Return a field and the keys that lead into it as a path."""
     return "/".join((field, *(step.replace("~", "~0").replace("/", "~1") for step in steps)))
-
-
-def _unescaped(step: str) -> str:
-    return step.replace("~1", "/").replace("~0", "~")
 
 
 def codec_of(field: str) -> Codec | None:
@@ -142,7 +138,8 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
     if codec is None or is_compressed(field):
         return lambda datas: list(map(decode_one, datas))
     is_simple = codec.decode in (int, decode_text, decode_json)  # whose values are plain
-    decode_plain = codec.decode if is_simple else _plainly(codec.decode)
+    decode_any: Callable[[bytes], Any] = codec.decode
+    decode_plain = decode_any if is_simple else (lambda data: _plain(decode_any(data)))
 
     def decode(datas: Sequence[bytes]) -> list[Any]:
         try:
@@ -157,10 +154,6 @@ def is_compressed(field: str) -> bool:
     """Return whether the bytes of a field may be few, and its value large."""
     codec = codec_of(field)
     return field.lower().endswith(".gz") or (codec is not None and codec.is_archive)
-
-
-def _plainly(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    return lambda data: _plain(decode(data))
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,9 @@
-"""Convert Python values of unknown types to Arrow arrays, and combine those of all parts.
+"""Turn Python values of unknown types into Arrow arrays, and those of many shards into columns.
 
-The values of a column are collected by kind: integers, texts, lists of numbers, and so on, each in
-an array with nulls where the value is of another kind. At the end one type holds them all, or the
-kinds are incompatible.
-
-Each part has arrays by kind. Once all parts are known, the column gets the type that all values
-fit; if there is none, the error names a sample of each type. Nothing is read here.
+The values of a part of a column are collected by kind: integers, texts, lists of numbers, and so
+on, each in an array with nulls where the value is of another kind. Once all parts are known, the
+column gets the type that all values fit; if there is none, the error names a sample of each type.
+Nothing is read here.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_LEAVES: Final = {bool: "bool", int: "int64", float: "float64", str: "string", bytes: "binary"}
 _NUMBERS: Final = frozenset(("int64", "uint64", "float64"))
 
 
@@ -52,6 +49,16 @@ class Kind(NamedTuple):
         return "list<" * self.depth + name + ">" * self.depth
 
 
+_LEAVES: Final = {
+    bool: Kind("bool"),
+    int: Kind("int64"),
+    float: Kind("float64"),
+    str: Kind("string"),
+    bytes: Kind("binary"),
+}
+_WIDE: Final = Kind("uint64")
+"""Integers that need it, as 64-bit hashes do."""
+
 OnProblem = Callable[[int, Exception], None]
 """Called with the position of a value that no array can hold and the reason; may raise."""
 
@@ -61,39 +68,19 @@ def layers_of(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
 
     A value for which ``on_problem`` does not raise becomes null.
     """
-    types = set(map(type, values)) - {type(None)}
-    if len(types) == 1:
-        return _layers_of_type(types.pop(), values, on_problem)
-    layers: dict[Kind, pa.Array] = {}
-    for kind in sorted(types, key=lambda kind: kind.__name__):
-        only = [value if type(value) is kind else None for value in values]
-        layers |= {
-            k: combined([layers[k], array]) if k in layers else array
-            for k, array in _layers_of_type(kind, only, on_problem).items()
-        }
+    common = _kind_of_all(values)
+    if common is not None:
+        return {common: _array(values, common, on_problem)}
+    kinds = [_kind_of(value) for value in values]
+    layers = {}
+    for kind in filter(None, dict.fromkeys(kinds)):
+        some = [v if k == kind else None for v, k in zip(values, kinds, strict=True)]
+        layers[kind] = _array(some, kind, on_problem)
+    for at, (value, found) in enumerate(zip(values, kinds, strict=True)):
+        if found is None and value is not None:
+            text = f"a value of the type {type(value).__name__} fits into no column"
+            on_problem(at, value if isinstance(value, Exception) else TypeError(text))
     return layers
-
-
-def _layers_of_type(kind: type, values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
-    """Return values that are all of one type, or None, as arrays by kind."""
-    if kind in _LEAVES:
-        leaf = Kind("uint64" if kind is int and _are_wide(values) else _LEAVES[kind])
-        return {leaf: _array(values, leaf, on_problem)}
-    if issubclass(kind, list | tuple):
-        return _layers_of_lists(values, on_problem)
-    if issubclass(kind, Mapping):
-        return {Kind("json"): _array(_as_json(values, on_problem), Kind("json"), on_problem)}
-    for at, value in enumerate(values):
-        if isinstance(value, Exception):
-            on_problem(at, value)
-        elif value is not None:
-            on_problem(at, TypeError(f"a value of the type {kind.__name__} fits into no column"))
-    return {}
-
-
-def _are_wide(integers: Iterable[int | None]) -> bool:
-    """Whether integers need uint64, as 64-bit hashes do."""
-    return 1 << 63 <= max(filter(None, integers), default=0) < 1 << 64
 
 
 def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
@@ -101,6 +88,7 @@ def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
     import pyarrow as pa
 
     arrow_type = kind.arrow_type()
+    values = _as_json(values, on_problem) if kind.leaf == "json" else values
     try:
         return pa.array(values, arrow_type, from_pandas=False)
     except (ValueError, TypeError, OverflowError):
@@ -139,54 +127,37 @@ def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     return text
 
 
-def _layers_of_lists(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
-    common = _kind_of_all(values)
-    if common is not None:
-        return {common: _array(values, common, on_problem)}
-    kinds = [_kind_of_list(value) for value in values]
-    layers = {}
-    for kind in dict.fromkeys(kinds):
-        if kind is not None:
-            some = [v if k == kind else None for v, k in zip(values, kinds, strict=True)]
-            texts = _as_json(some, on_problem) if kind.leaf == "json" else some
-            layers[kind] = _array(texts, kind, on_problem)
-    return layers
-
-
 def _kind_of_all(values: list[Any]) -> Kind | None:
-    """Return the kind that all lists have, found quickly; None where each must be checked."""
-    lists = [value for value in values if value is not None]
-    types = set(map(type, chain.from_iterable(lists))) - {type(None)}
-    # Empty lists fit into any kind, so none of them has to be checked.
-    leaf = "float64" if types == {int, float} else None
-    if len(types) == 1:
-        leaf = _LEAVES.get(types.pop())
-    if leaf == "int64" and _are_wide(chain.from_iterable(lists)):
-        leaf = "uint64"
-    return Kind(leaf, 1) if leaf else None
+    """Return the kind that all values have, found quickly; None where each must be looked at."""
+    depth, items = 0, values
+    types = set(map(type, values)) - {type(None)}
+    if types == {list}:
+        # Empty lists fit into any kind, so none of them has to be looked at.
+        depth, items = 1, list(chain.from_iterable(filter(None, values)))
+        types = set(map(type, items)) - {type(None)}
+        if types == {int, float}:
+            return Kind("float64", 1)
+    if types == {int}:
+        is_wide = 1 << 63 <= max(filter(None, items), default=0) < 1 << 64
+        return Kind("uint64" if is_wide else "int64", depth)
+    kind = _LEAVES.get(types.pop()) if len(types) == 1 else None
+    return kind and Kind(kind.leaf, depth)
 
 
-def _kind_of_list(value: list[Any] | None) -> Kind | None:
-    """Return the kind of a list; that of JSON for one that no list type holds."""
-    if value is None:
-        return None
-    kinds = {kind for kind in map(_kind_of_item, value) if kind is not None}
-    if not kinds:
-        return Kind("null", 1)
-    kind = united(kinds)
-    if kind is None or kind.leaf == "json":
-        return Kind("json")
-    return Kind(kind.leaf, kind.depth + 1)
+def _kind_of(value: Any) -> Kind | None:
+    """Return the kind of a value; that of JSON for a list that no list type holds.
 
-
-def _kind_of_item(item: Any) -> Kind | None:
-    if item is None:
-        return None
-    if isinstance(item, list | tuple):
-        return _kind_of_list(list(item))
-    if type(item) is int and _are_wide([item]):
-        return Kind("uint64")
-    return Kind(_LEAVES.get(type(item), "json"))
+    None for null, and for a value that no array holds.
+    """
+    if type(value) in _LEAVES:
+        return _WIDE if type(value) is int and value >> 63 == 1 else _LEAVES[type(value)]
+    if isinstance(value, list | tuple):
+        kinds = {_kind_of(item) or Kind("json") for item in value if item is not None}
+        found = united(kinds)
+        if found is None or found.leaf == "json":
+            return Kind("json")
+        return Kind(found.leaf, found.depth + 1)
+    return Kind("json") if isinstance(value, Mapping) else None
 
 
 def united(kinds: Iterable[Kind]) -> Kind | None:
@@ -357,9 +328,12 @@ def column_of(name: str, parts: Sequence[ColumnPart], errors: Errors) -> pa.Chun
         return pa.chunked_array([pa.nulls(part.length) for part in parts], pa.null())
     if len(groups) > 1 and errors == "raise":
         raise TableError(_mixed_text(name, groups, counts, examples))
-    kind, kinds = groups[0]
-    chunks = [_chunk(name, part, kind, kinds, errors) for part in parts]
-    return pa.chunked_array(chunks, kind.arrow_type())
+    wanted, kinds = groups[0]
+    chunks = []
+    for part in parts:
+        layers = [_fitting(name, part, k, wanted, errors) for k in kinds if k in part.layers]
+        chunks.append(combined(layers) if layers else pa.nulls(part.length, wanted.arrow_type()))
+    return pa.chunked_array(chunks, wanted.arrow_type())
 
 
 def _mixed_text(
@@ -376,15 +350,6 @@ def _mixed_text(
         f'column "{name}": expected values of one type, found {found}; pass errors="null" to have '
         f"null in place of those that are not {groups[0][0]}"
     )
-
-
-def _chunk(
-    name: str, part: ColumnPart, kind: Kind, kinds: tuple[Kind, ...], errors: Errors
-) -> pa.Array:
-    import pyarrow as pa
-
-    layers = [_fitting(name, part, k, kind, errors) for k in kinds if k in part.layers]
-    return combined(layers) if layers else pa.nulls(part.length, kind.arrow_type())
 
 
 def _fitting(name: str, part: ColumnPart, kind: Kind, wanted: Kind, errors: Errors) -> pa.Array:

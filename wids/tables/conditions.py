@@ -1,8 +1,9 @@
-"""Conditions on columns: what people type or a page sends, and the samples that meet it.
+"""Turn conditions on columns, as people type them or a page sends them, into matching samples.
 
 People type comparisons with numbers or texts, joined by ``and``: ``height >= 256 and .cls == 3``. A
-page sends a JSON list, in which a column has a value, or a number in a range. There is no other
-language, so nothing is ever executed.
+page sends a JSON list of columns, each with a value or a range of numbers. There is no other
+language, so nothing is ever executed. `Comparison` evaluates both forms, for one value or for a
+column.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ _MAX_NAMED: Final = 5
 _START: Final = 60
 _END: Final = 25
 
-_SIGNS: Final[dict[str, tuple[str, Callable[[Any, Any], bool]]]] = {
-    "==": ("equal", operator.eq),
-    "!=": ("not_equal", operator.ne),
-    "<=": ("less_equal", operator.le),
-    ">=": ("greater_equal", operator.ge),
-    "<": ("less", operator.lt),
-    ">": ("greater", operator.gt),
+_SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
 }
-"""For each sign, the function of ``pyarrow.compute``, and that for one value."""
 
 _EQUALITY: Final = frozenset(("==", "!="))
 """The signs that compare lists, which have no order."""
+
+_MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError)
+"""Errors of lists that are no conditions; the last one of a bound that exceeds any float."""
 
 _COLUMN: Final = re.compile(r"[.\w][^\s<>=!]*")
 _DIGITS: Final = re.compile(r"0|[1-9][0-9]*")
@@ -80,25 +83,32 @@ class Comparison:
         """Return whether a value meets the comparison."""
         if self.sign == "is":
             return bool(label_of(value) == self.value) or self._states(value)
-        if self.sign == "in":
-            low, high = self.value
-            return is_number(value) and bool(low <= value <= high)
-        compare = _SIGNS[self.sign][1]
-        if not isinstance(self.value, str):
-            is_same_kind = is_number(value) if is_number(self.value) else isinstance(value, bool)
-            return is_same_kind and compare(value, self.value)
-        if self.number is not None and is_number(value):
-            return compare(value, self.number)
-        return self._accepts_as_text(value, compare)
-
-    def _accepts_as_text(self, value: Any, compare: Callable[[Any, Any], bool]) -> bool:
-        if isinstance(value, bytes):
-            return compare(value, self.value.encode("utf-8", "surrogatepass"))
         if isinstance(value, list | tuple | Mapping):
             if self.sign not in _EQUALITY and not isinstance(value, Mapping):
                 return False
             value = self.value if self._states(value) else json_text(value, str)
-        return isinstance(value, str) and compare(value, self.value)
+        wanted = self.wanted(float if is_number(value) else type(value))
+        return wanted is not None and bool(self.holds(value, wanted))
+
+    def wanted(self, kind: type) -> Any:
+        """Return what values of a type are compared with, floats for all numbers; None if nothing.
+
+        Numbers of classes are compared with the number of the class that is named.
+        """
+        value = self.value
+        if kind is float:
+            is_comparable = self.sign == "in" or is_number(value)
+            return self.number if self.number is not None else value if is_comparable else None
+        if kind is bytes and isinstance(value, str):
+            return value.encode("utf-8", "surrogatepass")
+        return value if kind in (str, bool) and isinstance(value, kind) else None
+
+    def holds(self, values: Any, wanted: Any) -> Any:
+        """Return whether a value, or each of an array, compares so with what is `wanted`."""
+        if self.sign == "in":
+            low, high = wanted
+            return (low <= values) & (values <= high)
+        return _SIGNS[self.sign](values, wanted)
 
     def _states(self, value: Any) -> bool:
         """Return whether the text to compare with states a number, or a list of numbers.
@@ -113,7 +123,7 @@ class Comparison:
         """What the text states as JSON; None if it is none."""
         try:
             return json.loads(self.value or "null")
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             return None
 
 
@@ -175,16 +185,9 @@ def _listed(text: str) -> tuple[Comparison, ...]:
     try:
         items = json.loads(text)
         if not isinstance(items, list):
-            raise TypeError("expected a list")  # noqa: TRY301 - as for what is in it
+            raise TypeError("expected a list")
         return tuple(map(_filter, items))
-    except (  # an OverflowError is a bound that exceeds any float
-        TypeError,
-        KeyError,
-        AttributeError,
-        ValueError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+    except _MALFORMED as error:
         raise _not_a_condition(text, text) from error
 
 
@@ -280,42 +283,56 @@ def mask(
 
 
 def _met(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool_]:
-    """Return which values of a column meet a comparison."""
+    """Return which values of a column meet a comparison, as `Comparison.accepts` does."""
     import pyarrow as pa
-    from pyarrow import compute
 
-    met: pa.ChunkedArray
-    if pa.types.is_nested(column.type) and _can_meet_lists(comparison):
-        # Arrow has no function for them.
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_text = isinstance(comparison.value, str) and comparison.sign in _EQUALITY
+    if pa.types.is_nested(column.type) and (is_text or comparison.sign not in _SIGNS):
         return np.array([comparison.accepts(value) for value in column.to_pylist()], bool)
-    if comparison.sign in _SIGNS:
-        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        is_class = comparison.number is not None and is_number
-        value = comparison.number if is_class else comparison.value
-        try:
-            name = _SIGNS[comparison.sign][0]
-            met = compute.call_function(name, [column, value])
-        # The last two for numbers that fit no type of Arrow.
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
-            raise ValueError(
-                f"where: {comparison.column}: expected a value to compare {column.type} with, "
-                f"found {value!r}"
-            ) from None
-        return np.asarray(met.fill_null(fill_value=False).to_numpy(), bool)
-    masks = []
+    if comparison.sign == "is":
+        return _labelled(column, comparison)
+    kind = _kind_of(column.type)
+    wanted = comparison.wanted(kind)
+    if wanted is None and comparison.sign != "in" and not pa.types.is_null(column.type):
+        raise ValueError(
+            f"where: {comparison.column}: expected a value to compare {column.type} with, found "
+            f"{comparison.value!r}"
+        )
+    is_there = np.array(column.is_valid(), bool)
+    met = np.zeros(len(column), bool)
+    if wanted is not None:
+        # As an object, or numpy would cut NULs at the end of a text.
+        wanted = np.array(wanted, object) if kind in (str, bytes) else wanted
+        met[is_there] = comparison.holds(column.drop_null().to_numpy(), wanted)
+    return met
+
+
+def _kind_of(arrow_type: pa.DataType) -> type:
+    """Return the Python type of the values of a column, float for all numbers."""
+    from pyarrow import types
+
+    kinds = {
+        float: (types.is_integer, types.is_floating, types.is_decimal),
+        bool: (types.is_boolean,),
+        str: (types.is_string, types.is_large_string),
+        bytes: (types.is_binary, types.is_large_binary),
+    }
+    found = (kind for kind, tests in kinds.items() if any(test(arrow_type) for test in tests))
+    return next(found, object)
+
+
+def _labelled(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np.bool_]:
+    """Return which values have a label. Each distinct value is compared once."""
+    import pyarrow as pa
+
+    masks = [np.empty(0, bool)]
     for chunk in column.dictionary_encode().chunks:
-        values = chunk.dictionary.to_pylist()
-        accepted = pa.array([comparison.accepts(value) for value in values], pa.bool_())
+        accepted = pa.array(map(comparison.accepts, chunk.dictionary.to_pylist()), pa.bool_())
         found = accepted.take(chunk.indices).fill_null(comparison.accepts(None))
         masks.append(np.asarray(found.to_numpy(zero_copy_only=False), bool))
-    return np.concatenate([np.empty(0, bool), *masks])
-
-
-def _can_meet_lists(comparison: Comparison) -> bool:
-    """Whether a comparison is possible with a list, that is, with its text."""
-    if comparison.sign not in _SIGNS:
-        return True
-    return comparison.sign in _EQUALITY and isinstance(comparison.value, str)
+    return np.concatenate(masks)
 
 
 def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
@@ -336,21 +353,12 @@ def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
         tables.append(read_table(dataset.reader, dataset.positions, paths))
     # Each has a row for each sample, in their order.
     columns = {name: table[name] for table in tables for name in table.column_names}
-    for comparison in comparisons:
-        _check_class(columns[comparison.column], comparison, dataset.spec.classes)
+    for each in comparisons:
+        is_name = each.sign in _EQUALITY and isinstance(each.value, str) and each.number is None
+        is_number = _kind_of(columns[each.column].type) is float
+        if dataset.spec.classes and is_name and is_number and is_of_classes(each.column):
+            raise _no_class(each.column, each.value, dataset.spec.classes)
     return np.ones(len(tables[0]), bool) & mask(columns, comparisons)
-
-
-def _check_class(column: pa.ChunkedArray, comparison: Comparison, classes: Sequence[str]) -> None:
-    """Raise ValueError if numbers of classes are compared with a text that names no class."""
-    import pyarrow as pa
-
-    value = comparison.value
-    is_name = comparison.sign in _EQUALITY and isinstance(value, str) and comparison.number is None
-    is_number = pa.types.is_integer(column.type)
-    if not (is_name and classes and is_number and is_of_classes(comparison.column)):
-        return
-    raise _no_class(comparison.column, value, classes)
 
 
 def _no_class(column: str, value: str, classes: Sequence[str]) -> ValueError:

@@ -112,7 +112,7 @@ class ColumnReader:
     errors: Errors
 
     def read(self, number: int, rows: Rows) -> ShardColumns:
-        """Read some samples of a shard.
+        """Read some samples of a shard, a remote one by range where that costs less than all of it.
 
         Raises:
             DecodeError: A field cannot be decoded, and ``errors`` is ``"raise"``.
@@ -122,7 +122,9 @@ class ColumnReader:
         reader = self.shards
         if not reader.has_all_fields:
             return self._read_samples(number, rows)
-        shard = self._opened(number, rows)
+        shard: ReadableShard = reader.open(number, local=reader.fetches_for_one)
+        if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
+            shard = reader.open(number, local=True)
         try:
             return self._read_from(shard, number, rows)
         except RangeError:
@@ -167,14 +169,6 @@ class ColumnReader:
             if not self.shards.fetches_for_many:
                 raise
             return read(self.shards, local=True)
-
-    def _opened(self, number: int, rows: Rows) -> ReadableShard:
-        """Open a shard, a remote one by range where that is cheaper than fetching it."""
-        reader = self.shards
-        shard = reader.open(number, local=reader.fetches_for_one)
-        if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
-            return reader.open(number, local=True)
-        return shard
 
     def _costs_less_whole(self, shard: RemoteShard, rows: Rows) -> bool:
         """Return whether to fetch a shard, which may be, in place of reading members of it."""
@@ -233,8 +227,13 @@ class _FieldReader:
         return [joined(parts) for parts in zip(*batches, strict=True)]
 
     def _read(self, decode: DecodeMany, members: IntArray) -> list[Any]:
+        """Return the values of members, which ascend."""
+        if not len(members):
+            return []
+        if isinstance(self.shard, ValuedShard):
+            return self.shard.read_values(members, decode)
         verify = self.columns.shards.verifies_decoded
-        return values_in(self.shard, members, decode, verify=verify)
+        return decode(self.shard.read_members(members, verify=verify))
 
     def _on_damage(self, error: ShardFormatError) -> None:
         if self.columns.shards.replaces(self.number, self.shard, error):
@@ -289,21 +288,10 @@ class _FieldReader:
 
 @runtime_checkable
 class ValuedShard(Protocol):
-    """A shard of which some fields are values, as those of rows that were joined to it."""
+    """A shard with fields that are values, such as those of rows that were joined to it."""
 
     def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
         """Return the values of at least one member of a field; `decode` decodes those in bytes."""
-
-
-def values_in(
-    shard: ReadableShard, members: IntArray, decode: DecodeMany, *, verify: bool
-) -> list[Any]:
-    """Return the values of members of one field, which ascend."""
-    if not len(members):
-        return []
-    if isinstance(shard, ValuedShard):
-        return shard.read_values(members, decode)
-    return decode(shard.read_members(members, verify=verify))
 
 
 def members_in(index: ShardIndex, name: str, rows: Rows) -> tuple[IntArray, IntArray]:
@@ -392,7 +380,7 @@ def _restored(data: bytes) -> PickledOnce:
 
 
 _MAX_TASKS: Final = 256
-"""Most tasks of an executor, each of which receives the reader of all shards."""
+"""Most tasks of an executor; each receives the reader of all shards."""
 
 _MAX_TOGETHER: Final = 64
 """Most shards that are read by range at the same time."""

@@ -57,7 +57,7 @@ def footer_checksum(source: Any) -> int:
 
 def column_checksums(source: Any, metadata: Any) -> list[int]:
     """Return the checksums of all columns of an open file, located by its footer."""
-    return [_of_column(source, metadata, number) for number in range(metadata.num_columns)]
+    return [_crc32(source, _spans(metadata, n)) for n in range(metadata.num_columns)]
 
 
 def damaged_column(
@@ -76,13 +76,9 @@ def damaged_column(
         # A column with parts has several: "a.list.element". Those of a column named "a.b" are
         # compared too, which does no harm.
         is_wanted = any(path == name or path.startswith(f"{name}.") for name in names)
-        if is_wanted and _of_column(source, metadata, number) != checksum:
+        if is_wanted and _crc32(source, _spans(metadata, number)) != checksum:
             return str(path)
     return ""
-
-
-def _of_column(source: Any, metadata: Any, number: int) -> int:
-    return _crc32(source, _spans(metadata, number))
 
 
 def _spans(metadata: Any, number: int) -> Iterator[tuple[int, int]]:
@@ -469,11 +465,9 @@ def _own(file: Any) -> dict[str, Any]:
     """Return what wids wrote into the metadata of a Parquet file."""
     try:
         own = json.loads((file.schema_arrow.metadata or {})[_METADATA])
-    except (KeyError, ValueError):
+        return own if isinstance(own["columns"], dict) else {"columns": {}}
+    except (KeyError, TypeError, ValueError):
         return {"columns": {}}
-    return (
-        own if isinstance(own, dict) and isinstance(own.get("columns"), dict) else {"columns": {}}
-    )
 
 
 def _check_columns(columns: Collection[str], names: list[str], name: str) -> None:

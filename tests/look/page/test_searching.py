@@ -23,10 +23,10 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.look.page import search as hits_module
-from wids.look.page.search import Scans
+from wids.look.page.questions import Scans
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.index import index_tar
+from wids.tables import search as hits_module
 
 SEASONS = ["spring", "summer", "autumn", "winter"]
 
@@ -189,7 +189,7 @@ def test_nothing_is_searched_unasked(spec: Path) -> None:
 
 def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hits so far are shown, and a stopped search continues where it stopped (LOOK-5)."""
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 10)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 10)
     seen, is_asked_to_stop = [], threading.Event()
     visit, stop = hits_module.Hits.visit, Scans.stop
 
@@ -200,8 +200,8 @@ def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.Monke
         return visit(self, start, shard, rows)
 
     def stop_early(self: Any) -> None:
-        with self._changed:  # as the original does first: then the block that is read may end
-            self._want(None)
+        if self._latest:  # as the original does first: then the block that is read may end
+            self._latest.stop()
         is_asked_to_stop.set()
         stop(self)
 
@@ -235,7 +235,7 @@ def test_searches_of_several_shards_follow_each_other(
         gate.wait()
         return visit(*arguments)
 
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 2)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 2)
     monkeypatch.setattr(hits_module.Hits, "visit", visit_slowly)
     shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]
     with peeking([str(shard) for shard in shards]) as client:
@@ -255,7 +255,7 @@ def test_searches_of_several_shards_follow_each_other(
 
 def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is answered, one search runs at a time, the last one to its end (LOOK-5)."""
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 1)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 1)
     num_pages, num_turns = 12, 25
     running, most_running, statuses = set(), [], []
 
@@ -297,7 +297,7 @@ def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.Monkey
 
 def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was closed leaves no search behind (LOOK-5)."""
-    monkeypatch.setattr("wids.look.page.search._PATIENCE_S", -1)
+    monkeypatch.setattr("wids.look.page.questions._PATIENCE_S", -1)
     with browsing(spec) as client:
         answer = search(client, query_of("caption"))
     assert (answer["state"], answer["searched"]) == ("stopped", 0)
@@ -327,7 +327,7 @@ def test_what_is_too_long_to_be_searched_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So are texts of more than 16 kB, and values of more than 1 MB, across shards (LOOK-5)."""
-    monkeypatch.setattr("wids.look.page.page_columns.MAX_VALUE_NBYTES", 20_000)
+    monkeypatch.setattr("wids.tables.search.MAX_VALUE_NBYTES", 20_000)
     tale = b"once upon a time " * 1000  # 17 kB
     notes = {n: json.dumps({"a": "b" * length}) for n, length in enumerate((10, 30_000, 10, 10))}
     shards = [
@@ -355,7 +355,7 @@ def test_large_values_are_decoded_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block has few samples if their values are large: their memory stays small (SEC-53)."""
-    monkeypatch.setattr("wids.look.page.page_columns.MAX_VALUE_NBYTES", 100_000)
+    monkeypatch.setattr("wids.tables.search.MAX_VALUE_NBYTES", 100_000)
     value = b'{"n": %d, "parts": [' + b",".join([b"[]"] * 33_000) + b"]}"  # 2 MB when decoded
     members = [(f"{n}.json", value % n) for n in range(10)]
     with browsing(write_tar(tmp_path / "a.tar", members)) as client:
@@ -511,7 +511,7 @@ def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.Mon
     """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
     monkeypatch.setattr("wids.look.page.questions._MAX_UNASKED", 99)
     monkeypatch.setattr("wids.look.page.tally.MAX_TALLIED", 50)
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 10)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 10)
     with browsing(spec) as client:
         answer = client.json("column?name=.cls")
         assert (answer["state"], answer["searched"], answer["total"]) == ("new", 0, 100)
@@ -527,7 +527,7 @@ def test_classes_can_be_chosen_before_they_are_counted(
     """All names of the spec are listed at once, however many; the counts follow (LOOK-19)."""
     monkeypatch.setattr("wids.look.page.questions._MAX_UNASKED", 99)
     monkeypatch.setattr("wids.look.page.tally.MAX_TALLIED", 50)
-    monkeypatch.setattr("wids.look.page.search._BLOCK", 10)
+    monkeypatch.setattr("wids.tables.search._BLOCK", 10)
     names = [*SEASONS, *(f"season {n}" for n in range(4, 90))]
     named = spec.with_name("named.json")
     named.write_text(json.dumps({**json.loads(spec.read_text()), "classes": names}))

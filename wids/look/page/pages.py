@@ -35,8 +35,7 @@ from wids.look.field_facts import (
 from wids.look.html import data_url, escaped, field_html, paragraph_html
 from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
-from wids.look.page.questions import PageScans, Questions
-from wids.look.page.search import parse_conditions
+from wids.look.page.questions import PageScans, Questions, conditions_in
 from wids.look.preview import MAX_PAGE_NBYTES, Browsable, Peekable, num_affordable
 from wids.look.text import class_names, share_text, shortened, total_of, value_text
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
@@ -77,8 +76,8 @@ def field_row(
         link: Where its bytes are served.
         file_name: The name of the file that it is saved as.
         classes: Names of classes, by their numbers.
-        poster: Where a picture of it is served, if it is a film.
-        facts: Length and rate of a sound or film.
+        poster: Where a picture of it is served, if it is a video.
+        facts: Length and rate of audio or video.
     """
     label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
     save = f'href="{link}?save=1" download="{escaped(file_name)}"'
@@ -195,7 +194,7 @@ class Pages(Site):
         }
         all_actions: dict[str, Route] = {
             "hits": lambda _, query: self._questions.search(query),
-            "column": lambda _, query: self._questions.count(query),
+            "column": lambda _, query: self._questions.column(query, starts=True),
             "stop": lambda kind, _: self._questions.stop(kind),
             **(actions or {}),
         }
@@ -294,16 +293,18 @@ class Pages(Site):
             "key": key,
             "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
-                picture_entry(field, sample.get(field), sizes[field], self._zoom_link(index, field))
+                picture_entry(
+                    field,
+                    sample.get(field),
+                    sizes[field],
+                    f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}",
+                )
                 for field in preferred(images, order, query.get("picture", ""))
             ],
             "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
             "local_index": local_index,
             **place._asdict(),
         }
-
-    def _zoom_link(self, index: int, field: str) -> str:
-        return f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
 
     def _picture(self, rest: str, query: Query) -> Answer:
         """Answer with a picture, encoded again, larger than on a card."""
@@ -323,20 +324,20 @@ class Pages(Site):
         return 200, picture.media_type, picture.data
 
     def _poster_of(self, index: int, fields: Iterable[str]) -> str:
-        """Return where the picture of the first film among some fields is served, or ``""``."""
-        films = [field for field in fields if media_kind(field) == "video"]
-        has_decoder = films and find_spec("av") is not None
-        return link_of(self._prefix, "poster", index, films[0]) if has_decoder else ""
+        """Return where the picture of the first video among some fields is served, or ``""``."""
+        video = next((field for field in fields if media_kind(field) == "video"), "")
+        has_poster = video and find_spec("av") is not None
+        return link_of(self._prefix, "poster", index, video) if has_poster else ""
 
     def _poster(self, rest: str, _: Query) -> Answer:
-        """Answer with a picture of a film, made from a few megabytes of it at most."""
+        """Answer with a picture of a video, made from a few megabytes of it at most."""
         index, field = self._sample_and_field(rest)
         if media_kind(field) != "video":
-            raise KeyError(f"{field}: expected a field with a film")
+            raise KeyError(f"{field}: expected a field with video")
         with self._dataset.only([field]) as selection:
-            film = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
+            video = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
             try:
-                picture = poster(film, _MAX_CARD_PIXELS)
+                picture = poster(video, _MAX_CARD_PIXELS)
             except ValueError:  # the browser asked for a picture: an empty one, and no error
                 return 200, "image/gif", _NO_PICTURE
         return 200, picture.media_type, picture.data
@@ -399,7 +400,7 @@ def field_rows(stats: Iterable[FieldStats]) -> list[dict[str, str]]:
 
 
 def picture_fields(stats: Iterable[FieldStats]) -> list[str]:
-    """Return the fields that are pictures, of which a card shows one."""
+    """Return the fields that are pictures; a card shows one of them."""
     return [each.field for each in stats if extension(each.field) in IMAGE_EXTENSIONS]
 
 
@@ -408,7 +409,7 @@ _MAX_KEPT: Final = 8
 
 
 class PeekPages(Site):
-    """The answers for shards of which some have no index. Safe to use from any thread.
+    """The answers for shards, some of which have no index. Safe to use from any thread.
 
     Args:
         peek: Any of the shards.
@@ -530,7 +531,7 @@ def _can_continue(peek: Peekable) -> bool:
 
 def _selects(query: Query) -> bool:
     """Return whether a query asks for other samples than all, or in another order."""
-    return bool(parse_conditions(query) or query.get("seed"))
+    return bool(conditions_in(query) or query.get("seed"))
 
 
 def _what_is_known(peek: Peekable) -> dict[str, Any]:

@@ -37,48 +37,6 @@ MAX_CONNECTIONS: Final = 320
 pictures, so that there is room for others."""
 
 
-class Connections:
-    """The open connections of a server. Safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        # Those whose request has not arrived; the oldest first.
-        self._waiting: dict[socket.socket, None] = {}
-
-    def admit(self, connection: socket.socket) -> bool:
-        """Add a connection; return whether there is room for it.
-
-        If there is none, the oldest connection without a whole request is closed, so that clients
-        that only connect do not keep others out.
-        """
-        with self._lock:
-            if len(self._open) >= MAX_CONNECTIONS and self._waiting:
-                oldest = next(iter(self._waiting))
-                self._forget(oldest)
-                with suppress(OSError):  # the client is already gone
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
-            has_room = len(self._open) < MAX_CONNECTIONS
-            if has_room:
-                self._open.add(connection)
-                self._waiting[connection] = None
-            return has_room
-
-    def has_request(self, connection: socket.socket) -> None:
-        """Note that the whole request of a connection has arrived."""
-        with self._lock:
-            self._waiting.pop(connection, None)
-
-    def remove(self, connection: socket.socket) -> None:
-        """Forget a connection that is about to be closed."""
-        with self._lock:
-            self._forget(connection)
-
-    def _forget(self, connection: socket.socket) -> None:
-        self._open.discard(connection)
-        self._waiting.pop(connection, None)
-
-
 class RequestBytes(io.RawIOBase):
     """The request of a client, with a deadline for all of it.
 
@@ -160,7 +118,11 @@ class Browser:
     """
 
     def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
-        self._site = dataset if isinstance(dataset, Site) else _pages_of(dataset, python)
+        if not isinstance(dataset, Site) and dataset.is_view:
+            raise ValueError(
+                "dataset: expected a complete dataset, found a view; use the view's show()"
+            )
+        self._site = dataset if isinstance(dataset, Site) else Pages(dataset, python=python)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
@@ -193,16 +155,8 @@ class Browser:
         self._site.close()
 
 
-def _pages_of(dataset: Browsable, python: str) -> Pages:
-    if dataset.is_view:
-        raise ValueError(
-            "dataset: expected a complete dataset, found a view; use the view's show()"
-        )
-    return Pages(dataset, python=python)
-
-
 class _Server(ThreadingHTTPServer):
-    """The listening socket, with what its handlers share."""
+    """The listening socket with its open connections, and what their handlers share."""
 
     # Or Ctrl-C would wait for each player that is still connected.
     daemon_threads = True
@@ -214,11 +168,14 @@ class _Server(ThreadingHTTPServer):
         self.site = site
         self._token = token.encode()
         self._hosts = allowed_hosts(self.server_port)
-        self.connections = Connections()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        # Those whose request has not arrived; the oldest first.
+        self._waiting: dict[socket.socket, None] = {}
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - as in the base
         """Return whether there is room for a connection; refuse it otherwise (SEC-53)."""
-        if self.connections.admit(request):
+        if self._admit(request):
             return True
         with suppress(OSError):
             request.settimeout(_REFUSAL_S)
@@ -226,9 +183,35 @@ class _Server(ThreadingHTTPServer):
             request.sendall(_REFUSAL)
         return False
 
+    def _admit(self, connection: socket.socket) -> bool:
+        """Add a connection; return whether there is room for it.
+
+        If there is none, the oldest connection without a whole request is closed, so that clients
+        that only connect do not keep others out.
+        """
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS and self._waiting:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                self._open.discard(oldest)
+                with suppress(OSError):  # the client is already gone
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end, and closes it
+            has_room = len(self._open) < MAX_CONNECTIONS
+            if has_room:
+                self._open.add(connection)
+                self._waiting[connection] = None
+            return has_room
+
+    def has_request(self, connection: socket.socket) -> None:
+        """Note that the whole request of a connection has arrived."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
-        self.connections.remove(request)
+        with self._lock:
+            self._open.discard(request)
+            self._waiting.pop(request, None)
         super().shutdown_request(request)
 
     def is_allowed(self, token: str, host: str | None) -> bool:
@@ -273,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.server.connections.has_request(self.connection)
+        self.server.has_request(self.connection)
         self.connection.settimeout(_SEND_TIMEOUT_S)
         status, kind, body = self._answer()
         if isinstance(body, FieldBytes):

@@ -1,11 +1,11 @@
-"""Count the values of a column, and describe how they are distributed.
+"""Count the values of columns: as text about a table, and for a page while a scan finds them.
 
-Values arrive in parts, in any order, while other threads read the counts: from a column of a table,
-or from samples that a scan visits.
+The text has, for numbers, quantiles and a histogram. Of few different values it states how often
+each occurs, of texts and lists also how long they are. Whatever the values are, it has no character
+that a terminal would interpret as a command.
 
-Descriptions have, for numbers, quantiles and a histogram. For few different values they state how
-often each occurs, for texts and lists also how long they are. Nothing is read here; whatever the
-values are, the text has no character that a terminal would interpret as a command.
+For a page, values arrive in parts, in any order, while other threads read the counts. Nothing is
+read here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import printable
-from wids.look.page.page_columns import Rows, ShardRows
-from wids.look.page.search import Hits
 from wids.look.text import bar_text, labelled, shortened, table, text_width
+from wids.storage.arrays import IntArray
 from wids.storage.sizes import count_text
 from wids.tables.column_values import ColumnPath
 from wids.tables.conditions import is_number, label_of
+from wids.tables.search import Hits, ShardRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,8 +84,7 @@ def _ends_and_bar(values: pa.ChunkedArray) -> tuple[str, str, str]:
     if pa.types.is_list(values.type):
         values = pc.list_value_length(values)
     if is_numeric(values.type):
-        numbers = values.to_numpy()
-        numbers = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+        numbers = _finite(values.to_numpy())
         if not len(numbers):
             return "", "", ""
         bins = _histogram(numbers.astype(np.float64), _NUM_SMALL_BINS)
@@ -110,16 +109,17 @@ def _lines(name: str, column: pa.ChunkedArray, classes: Sequence[str]) -> Iterat
     if pa.types.is_list(values.type):
         yield from _numbers("items", pc.list_value_length(values).to_numpy())
         return
-    counts = _value_counts(values)
-    if len(counts) <= _MAX_COUNTED:
+    counts, num_different = _value_counts(values)
+    if num_different <= _MAX_COUNTED:
         texts = [(labelled(name, printable(str(value)), classes), n) for value, n in counts]
         yield from _counted(texts, len(values))
     elif is_numeric(values.type):
         yield from _numbers("", values.to_numpy())
     else:
-        yield f"  {len(counts):,} different values; most frequent:"
+        yield f"  {num_different:,} different values; most frequent:"
         yield from _counted(counts[:3], len(values))
-        if _has_length(values.type):
+        kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+        if any(is_kind(values.type) for is_kind in kinds):
             yield from _numbers("length", pc.binary_length(values).to_numpy())
 
 
@@ -130,27 +130,20 @@ def is_numeric(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type))
 
 
-def _has_length(arrow_type: pa.DataType) -> bool:
-    import pyarrow as pa
+def _value_counts(values: pa.ChunkedArray) -> tuple[list[tuple[Any, int]], int]:
+    """Return the most frequent values with their counts, and how many different ones there are.
 
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
-    return any(is_kind(arrow_type) for is_kind in kinds)
-
-
-def _value_counts(values: pa.ChunkedArray) -> list[tuple[Any, int]]:
-    """Return the different values with their counts: numbers ascending if few, else by count."""
+    Numbers are in ascending order if all of them are returned, others in that of their counts.
+    """
     found = values.value_counts()
     counts = found.field("counts").to_numpy()
-    order = np.argsort(-counts, kind="stable")
-    if len(order) > _MAX_COUNTED:
-        shown = found.field("values").take(order[:_MAX_COUNTED]).to_pylist()
-        rest: list[Any] = [None] * (len(order) - _MAX_COUNTED)
-        return list(zip([*shown, *rest], counts[order].tolist(), strict=True))
-    pairs = list(zip(found.field("values").to_pylist(), counts.tolist(), strict=True))
-    if any(isinstance(value, str | bytes) for value, _ in pairs):
-        return [pairs[at] for at in order.tolist()]
-    # NaN is not equal to itself, and comes last.
-    return sorted(pairs, key=lambda pair: (pair[0] != pair[0], pair[0]))
+    order = np.argsort(-counts, kind="stable")[:_MAX_COUNTED]
+    shown = found.field("values").take(order).to_pylist()
+    pairs = list(zip(shown, counts[order].tolist(), strict=True))
+    if len(pairs) == len(counts) and not any(isinstance(value, str | bytes) for value in shown):
+        # NaN is not equal to itself, and comes last.
+        pairs.sort(key=lambda pair: (pair[0] != pair[0], pair[0]))
+    return pairs, len(counts)
 
 
 def _counted(counts: list[tuple[Any, int]], total: int) -> Iterator[str]:
@@ -183,7 +176,7 @@ def _percent_text(count: int, total: int) -> str:
 
 def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
     """Yield quantiles and a histogram of numbers."""
-    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    finite = _finite(values)
     label = f"{what}: " if what else ""
     if len(finite) < len(values):
         yield f"  {label}{len(values) - len(finite):,} not finite"
@@ -200,6 +193,10 @@ def _numbers(what: str, values: npt.NDArray[Any]) -> Iterator[str]:
     bins = _histogram(finite.astype(np.float64))
     if bins:
         yield f"  {_number_text(low)} |{bins}| {_number_text(high)}"
+
+
+def _finite(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values[np.isfinite(values)] if values.dtype.kind == "f" else values
 
 
 def _histogram(values: npt.NDArray[np.float64], num_bins: int = _NUM_BARS) -> str:
@@ -276,11 +273,11 @@ class Tally:
         self._is_numeric = True
         self._numbers: list[npt.NDArray[np.float64]] = []
 
-    def wanted(self, start: int, rows: Rows) -> Rows:
+    def wanted(self, start: int, rows: IntArray) -> IntArray:
         """Return the samples that may count."""
         return rows if self._hits is None else self._hits.possible(start, rows)
 
-    def visit(self, start: int, shard: ShardRows, rows: Rows) -> bool:
+    def visit(self, start: int, shard: ShardRows, rows: IntArray) -> bool:
         """Add the values of samples; return whether these are enough."""
         self._num_visited += len(rows)
         rows = rows if self._hits is None else self._hits.matching(shard, rows)
@@ -314,8 +311,7 @@ class Tally:
         labels = map(label_of, found.field("values").to_pylist())
         numbers = None
         if is_numeric(column.type):
-            numbers = column.drop_null().to_numpy().astype(np.float64)
-            numbers = numbers[np.isfinite(numbers)]
+            numbers = _finite(column.drop_null().to_numpy().astype(np.float64))
         self._add(zip(labels, found.field("counts").to_pylist(), strict=True), numbers)
 
     def _add(
@@ -343,29 +339,26 @@ class Tally:
         histogram of numbers that are too many to list, unless they are of classes with names.
 
         Args:
-            num_classes: Classes that have names, all of which are listed.
+            num_classes: The number of classes with names; all of them are listed.
         """
         with self._lock:
-            return self._summary(num_classes)
-
-    def _summary(self, num_classes: int) -> dict[str, Any]:
-        distinct = len(self._counts)
-        numbers = np.concatenate([np.empty(0), *self._numbers]) if self._is_numeric else np.empty(0)
-        is_numeric = len(numbers) > 0
-        summary: dict[str, Any] = {
-            "num_values": self._num_values,
-            "num_nulls": self._num_nulls,
-            "num_distinct": distinct,
-            "is_exact": not self._num_uncounted,
-            "is_numeric": is_numeric,
-            "values": [],
-            "bins": [],
-        }
+            counts = self._counts.copy()
+            numbers = np.concatenate([np.empty(0), *(self._numbers if self._is_numeric else ())])
+            distinct, is_numeric = len(counts), len(numbers) > 0
+            summary: dict[str, Any] = {
+                "num_values": self._num_values,
+                "num_nulls": self._num_nulls,
+                "num_distinct": distinct,
+                "is_exact": not self._num_uncounted,
+                "is_numeric": is_numeric,
+                "values": [],
+                "bins": [],
+            }
         if is_numeric:
             summary |= {"low": float(numbers.min()), "high": float(numbers.max())}
         if is_numeric and distinct > max(_MAX_CHIPS_OF_NUMBERS, num_classes):
             return summary | {"bins": bin_counts(numbers, _NUM_BINS).tolist()}
-        listed = self._counts.most_common(max(_MAX_LISTED, num_classes))
+        listed = counts.most_common(max(_MAX_LISTED, num_classes))
         if is_numeric:
             listed.sort(key=lambda pair: (pair[0] == "NaN", _number(pair[0])))
         return summary | {"values": [{"label": label, "count": n} for label, n in listed]}

@@ -157,6 +157,12 @@ IMAGE_EXTENSIONS: Final = frozenset(
     extension for extension, codec in BY_EXTENSION.items() if codec.kind == "image"
 )
 
+CAPTION_EXTENSIONS: Final = ("txt", "text", "transcript")
+TEXT_EXTENSIONS: Final = (*CAPTION_EXTENSIONS, "cls", "json", "id", "index")
+"""Fields with text for people: captions, classes, small structures."""
+MAX_TEXT_NBYTES: Final = 16_000
+"""Longer texts are neither searched nor shown on cards."""
+
 
 def extension(field: str) -> str:
     """Return what follows the last dot of a field, in lower case."""

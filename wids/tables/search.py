@@ -1,0 +1,511 @@
+"""Find the samples of a dataset that satisfy conditions, and visit them block by block.
+
+A condition is a text in key or captions, a field, or the value of a column. The columns of a saved
+table and the indices of the samples answer first: a scan reads only what they leave, remote shards
+by range. Members that are damaged or too long are left out and counted. A scan can be stopped after
+each block, which may have to be read from far away, and continues there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import DecodeError, ShardFormatError, WidsError
+from wids.order.shuffle import Shuffle
+from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
+from wids.shards.positions import Positions, as_int_array
+from wids.shards.specs.model import DatasetSpec
+from wids.shards.tars.index import ShardIndex
+from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.storage.arrays import IntArray
+from wids.storage.transport import urls
+from wids.tables.column_values import (
+    INDEX,
+    KEY,
+    ColumnPath,
+    decoder_of,
+    is_compressed,
+    parse_columns,
+    parts_of,
+)
+from wids.tables.conditions import Comparison, mask, parsed
+from wids.tables.table import members_among, members_that_count
+from wids.tables.table_file import Tabular, load_table, saved_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_logger = logging.getLogger(__name__)
+
+
+class SearchedShards(Protocol):
+    """The shards of a dataset that is searched."""
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard would have to be fetched to build it."""
+
+    def open(self, number: int, *, local: bool = True) -> ReadableShard:
+        """Open a shard; not by fetching it if ``local`` is False."""
+
+
+class Searchable(Protocol):
+    """A dataset that can be searched."""
+
+    spec: DatasetSpec
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @property
+    def reader(self) -> SearchedShards:
+        """The shards of the dataset."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of samples in each shard."""
+
+    def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Searchable]:
+        """Return the same samples, never downloading shards; None for all their fields."""
+
+
+# What is read of a sample.
+
+MAX_VALUE_NBYTES: Final = 1_000_000
+"""Longer fields are not read for a filter or a search, also when decompressed.
+
+No more bytes than these are decoded at a time: as values they take a hundred times as much memory.
+"""
+_MAX_READ_NBYTES: Final = 8_000_000
+"""Bytes to read at a time."""
+_NUM_READ: Final = 64
+"""Samples to read at a time."""
+
+
+class ShardRows:
+    """The small fields of the samples of an open shard.
+
+    Args:
+        shard: The shard.
+
+    Attributes:
+        left_out: How many fields were left out so far: ``"unreadable"``, which were damaged or
+            could not be decoded, and ``"too_long"``.
+    """
+
+    def __init__(self, shard: ReadableShard) -> None:
+        self._shard = shard
+        self._members: dict[str, tuple[IntArray, IntArray]] = {}
+        self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
+        self.left_out: Counter[str] = Counter()
+
+    def of(self, rows: IntArray) -> tuple[ShardRows, IntArray]:
+        """Return the fields of some samples, and those samples; the first of them if all are read.
+
+        Samples are read where the index of their shard does not have all their fields.
+        """
+        few, damage = rows[:_NUM_READ], Counter[str]()
+        shard = self._shard.of_samples(few, lambda _: damage.update(["unreadable"]))
+        if shard is self._shard:
+            return self, rows
+        found = ShardRows(shard)
+        found.left_out = damage
+        return found, few
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field that occurs in the shard."""
+        return self._shard.index.fields
+
+    def key(self, row: int) -> str:
+        """Return the key of a sample."""
+        return self._shard.index.key(row)
+
+    def members(self, field: str, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return which of some samples have a field, as positions in ``rows``, and its members."""
+        if field not in self._members:
+            self._members[field] = members_that_count(self._shard.index, field)
+        return members_among(*self._members[field], rows)
+
+    def read(
+        self, fields: Sequence[str], rows: IntArray, max_nbytes: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Yield the sample, the name and the bytes of fields that are not longer than a limit."""
+        found = [self.members(field, rows) for field in fields]
+        samples = np.concatenate([np.empty(0, np.int64), *(rows[each[0]] for each in found)])
+        members = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
+        names = np.repeat(np.arange(len(fields)), [len(each[0]) for each in found])
+        sizes = np.asarray(self._shard.index.sizes)[members]
+        # In the order of the shard, so that near fields of a remote one are read together.
+        order = np.argsort(members, kind="stable")
+        order = order[sizes[order] <= max_nbytes]
+        self.left_out["too_long"] += len(members) - len(order)
+        groups = np.cumsum(sizes[order], dtype=np.int64) // _MAX_READ_NBYTES
+        for at in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
+            datas = self._read(members[at])
+            for row, name, data in zip(samples[at].tolist(), names[at], datas, strict=True):
+                if isinstance(data, ShardFormatError):
+                    self.left_out["unreadable"] += 1
+                else:
+                    yield row, fields[name], data
+
+    def _read(self, members: IntArray) -> list[bytes | ShardFormatError]:
+        if not len(members):
+            return []
+        shard = self._shard  # one that has changed has no values at all
+        return read_or_errors(
+            shard.read_members, members, ShardFormatError, lambda _: shard.check()
+        )
+
+    def affordable(self, rows: IntArray, fields: Sequence[str]) -> IntArray:
+        """Return the first of some samples, as many as can be read at a time for `values`."""
+        nbytes = np.zeros(len(rows), np.int64)
+        for field in fields:
+            at, members = self.members(field, rows)
+            sizes = self._shard.index.sizes[members].astype(np.int64)
+            # Longer values are not decoded.
+            nbytes[at] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
+        count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
+        return rows[: max(count, 1)]
+
+    def values(self, path: ColumnPath, rows: IntArray) -> Iterator[list[Any]]:
+        """Yield the values at a path in samples, a few at a time; None where there is none.
+
+        Args:
+            path: The path.
+            rows: Samples, all of which `affordable` returned.
+        """
+        read = self.read([path.field], rows, MAX_VALUE_NBYTES)
+        found = {row: data for row, _, data in read}
+        # All are read at once, since each read of a remote shard is a request.
+        count = 1 if is_compressed(path.field) else max(len(rows), 1)
+        for start in range(0, len(rows), count):
+            few = rows[start : start + count].tolist()
+            yield self._decoded(path, few, {row: found[row] for row in few if row in found})
+
+    def _decoded(self, path: ColumnPath, rows: list[int], datas: dict[int, bytes]) -> list[Any]:
+        decode = self._decoders.setdefault(path.field, decoder_of(path.field, MAX_VALUE_NBYTES))
+        values = decode(list(datas.values()))
+        self.left_out["unreadable"] += sum(isinstance(value, DecodeError) for value in values)
+        values = [None if isinstance(value, DecodeError) else value for value in values]
+        by_row = dict(zip(datas, parts_of(values, path.steps).values, strict=True))
+        return [by_row.get(row) for row in rows]
+
+
+_MAX_ROWS: Final = 20_000_000
+"""Longer saved tables are not used: each row of a column takes some bytes of memory."""
+_MAX_COLUMNS: Final = 4
+
+
+class SavedColumns:
+    """The columns of the saved table of a dataset. Safe to use from any thread.
+
+    Args:
+        dataset: The dataset.
+
+    Attributes:
+        column: Returns the column that has a name.
+    """
+
+    def __init__(self, dataset: Searchable) -> None:
+        self._dataset = dataset
+        self.column = lru_cache(_MAX_COLUMNS)(self._load)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns; none if the table is not used."""
+        return self._names_and_problem[0]
+
+    @property
+    def problem(self) -> str:
+        """Why the table is not used; ``""`` if it is, or if there is none."""
+        return self._names_and_problem[1]
+
+    @cached_property
+    def _names_and_problem(self) -> tuple[tuple[str, ...], str]:
+        dataset = self._dataset
+        table = dataset.spec.table
+        if table is None or not isinstance(dataset, Tabular):
+            return (), ""
+        if not urls.is_local(table.url):
+            return (), "The saved table is remote, and not fetched to be searched."
+        if len(dataset) > _MAX_ROWS:
+            return (), "The saved table is too long to be searched."
+        try:
+            return tuple(saved_columns(dataset)), ""
+        except (WidsError, ModuleNotFoundError) as error:
+            return (), str(error)
+
+    def _load(self, name: str) -> pa.ChunkedArray:
+        assert isinstance(self._dataset, Tabular)  # noqa: S101 - or it has no saved table
+        return load_table(self._dataset, [name])[name]
+
+
+# Conditions.
+
+MAX_HITS: Final = 1_000_000
+"""Found samples after which a search stops."""
+_WORD: Final = re.compile(r'"([^"]+)"|(\S+)')
+_MAX_WORDS: Final = 20
+_MAX_FILTERS: Final = 20
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a sample must have, all of it.
+
+    Attributes:
+        words: Texts that its key or its captions contain, without regard to case.
+        field: A field; ``""`` for none.
+        filters: Values of columns.
+    """
+
+    words: tuple[str, ...] = ()
+    field: str = ""
+    filters: tuple[Comparison, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.field or self.filters)
+
+
+def parse_conditions(
+    words: str = "", where: str = "", field: str = "", classes: Sequence[str] = ()
+) -> Conditions:
+    """Return conditions as people type them, or as a page sends them.
+
+    Args:
+        words: Words, or several in double quotes that stay together.
+        where: Comparisons, in either form of `parsed`.
+        field: A field.
+        classes: Names of classes by their numbers, for the comparisons.
+
+    Raises:
+        ValueError: The comparisons are malformed, or there are too many conditions.
+    """
+    texts = tuple(quoted or word for quoted, word in _WORD.findall(words.casefold()))
+    filters = parsed(where or "[]", classes)
+    if len(texts) > _MAX_WORDS or len(filters) > _MAX_FILTERS:
+        raise ValueError(
+            f"expected at most {_MAX_WORDS} words and {_MAX_FILTERS} filters, found {len(texts)} "
+            f"and {len(filters)}"
+        )
+    return Conditions(texts, field, filters)
+
+
+class Hits:
+    """The samples that satisfy conditions.
+
+    Args:
+        conditions: What they must have.
+        columns: The columns of the saved table of the dataset.
+        within: Which samples of the dataset to look at; None for all.
+        max_hits: How many to find.
+
+    Attributes:
+        fields: The fields whose values are decoded.
+        found: Their indices so far, ascending.
+
+    Raises:
+        ValueError: A filter names no column.
+    """
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        columns: SavedColumns,
+        within: npt.NDArray[np.bool_] | None = None,
+        max_hits: int = MAX_HITS,
+    ) -> None:
+        self._max_hits = max_hits
+        self._mask = within
+        saved = [each for each in conditions.filters if each.column in columns.names]
+        if saved:
+            met = mask({each.column: columns.column(each.column) for each in saved}, saved)
+            self._mask = met if within is None else met & within
+        rest = tuple(each for each in conditions.filters if each not in saved)
+        names = dict.fromkeys(each.column for each in rest)
+        self._paths = parse_columns([name for name in names if name not in (INDEX, KEY)])
+        self.fields = tuple(dict.fromkeys(path.field for path in self._paths))
+        self._conditions = replace(conditions, filters=rest)
+        self.found = array("q")
+        if not self._conditions and self._mask is not None:
+            self.found.extend(np.flatnonzero(self._mask)[:max_hits].tolist())
+
+    def wanted(self, start: int, rows: IntArray) -> IntArray:
+        """Return the samples that have to be read to answer."""
+        return self.possible(start, rows) if self._conditions else rows[:0]
+
+    def possible(self, start: int, rows: IntArray) -> IntArray:
+        """Return the samples that neither the saved table nor their indices rule out."""
+        rows = rows if self._mask is None else rows[self._mask[start + rows]]
+        return self._accepted(INDEX, rows, (start + rows).tolist())
+
+    def visit(self, start: int, shard: ShardRows, rows: IntArray) -> bool:
+        """Add the samples that satisfy the conditions; return whether there are too many."""
+        self.found.extend((self.matching(shard, rows) + start).tolist())
+        return len(self.found) >= self._max_hits
+
+    def matching(self, shard: ShardRows, rows: IntArray) -> IntArray:
+        """Return which of some possible samples satisfy the conditions."""
+        field, words = self._conditions.field, self._conditions.words
+        if field:
+            rows = rows[shard.members(field, rows)[0]]
+        rows = self._accepted(KEY, rows, map(shard.key, rows.tolist()))
+        for path in self._paths:
+            # A few values are in memory at a time.
+            values = chain.from_iterable(shard.values(path, rows))
+            rows = self._accepted(path.name, rows, values)
+        return _with_words(words, shard, rows) if words else rows
+
+    def _accepted(self, column: str, rows: IntArray, values: Iterable[Any]) -> IntArray:
+        """Return the samples whose values in a column satisfy the conditions."""
+        filters = [each for each in self._conditions.filters if each.column == column]
+        if not filters:
+            return rows
+        is_wanted = [all(each.accepts(value) for each in filters) for value in values]
+        chosen: IntArray = rows[np.array(is_wanted, bool)]
+        return chosen
+
+
+def _with_words(words: Sequence[str], shard: ShardRows, rows: IntArray) -> IntArray:
+    """Return the samples that have all words, in their keys and texts together."""
+
+    def missing_in(text: str, words: Sequence[str]) -> list[str]:
+        return [word for word in words if word not in text.casefold()]
+
+    missing = {row: missing_in(shard.key(row), words) for row in rows.tolist()}
+    rest = np.array([row for row, lacks in missing.items() if lacks], np.int64)
+    fields = [field for field in shard.fields if extension(field) in TEXT_EXTENSIONS]
+    for row, field, data in shard.read(fields, rest, MAX_TEXT_NBYTES):
+        missing[row] = missing_in(_text_of(field, data), missing[row])
+    return np.array([row for row, lacks in missing.items() if not lacks], np.int64)
+
+
+def _text_of(field: str, data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    if "\\u" in text and field.lower().endswith("json"):
+        with suppress(ValueError, RecursionError):
+            return json.dumps(json.loads(text), ensure_ascii=False)
+    return text
+
+
+# Scans.
+
+_BLOCK: Final = 512
+"""Samples after which a scan can be stopped; fewer if they are large."""
+
+
+class Visitor(Protocol):
+    """What a pass looks for."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields whose values are decoded."""
+
+    def wanted(self, start: int, rows: IntArray) -> IntArray:
+        """Return those samples of a shard that are to be read; the shard begins at ``start``."""
+
+    def visit(self, start: int, shard: ShardRows, rows: IntArray) -> bool:
+        """Visit samples of a shard that begins at ``start``; return whether that is enough."""
+
+
+AnyVisitor = TypeVar("AnyVisitor", bound=Visitor)
+
+
+class Scan(Generic[AnyVisitor]):
+    """One pass through a dataset.
+
+    Args:
+        dataset: The dataset. None of its shards is downloaded.
+        visitor: What it looks for.
+
+    Attributes:
+        visitor: As passed.
+        num_searched: The number of samples that were looked at.
+        left_out: How many fields were left out, as in `ShardRows`.
+    """
+
+    def __init__(self, dataset: Searchable, visitor: AnyVisitor) -> None:
+        self.dataset = dataset
+        self.visitor = visitor
+        self.num_searched = 0
+        self.left_out: Counter[str] = Counter()
+        self._is_enough = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to look at."""
+        return self._is_enough or self.num_searched >= len(self.dataset)
+
+    def run(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Begin the pass, or continue it where it stopped, as long as it is wanted."""
+        starts = [0, *accumulate(self.dataset.lengths)]
+        while not self.is_done and is_wanted():
+            number = bisect_right(starts, self.num_searched) - 1
+            self._run_shard(number, starts[number], starts[number + 1], is_wanted)
+
+    def _run_shard(self, number: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
+        """Visit the samples of a shard from the next one on, block by block."""
+        with ExitStack() as stack:
+            opened: ShardRows | None = None
+            while self.num_searched < end and not self._is_enough and is_wanted():
+                stop = min(self.num_searched + _BLOCK, end)
+                rows = self.visitor.wanted(
+                    start, np.arange(self.num_searched - start, stop - start)
+                )
+                if len(rows):  # or the shard is not even opened
+                    opened = opened or self._opened(number, stack)
+                    shard, some = opened.of(rows)
+                    few = shard.affordable(some, self.visitor.fields)
+                    stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
+                    self._is_enough = self.visitor.visit(start, shard, few)
+                    # Not those of a block that failed, which is visited again.
+                    self.left_out, shard.left_out = self.left_out + shard.left_out, Counter()
+                self.num_searched = stop
+
+    def _opened(self, number: int, stack: ExitStack) -> ShardRows:
+        if self.dataset.reader.index(number) is None:
+            raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
+        view = stack.enter_context(self.dataset.only(None))
+        return ShardRows(view.reader.open(number, local=False))
+
+
+def found_in(
+    dataset: Searchable, positions: Positions, conditions: Conditions, seed: int | None
+) -> IntArray:
+    """Return the places in ``positions`` of the samples that satisfy conditions.
+
+    Args:
+        dataset: All samples.
+        positions: Those of a view.
+        conditions: What they must have.
+        seed: For the random order of a page; None for the order of the view.
+    """
+    wanted = as_int_array(positions)
+    places = np.arange(len(wanted))
+    if conditions:
+        within = np.zeros(len(dataset), bool)
+        within[wanted] = True
+        scan = Scan(dataset, Hits(conditions, SavedColumns(dataset), within, sys.maxsize))
+        scan.run()
+        if left_out := +scan.left_out:
+            counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in left_out.items())
+            _logger.warning("%r: fields that a search left out: %s", dataset, counts)
+        places = np.flatnonzero(np.isin(wanted, np.asarray(scan.visitor.found)))
+    if seed is None:
+        return places
+    return places[Shuffle(len(wanted), seed).order_of(places)]
