@@ -50,7 +50,7 @@ class Target(ABC):
 
     def nbytes(self) -> int | None:
         """Return the length of the file, or None if the server does not state it."""
-        return self._transport(self._url, 0, 0, None).total_nbytes
+        return self._transport.open(self._url, 0, 0, None).total_nbytes
 
     def exists(self) -> bool:
         """Return whether the file exists."""
@@ -67,7 +67,7 @@ class Target(ABC):
 
     def save(self, path: str) -> None:
         """Write the file to a local path."""
-        with open(path, "wb") as file, self._transport(self._url, 0, None, None) as stream:
+        with open(path, "wb") as file, self._transport.open(self._url, 0, None, None) as stream:
             file.writelines(stream.chunks)
             if stream.total_nbytes not in (None, file.tell()):
                 message = f"{urls.redact(self._url)}: expected all of it, found a part"
@@ -88,7 +88,7 @@ class Target(ABC):
                 start = 0
                 while piece := file.read(PIECE_NBYTES):
                     stop = start + len(piece)
-                    with self._transport(self._url, start, stop, None) as stream:
+                    with self._transport.open(self._url, start, stop, None) as stream:
                         if b"".join(stream.chunks) != piece:
                             return False
                     start = stop
@@ -252,9 +252,9 @@ class FsspecTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes, of one version if the server states it."""
-        before = self._transport(self._url, 0, 0, None).tag
+        before = self._transport.open(self._url, 0, 0, None).tag
         data = bytes(self._system.cat_file(self._path))
-        if self._transport(self._url, 0, 0, None).tag != before:
+        if self._transport.open(self._url, 0, 0, None).tag != before:
             message = f"{urls.redact(self._url)}: it changed while it was being read"
             raise TransientError(message, is_outage=False)
         return data, None

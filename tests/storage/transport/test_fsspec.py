@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_positioned_is_closed(monkeypatch: pytest.MonkeyPa
     MemoryFileSystem().pipe_file("/bucket/seek.tar", DATA)
     monkeypatch.setattr(MemoryFileSystem, "_open", open_file)
     with raises(FetchError, "memory://bucket/seek.tar", "the connection was lost"):
-        Fsspec()("memory://bucket/seek.tar", 7, None, None)
+        Fsspec().open("memory://bucket/seek.tar", 7, None, None)
     assert opened == []
 
 

@@ -41,7 +41,7 @@ def home(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def read(bucket: Bucket, **options: Any) -> bytes:
-    with ObjectStores(options)(f"{bucket.url}/a.tar", 3, 9, None) as stream:
+    with ObjectStores(options).open(f"{bucket.url}/a.tar", 3, 9, None) as stream:
         return b"".join(stream.chunks)
 
 
@@ -311,7 +311,7 @@ def test_identities_of_google(
 
         def reads(bucket: str) -> bool:
             transport = ObjectStores({"endpoint_url": address})
-            with transport(f"gs://{bucket}/train", 3, 9, None) as stream:
+            with transport.open(f"gs://{bucket}/train", 3, 9, None) as stream:
                 return b"".join(stream.chunks) == DATA[3:9]
 
         assert reads(bucket)

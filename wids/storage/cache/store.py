@@ -127,11 +127,6 @@ class Cache:
     def __post_init__(self) -> None:
         self._verified = VerifiedFiles(self.folder)
 
-    @property
-    def share_nbytes(self) -> int | None:
-        """The most bytes that one process should have open at a time, beside others."""
-        return None if self.limit_nbytes is None else self.limit_nbytes // 4
-
     def find(self, remote_file: RemoteFile) -> str | None:
         """Return the path of the copy of a file, if there is one that matches what is known."""
         place = self._found(remote_file)

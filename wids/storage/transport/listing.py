@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
-from wids.errors import FetchError, NotFoundError
+from wids.errors import NotFoundError
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry
@@ -69,7 +69,8 @@ def is_folder(url: str) -> bool:
     # With a query, a program on a server answers, and a slash means nothing.
     if kind == "pipe" or "?" in url:
         return False
-    return urls.path_of(url).endswith("/") or not urls.path_of(url) or _is_hf_repository(url)
+    path = urls.path_of(url)
+    return not path or path.endswith("/") or _HF_REPOSITORY.fullmatch(url) is not None
 
 
 def matching(list_folder: List, pattern: str) -> list[Named]:
@@ -187,19 +188,4 @@ def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: st
         f"{urls.redact(pattern)}: expected files of this name, found none; {urls.redact(folder)} "
         f"has {content_text(entries)}"
         + (f"; the nearest names are {', '.join(near)}" if near else "")
-    )
-
-
-def _is_hf_repository(url: str) -> bool:
-    return _HF_REPOSITORY.fullmatch(url) is not None
-
-
-def not_listable(url: str) -> FetchError:
-    """Return the error for a pattern or folder whose server cannot list files."""
-    kind = urls.scheme(url)
-    found = f"{kind}:" if kind else "a path"
-    return FetchError(
-        f"{urls.redact(url)}: expected a scheme whose folders can be listed, found {found}; plain "
-        "HTTP, commands and handlers have no lists: write the names with braces, as in "
-        "train-{000000..000146}.tar, or pass the URL of a spec"
     )

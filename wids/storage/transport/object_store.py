@@ -31,7 +31,14 @@ from wids.storage.transport.http import TIMEOUT_S, Http
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_settings import KINDS, Place, Settings, Store, interruptible
-from wids.storage.transport.stream import AccessError, Entry, PastEndError, Stream, transient_error
+from wids.storage.transport.stream import (
+    AccessError,
+    Entry,
+    PastEndError,
+    Stream,
+    Transport,
+    transient_error,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +91,7 @@ class SignedUrls:
             self._http = {token: http}
         try:
             # A URL that is signed for GET refuses HEAD.
-            stream = http(signed, start, 1 if stop == 0 else stop, tag)
+            stream = http.open(signed, start, 1 if stop == 0 else stop, tag)
         except FetchError as error:
             error.args = (str(error).replace(urls.redact(signed), urls.redact(url)),)
             raise
@@ -305,7 +312,7 @@ class Bucket(NamedTuple):
     signed: SignedUrls
 
 
-class ObjectStores:
+class ObjectStores(Transport):
     """Reads objects, and lists folders.
 
     Threads can share it, and it survives a fork and pickling: each process opens its own buckets.
@@ -323,34 +330,22 @@ class ObjectStores:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
 
-    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object, or read a part of it if it still has this tag, or else all of it.
-
-        Raises:
-            NotFoundError: There is no such object or bucket.
-            PastEndError: The object ends before ``start``.
-            TransientError: The connection failed, or the store is busy.
-            FetchError: The store refuses, or the options cannot be used.
-        """
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open an object or a part of it, by the driver that is used for its bucket."""
         driver = self.driver(url)
         if driver is not None:
-            return driver(url, start, stop, tag)
+            return driver.open(url, start, stop, tag)
         if not store_settings.is_forked():
             return self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
         place = store_settings.place_of(url)
         return self._bucket(place).signed(url, place.key, start, stop, tag)
 
     def streams_parts(self, url: str) -> bool:
-        """Return whether obstore opens a URL; see `Transports.streams_parts`."""
+        """Return whether obstore opens a URL."""
         return self.driver(url) is None
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return what is in a folder.
-
-        Raises:
-            NotFoundError: There is no such folder.
-            FetchError: It cannot be listed.
-        """
+        """Return what is in a folder, which ends at the next slash."""
         driver = self.driver(folder, is_read=False)
         if driver is not None:
             return driver.entries(folder)

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeAlias
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
-from wids.storage.transport.listing import not_listable
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Entry, Stream, Transport
@@ -192,7 +191,7 @@ class Transports:
         self._retry_s = retry_s(self._options.get("", {}))
         self._deadline_s = deadline_s(self._options.get("", {}))
         self._handlers = {
-            scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
+            scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
         self._scratch = scratch
         self._whole_file_servers: set[str] = set()
@@ -235,19 +234,17 @@ class Transports:
             tag: The same.
             is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
         """
-        # The caller's prefixes refer to URLs as they are written, before rewriting.
-        target = rewritten(url)
-        transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
+        target, transport = self._rewritten(url)
         server = urls.origin(target)
         if not server:
-            return transport(target, start, stop, tag)
+            return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
 
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
         turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
         try:
             with retry.waiting_for("a connection or a response"):
-                stream = transport(target, start, stop, tag)
+                stream = transport.open(target, start, stop, tag)
             stream = through_gate(turn, stream)
         except BaseException as error:
             turn.leave(error)
@@ -287,15 +284,9 @@ class Transports:
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
 
     def streams_parts(self, url: str) -> bool:
-        """Return whether a part of the URL's file arrives in pieces, with the tag of its version.
-
-        Then a download requests several parts at a time, if the server sends them.
-        """
-        target = rewritten(url)
-        if urls.scheme(target) in self._handlers:
-            return False  # the caller's, who expects it to be called once for a file
-        streams_parts = getattr(self._transport(url, target), "streams_parts", None)
-        return streams_parts is not None and bool(streams_parts(target))
+        """Return whether a download should request several parts at a time; see `Transport`."""
+        target, transport = self._rewritten(url)
+        return transport.streams_parts(target)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.
@@ -304,9 +295,7 @@ class Transports:
             NotFoundError: There is no such file.
             FetchError: The server cannot be asked.
         """
-        scheme = urls.scheme(rewritten(url))
-        # A command would run, and a caller's handler may fetch all of the file.
-        if scheme == "pipe" or scheme in self._handlers:
+        if not self._rewritten(url)[1].states_nbytes:
             return None
         with self.open(url, 0, 0) as stream:
             return stream.total_nbytes
@@ -318,19 +307,13 @@ class Transports:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed.
         """
-        target = rewritten(folder)
-        if urls.is_local(target):
-            return local.entries(urls.local_path(target))
-        is_callers = urls.scheme(target) in self._handlers
-        transport = None if is_callers else self._transport(folder, target)
-        list_folder = getattr(transport, "entries", None)
-        if list_folder is None:
-            raise not_listable(folder)
+        target, transport = self._rewritten(folder)
+        if not urls.origin(target):
+            return transport.entries(target)
         from wids.storage.transport.gate import logged
 
         with logged("LIST", target):
-            entries: list[Entry] = list_folder(target)
-        return entries
+            return transport.entries(target)
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, if it is remote.
@@ -342,16 +325,20 @@ class Transports:
         if "" in self._options and urls.origin(url):
             self._options[urls.origin(url)] = self._options.pop("")
 
-    def _transport(self, url: str, target: str) -> Transport:
-        """Return the transport for a URL, which keeps its connections for the next one."""
+    def _rewritten(self, url: str) -> tuple[str, Transport]:
+        """Return the URL to open, and its transport, which keeps connections for the next one."""
+        target = rewritten(url)
+        if handler := self._handlers.get(urls.scheme(target)):
+            return target, handler
         module = TRANSPORTS.get(urls.scheme(target), "fsspec")
+        # The caller's prefixes refer to URLs as they are written, before rewriting.
         prefix = _matching_prefix(url, tuple(self._options))
         key = (module, prefix)
         if key not in self._made:
             options = {} if prefix is None else self._options[prefix]
             transport_for = import_module(f"wids.storage.transport.{module}").transport_for
             self._made[key] = transport_for(options, self._scratch)
-        return self._made[key]
+        return target, self._made[key]
 
 
 def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
