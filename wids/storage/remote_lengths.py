@@ -115,7 +115,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
     start, texts, end = numbers
     pattern = f"{{{texts[0]}..{texts[-1]}}}"
     groups = groupby(zip(missing, texts, strict=True), key=itemgetter(0))
-    exist = [_run_text([text for _, text in run]) for is_gone, run in groups if not is_gone]
+    runs = [[text for _, text in run] for is_gone, run in groups if not is_gone]
+    exist = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     gone = [text for text, is_gone in zip(texts, missing, strict=True) if is_gone]
     more = f" and {len(gone) - 1:,} more do" if len(gone) > 1 else " does"
     shown = ", ".join(exist[:_NUM_SHOWN]) + (", …" if len(exist) > _NUM_SHOWN else "")
@@ -146,15 +147,7 @@ def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     return (start, texts, end) if is_ascending else None
 
 
-def _common_start(names: Sequence[str]) -> str:
-    first, last = min(names), max(names)  # all others are between them
-    length = next((n for n, char in enumerate(first) if last[n : n + 1] != char), len(first))
-    return first[:length]
-
-
-def _run_text(run: Sequence[str]) -> str:
-    return run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
-
+_common_start: Final = os.path.commonprefix  # by characters
 
 JUMP_NBYTES: Final = 32 << 10
 """Bytes to read after a jump: the headers of the next members, where these are small."""

@@ -227,7 +227,7 @@ class ObjectTarget(Target):
         """Copy the object to another name, and delete it."""
         import obstore
 
-        other = store_settings.place_of(url).key
+        other = store_settings.location_of(url).key
         self._transport.asked(self._url, lambda store, key: obstore.rename(store, key, other))
 
     def remove(self) -> None:

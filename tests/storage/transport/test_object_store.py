@@ -35,7 +35,7 @@ from wids.storage.transport.gate import num_in_flight
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
-from wids.storage.transport.store_settings import Place
+from wids.storage.transport.store_settings import ObjectLocation
 from wids.storage.transport.stream import PastEndError, TransientError
 
 DATA = os.urandom(1 << 20) * 9
@@ -344,7 +344,7 @@ def test_a_question_for_a_region_can_be_cancelled() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, cancelled_by(is_over):
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with raises(CancelledError, "cancelled"):
-            _asked_region(Place("s3", "bucket", "", "a.tar"), endpoint)
+            _asked_region(ObjectLocation("s3", "bucket", "", "a.tar"), endpoint)
 
 
 def test_names_with_odd_characters(bucket: Bucket) -> None:

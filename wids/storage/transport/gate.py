@@ -41,9 +41,21 @@ _YIELD_EVERY_S: Final = 1.0
 """How often a process sends one request fewer because others were refused: requests in flight
 take some time to end."""
 
+PROCESS_NBYTES: Final = 256 << 20
+"""Bytes of responses that one process keeps in memory at a time."""
+NODE_NBYTES: Final = 1 << 30
+"""The same for all processes of a node."""
+
+_STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
+"""What a response occupies whose reader takes it in pieces: one here, and one in the system."""
+
+_SILENT_S: Final = 2.0
+"""Silence of a server after which one more request may pass: those in flight may belong to readers
+that wait for something else, perhaps for the very request that waits here."""
+
 
 @dataclass
-class ServerState:
+class _Server:
     """What the gate of a process knows about one server.
 
     Attributes:
@@ -56,6 +68,7 @@ class ServerState:
         pause_until_s: Until when none is sent after that.
         num_shared: The number of `shared_refusals` that is known here.
         yielded_s: When the limit was last lowered for another process.
+        waiting: Those that wait for their turn, the first one first.
     """
 
     name: str
@@ -67,6 +80,7 @@ class ServerState:
     pause_until_s: float = 0.0
     num_shared: float = 0
     yielded_s: float = 0.0
+    waiting: deque[Turn] = field(default_factory=deque)
 
     def note_refusal(self) -> None:
         """Send fewer requests, and for some time none if this was the only one."""
@@ -99,30 +113,6 @@ class ServerState:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
         pause_s = self.pause_until_s - time.monotonic()
         return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
-
-
-PROCESS_NBYTES: Final = 256 << 20
-"""Bytes of responses that one process keeps in memory at a time."""
-NODE_NBYTES: Final = 1 << 30
-"""The same for all processes of a node."""
-
-_STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
-"""What a response occupies whose reader takes it in pieces: one here, and one in the system."""
-
-_SILENT_S: Final = 2.0
-"""Silence of a server after which one more request may pass: those in flight may belong to readers
-that wait for something else, perhaps for the very request that waits here."""
-
-
-@dataclass
-class _Server(ServerState):
-    """One server.
-
-    Attributes:
-        waiting: Those that wait for their turn, the first one first.
-    """
-
-    waiting: deque[Turn] = field(default_factory=deque)
 
 
 class Turn:

@@ -188,8 +188,8 @@ class Transports:
     ) -> None:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
-        self._retry_s = retry_s(self._options.get("", {}))
-        self._deadline_s = deadline_s(self._options.get("", {}))
+        common = self._options.get("", {})
+        self._limits_s = {"retry_s": retry_s(common), "deadline_s": deadline_s(common)}
         self._handlers = {
             scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -254,10 +254,8 @@ class Transports:
 
     def patience(self, url: str) -> Patience:
         """Return how long to wait for the server of a URL."""
-        options = options_for(url, self._options)
-        wait_s = retry_s(options) if "retry_s" in options else self._retry_s
-        most_s = deadline_s(options) if "deadline_s" in options else self._deadline_s
-        return Patience(urls.origin(rewritten(url)), wait_s, deadline_s=most_s, url=url)
+        options = self._limits_s | options_for(url, self._options)
+        return Patience(urls.origin(rewritten(url)), retry_s(options), deadline_s(options), url)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
