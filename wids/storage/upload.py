@@ -1,6 +1,6 @@
-"""Publish a local file at a path or URL, where it appears complete or not at all.
+"""Publish a local file at a path or URL, complete or not at all.
 
-The counterpart of `fetch`: paths, object stores, and every scheme of fsspec whose driver can write.
+The target is a path, an object store, or any scheme whose fsspec driver can write.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from wids.storage.transport import fsspec, object_store, urls
 from wids.storage.transport.gate import logged
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for, retry_s
-from wids.storage.transport.store_settings import KINDS
 from wids.storage.transport.stream import driver_error, error_text
+from wids.storage.transport.urls import KINDS
 from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
 
 _T = TypeVar("_T")

@@ -1,14 +1,14 @@
 """Write one file to an object store or by a driver of fsspec, complete or not at all.
 
-Each target makes one attempt; `upload` repeats what failed.
+Each target makes one attempt; `upload` repeats failed ones.
 
-Object stores show an object when its last request has been answered. A large file is sent in parts,
-several at a time. obstore has no condition for those, so a file that must be new, or must replace a
-stated version, is sent in one request, up to the 5 GB that all stores accept there
+Object stores show an object when its last request has been answered. A large file is sent in
+several parts at a time. obstore cannot send a condition with parts, so a file that must be new, or
+must replace a stated version, is sent in one request, up to the 5 GB that all stores accept
 (specs/decisions/0097).
 
-Drivers of fsspec differ in what they show of an upload before its end, and in what they do with one
-that fails. A rename shows a complete file with all of them.
+Drivers of fsspec differ in what they show of an unfinished or failed upload. A rename shows a
+complete file with all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from wids.storage import files
 from wids.storage.transport import store_settings, urls
 from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.object_store import ObjectStores
-from wids.storage.transport.store_settings import KINDS, Store
+from wids.storage.transport.store_settings import Store
 from wids.storage.transport.stream import TransientError
+from wids.storage.transport.urls import KINDS
 
 PIECE_NBYTES: Final = 16 << 20
 """Bytes of a file that are compared at a time."""

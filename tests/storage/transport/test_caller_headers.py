@@ -96,8 +96,8 @@ def failing(kind: type[Exception]) -> dict[str, str]:
     [
         (partial(failing, KeyError), ["an error: KeyError"]),
         (partial(failing, TimeoutError), ["an error: TimeoutError", "tried 5 times"]),
-        (lambda: "SECRET", ["to return a dict", "found a str"]),
-        (lambda: ({"a": "b"}, "SECRET"), ["to return a dict", "found a tuple"]),
+        (lambda: "SECRET", ["must return a dict", "found a str"]),
+        (lambda: ({"a": "b"}, "SECRET"), ["must return a dict", "found a tuple"]),
         (lambda: {"a": "SECRET\n"}, ["one line of Latin-1"]),
     ],
 )

@@ -31,7 +31,7 @@ from wids.storage import upload
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import store_settings
-from wids.storage.transport.gate import num_in_flight
+from wids.storage.transport.gate import gate
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
@@ -301,7 +301,7 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
     with object_server(tmp_path, more=more) as address:
         with raises(FetchError, "503 SlowDown"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
-    assert num_in_flight("s3://slow/a.tar") <= FIRST // 2
+    assert gate().server("s3://slow").limit.value <= FIRST // 2
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:

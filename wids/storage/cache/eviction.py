@@ -1,9 +1,10 @@
-"""Keep a cache folder within its limit: reserve space, and evict the least recently used files.
+"""Keep a cache folder within its limit: reserve space for new files, and evict old ones.
 
-Only files with the cache's own names are ever deleted, and none that a process uses.
+The least recently used files are evicted first. Only files with the cache's own names are ever
+deleted, and none that a process uses.
 
-A file of known length gets its space at once. One of unknown length gets it in steps, and no more
-than the limit of the cache and the disk allow, since nothing else stops an endless response.
+A file of known length gets its space at once. A file of unknown length gets it in steps, up to the
+limits of the cache and of the disk, since nothing else stops an endless response.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Total(NamedTuple):
 def make_space(
     folder: str, file: IO[bytes], nbytes: int, limit_nbytes: int, make_room: Callable[[], None]
 ) -> int:
-    """Evict what a new file needs, and give it a length; return how many bytes too many remain.
+    """Evict files to make space for a new one, and set its length; return the bytes in excess.
 
     The folder is listed only if it could exceed the limit by the stored total.
 

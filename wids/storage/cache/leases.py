@@ -1,10 +1,10 @@
-"""Let one process at a time fetch a file, and keep copies that are open from being evicted.
+"""Lock files of the cache: one process at a time fetches a file, and open copies are not evicted.
 
-The lock of a lease is on the copy itself, shared by its readers. Python's memory map duplicates the
-descriptor and a fork inherits it, so a lease ends when its last map does, without any bookkeeping.
+A *lease* is a shared lock on the copy itself. Python's memory map duplicates the descriptor and a
+fork inherits it, so a lease ends when its last map does, without any bookkeeping.
 
-A killed process loses its turn to fetch at once; the others stop waiting for one that hangs after
-two minutes. Without working locks no process waits, and each fetches the file itself.
+A process that is killed releases its lock for fetching at once. The others stop waiting for one
+that hangs after two minutes. Where locks do not work, no process waits, and each fetches the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Verify the digests of files that this user's cache did not fetch.
+"""Verify the digests of files that this user's cache did not fetch itself.
 
-Users place files, and other users who share a cache folder fetch copies. Hashing takes a while, so
-each state of a file is hashed once, and a note of the result is saved, bound to the file's length
-and modification time.
+Users place files in the folder, and other users of a shared folder fetch copies. Hashing takes a
+while, so each file is hashed once. A note records the result for its length and modification time.
 """
 
 from __future__ import annotations

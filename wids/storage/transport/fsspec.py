@@ -20,10 +20,7 @@ from wids.storage.transport.stream import (
 
 _BLOCK_NBYTES: Final = 16 << 20
 
-_EXTRAS: Final = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
-    "abfss": "azure", "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp",
-}  # fmt: skip
+_EXTRAS: Final = {**urls.KINDS, "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp"}
 """The extra of this package that installs the driver for a scheme."""
 
 _ARCHIVES: Final = frozenset(("zip", "tar", "libarchive"))

@@ -1,7 +1,7 @@
-"""Open ``http:`` and ``https:`` URLs over connections that are reused, with the caller's headers.
+"""Read ``http:`` and ``https:`` URLs over connections that are reused, with the caller's headers.
 
-A callable is for tokens that expire. It is called when a header is first needed, again shortly
-before the time that it stated, and again if `http` reports a 401.
+Headers can be a callable, for tokens that expire. It is called when a header is first needed, again
+shortly before the time that it stated, and again after a response with status 401.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ def _called(call: Any) -> tuple[dict[str, str], float]:
     is_time = expires_s is None or isinstance(expires_s, (int, float))
     if not isinstance(headers, Mapping) or not is_time:
         raise FetchError(
-            "storage_options: expected headers, a callable, to return a dict, or a dict and the "
-            f"time at which it expires, found a {type(found).__name__}"
+            "storage_options: the headers callable must return a dict, or a dict and the time at "
+            f"which it expires; found a {type(found).__name__}"
         )
     try:
         check_headers(headers)
     except ValueError:
         raise FetchError(
-            "storage_options: expected headers, a callable, to return names and values of one line "
-            "of Latin-1 text each, found others"
+            "storage_options: the headers callable must return names and values of one line of "
+            "Latin-1 text each; found others"
         ) from None
     now_s = time.time()
     if expires_s is None:
@@ -126,8 +126,8 @@ def _called(call: Any) -> tuple[dict[str, str], float]:
 def _failure(error: BaseException) -> str:
     # Without its text, which may quote the token.
     return (
-        "storage_options: expected headers, a callable, to return the headers of a request, found "
-        f"an error: {type(error).__name__}; its traceback says where"
+        "storage_options: the headers callable must return the headers of a request; found an "
+        f"error: {type(error).__name__}; its traceback says where"
     )
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from wids.errors import NotFoundError
-from wids.storage.sizes import count_text
+from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry
 
@@ -125,12 +125,10 @@ def content_text(entries: Sequence[Entry]) -> str:
     )
     folders = folders_in(entries)
     texts = [f"{count:,} {kind}" for kind, count in kinds.most_common(_NUM_SHOWN)]
-    if len(kinds) > _NUM_SHOWN:
-        num_others = sum(kinds.values()) - sum(n for _, n in kinds.most_common(_NUM_SHOWN))
+    if num_others := sum(count for _, count in kinds.most_common()[_NUM_SHOWN:]):
         texts.append(count_text(num_others, "other"))
     if folders:
-        shown = ", ".join(folders[:_NUM_SHOWN]) + (", …" if len(folders) > _NUM_SHOWN else "")
-        texts.append(f"{count_text(len(folders), 'folder')} ({shown})")
+        texts.append(f"{count_text(len(folders), 'folder')} ({first_of(folders)})")
     return ", ".join(texts) or "nothing"
 
 

@@ -32,7 +32,6 @@ from wids.storage.transport.http import TIMEOUT_S, Http
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_settings import (
-    KINDS,
     ObjectLocation,
     Store,
     StoreConfig,
@@ -46,6 +45,7 @@ from wids.storage.transport.stream import (
     Transport,
     transient_error,
 )
+from wids.storage.transport.urls import KINDS
 
 _logger = logging.getLogger(__name__)
 
@@ -476,7 +476,7 @@ def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
     try:  # a refusal and a redirect state it too
         return Http().head(address).headers.get("x-amz-bucket-region") or None
     except FetchError:
-        check_waits()  # a wait that had to end is no answer
+        check_waits()  # raises if the wait was cut short
         return None
 
 

@@ -1,4 +1,4 @@
-"""Retry attempts that may fail: when to try again, how long to wait, when to give up."""
+"""Retry attempts that may fail: when to try again, how long to wait, and when to stop."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
 
 
 def _backoff_s(num_failures: int) -> float:
-    """Return a random part of a limit that doubles, so that processes do not retry in step."""
+    """Return a random part of a limit that doubles, so that processes retry at different times."""
     longest_s = min(_MAX_WAIT_S, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
     return random.uniform(0.0, longest_s)  # noqa: S311 - no secret
 

@@ -1,10 +1,9 @@
-"""Find the transport for the scheme of a URL, with the caller's options for that URL.
+"""Find the transport for the scheme of a URL, and the caller's options for that URL.
 
-`TRANSPORTS` is the only table of schemes. To add ``mem://…``, write a module ``mem.py`` beside this
-one with a function ``transport_for(options, scratch) -> Transport``, and add one line to the table.
+`TRANSPORTS` is the only table of schemes. `Transports` holds what one `Fetcher` has made of it.
 
-The values of options are often secrets, so no message here shows one. Names of options are not
-checked here: the transports and the fsspec drivers define them.
+Option values are often secrets, so no message here shows one. Option names are not checked here:
+the transports and the fsspec drivers define them.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _seconds(options: Mapping[str, Any], name: str, variable: str, default: floa
         seconds = float(stated)
     except (TypeError, ValueError):
         seconds = -1.0
-    if not seconds >= 0:  # and no NaN
+    if not seconds >= 0:  # also refuses NaN
         raise ValueError(f"{label}: expected a number of seconds, found {stated!r:.40}")
     return seconds
 
@@ -166,7 +165,7 @@ TRANSPORTS: Final[Mapping[str, str]] = {
     "pipe": "pipe",
     "http": "http",
     "https": "http",
-    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "object_store"),
+    **dict.fromkeys(urls.KINDS, "object_store"),
 }
 """Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
 transports: imported when a URL needs them, since a reader of local shards needs none. fsspec opens
@@ -177,7 +176,7 @@ files (None for the system's)."""
 class Transports:
     """The transports of one `Fetcher`, made when first needed; see there for the arguments.
 
-    Threads can share it. It can be pickled if the handlers can, since transports can be.
+    Threads can share it, and it can be pickled if the handlers can.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Find the credentials of an object store where obstore does not look for them.
 
-obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself,
-but asks the page that a container names only with a token in a file. It does not read AWS
-configuration files. Keys that stand there are read here; all else that AWS tools support, such as
-single sign-on and assumed roles, botocore does, if it is installed.
+obstore itself finds keys, web identities (IRSA), containers and the addresses of cloud machines. It
+asks the endpoint of a container only if the token is in a file, and does not read AWS configuration
+files. This module reads keys from those files; for anything else that AWS tools support, such as
+single sign-on and assumed roles, it uses botocore, if that is installed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Translate the options of a caller into those of obstore, and open buckets with them.
 
 `NAMES` is the only table of them, and docs/object-stores.md shows it. A name with a dot is an
-option inside a dict: ``client_kwargs.region_name``. Nothing here imports a driver.
+option inside a dict: ``client_kwargs.region_name``.
 
 obstore sends its requests from threads of its own, which do not survive a fork: in a forked child a
-request would never return. So this module remembers the process that used obstore first, and
+request would never return. So this module remembers which process used obstore first, and
 `object_store` reads by signed URLs in its forked children (specs/decisions/0096).
 """
 
@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from wids.errors import FetchError
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_credentials, urls
+from wids.storage.transport.urls import KINDS
 
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
 """Options of this package, which no driver takes."""
@@ -29,11 +30,11 @@ OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """How to open the buckets of one kind of store.
+    """How to open the buckets of one kind of store, in the names of obstore.
 
     Attributes:
-        config: Configuration of the store, in obstore's names.
-        client: Configuration of its HTTP client, in obstore's names.
+        config: Options of the store.
+        client: Options of its HTTP client.
         profile: Profile of the AWS configuration files, or None.
     """
 
@@ -206,17 +207,11 @@ def _azure_connection(text: str) -> dict[str, Any]:
 
 _T = TypeVar("_T")
 
-KINDS: Final[Mapping[str, str]] = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
-    "abfss": "azure",
-}  # fmt: skip
-"""Kind of store of each scheme; also the name of the extra that installs obstore."""
-
 READ_TIMEOUT: Final = "15s"
 """Longest silence of a store."""
 
 REQUEST_TIMEOUT: Final = "300s"
-"""Longest time for one response. A longer one is resumed, and so a trickle ends."""
+"""Longest time for one response. A longer one is resumed, which ends a trickle."""
 
 Store: TypeAlias = Any
 """A store of obstore, which is imported when it is first needed."""
@@ -226,10 +221,10 @@ _runtime_pid: int | None = None
 
 
 class ObjectLocation(NamedTuple):
-    """Where an object is.
+    """The bucket and the name of an object.
 
     Attributes:
-        kind: Kind of store, a value of `KINDS`.
+        kind: Kind of store, a value of `urls.KINDS`.
         bucket: Bucket, or container.
         account: Account of Azure that the URL names, or None.
         key: Name of the object in the bucket, or of a folder.
@@ -243,7 +238,7 @@ class ObjectLocation(NamedTuple):
 
 @lru_cache(maxsize=1024)  # each sample asks
 def location_of(url: str) -> ObjectLocation:
-    """Return where the object of a URL is.
+    """Return the bucket and the name of the object at a URL.
 
     Raises:
         FetchError: The URL names no bucket, or different parsers read its server differently.

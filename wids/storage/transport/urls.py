@@ -1,4 +1,4 @@
-"""URLs as strings: split, resolve, compare, redact and rewrite them. No file is opened or fetched.
+"""Split, resolve, compare, redact and rewrite URLs as strings; no file is opened or fetched.
 
 A *URL* is any name of a file in a spec: a local path, ``file:…``, ``scheme://…`` or
 ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes ``file:`` and ``pipe:`` is a
@@ -28,18 +28,24 @@ from wids.errors import (
 
 _T = TypeVar("_T")
 
+KINDS: Final = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
+}  # fmt: skip
+"""The kind of object store of each scheme; also the name of the extra that reads it."""
+
 # Values that stand in messages anyway, such as `original` or `604800`.
 _PLAIN_VALUE: Final = re.compile(r"[a-z]+|[0-9]{1,11}")
 
-# Names without dots to resolve, schemes, `~` or queries: joined without looking further.
+# Names without `..`, schemes, `~` or queries can be joined to a folder as they are.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
-# Also that of a chain of fsspec, `simplecache::https://…`, which is no path (SEC-10).
+# Also that of a chain of fsspec, `simplecache::https://…`, which is not a path (SEC-10).
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
 _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def _kept(function: Callable[[str], _T]) -> Callable[[str], _T]:
-    """Keep what is found in URLs, as each sample asks the same of few; no secrets (SEC-61)."""
+    """Cache a function of URLs, since each sample asks the same of few; no secrets (SEC-61)."""
     kept = lru_cache(maxsize=4096)(function)
 
     @wraps(function)
@@ -386,7 +392,7 @@ def _by_aistore(url: str, endpoint: str) -> str:
 
 
 def _by_rules(url: str, rules: str) -> str:
-    """Apply rules ``regex=replacement;…`` to a URL, one after the other."""
+    """Apply rules ``regex=replacement;…`` to a URL, in sequence."""
     result = url
     for rule in rules.split(";"):
         pattern, equals, replacement = rule.partition("=")
