@@ -212,20 +212,6 @@ def _end_in_parent() -> None:
     release_imports()
 
 
-def _number_in_child() -> None:
-    _end_in_parent()
-    for rows in list(_alive):
-        if rows.is_shared:
-            rows.attach(rows._table)  # noqa: SLF001 - of this module
-
-
-if hasattr(os, "register_at_fork"):
-    # A child would otherwise inherit the lock of a thread that it does not have.
-    os.register_at_fork(
-        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_number_in_child
-    )
-
-
 def _doubles(values: Any) -> memoryview[float]:
     """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
     numbers = array("d", values) if isinstance(values, list) else values
@@ -522,8 +508,7 @@ def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
     if passed_on is not None and passed_on[0].is_shared:
         here.attach(passed_on[0]._table)  # noqa: SLF001 - of this module
-        _claim_row(passed_on[1])
-        _watch_as_child()
+        _begin_as_child(passed_on[1])
 
 
 def _claim_row(parent: int) -> None:
@@ -551,17 +536,24 @@ def _claim_row(parent: int) -> None:
     row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
 
 
-def _watch_as_child() -> None:
+def _begin_as_child(parent: int) -> None:
+    _claim_row(parent)
     this_process.is_child = True
     this_process.num_watchers += 1
 
 
-def _stages_in_child() -> None:
+def _begin_in_child() -> None:
+    _end_in_parent()
+    for rows in list(_alive):
+        if rows.is_shared:
+            rows.attach(rows._table)  # noqa: SLF001 - of this module
     this_process.num_samples = this_process.num_published = 0
     _clock.state[0] = -1
-    _claim_row(os.getppid())
-    _watch_as_child()
+    _begin_as_child(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stages_in_child)
+    # A child would otherwise inherit the lock of a thread that it does not have.
+    os.register_at_fork(
+        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_begin_in_child
+    )

@@ -27,9 +27,7 @@ from wids.storage import files
 from wids.storage.transport import store_settings, urls
 from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.object_store import ObjectStores
-from wids.storage.transport.store_settings import Store
 from wids.storage.transport.stream import TransientError
-from wids.storage.transport.urls import KINDS
 
 PIECE_NBYTES: Final = 16 << 20
 """Bytes of a file that are compared at a time."""
@@ -153,13 +151,13 @@ class ObjectTarget(Target):
     def __init__(self, transport: ObjectStores, url: str) -> None:
         super().__init__(transport, url)
         # Google compares generations of objects, the others tags.
-        self._version = "version" if KINDS[urls.scheme(url)] == "gcs" else "e_tag"
+        self._version = "version" if urls.KINDS[urls.scheme(url)] == "gcs" else "e_tag"
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes and their version, from one response."""
         import obstore
 
-        def read(store: Store, key: str) -> tuple[bytes, str | None]:
+        def read(store: store_settings.Store, key: str) -> tuple[bytes, str | None]:
             result = obstore.get(store, key)
             return bytes(result.bytes()), result.meta[self._version]
 
@@ -182,7 +180,7 @@ class ObjectTarget(Target):
         version = {self._version: replaces}
         mode = "create" if is_new else "overwrite" if replaces is None else version
 
-        def put(store: Store, key: str) -> None:
+        def put(store: store_settings.Store, key: str) -> None:
             with open(path, "rb") as file:
                 # Mapped, so that the file takes no memory; nothing cannot be mapped.
                 data: Any = b""
@@ -209,7 +207,7 @@ class ObjectTarget(Target):
             if is_new:  # asked as late as can be; obstore takes no call within its own
                 store_settings.interruptible(self.check_absent, _ASK_S)
 
-        def put(store: Store, key: str) -> None:
+        def put(store: store_settings.Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}
             try:
                 obstore.put(store, key, parts(), use_multipart=True, **sizes)

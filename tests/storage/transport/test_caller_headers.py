@@ -103,7 +103,7 @@ def failing(kind: type[Exception]) -> dict[str, str]:
 )
 def test_a_callable_that_fails_is_an_error(call: object, parts: list[str], server: Server) -> None:
     """The message says what is wrong with the callable, and shows nothing of what it returned."""
-    with raises(FetchError, "headers, a callable", *parts) as caught:
+    with raises(FetchError, "the headers callable", *parts) as caught:
         Fetcher({"headers": call}).read(server.page("/a", b"abc"), 3)
     assert "SECRET" not in str(caught.value)
     assert not server.log

@@ -39,7 +39,7 @@ def test_missing_drivers_are_errors_that_name_the_extra() -> None:
         "import sys; sys.modules['gcsfs'] = sys.modules['obstore'] = None\n"
         "from wids.errors import FetchError\n"
         "from wids.storage import fetch\n"
-        "try:\n    fetch.read('gs://bucket/x', 10)\n"
+        "try:\n    fetch.Fetcher().read('gs://bucket/x', 10)\n"
         "except FetchError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -410,7 +410,7 @@ import sys; sys.modules['obstore'] = None; {missing}
 from wids.errors import FetchError
 from wids.storage import fetch
 try:
-    print(fetch.read({bucket.url + "/a.tar"!r}, 10))
+    print(fetch.Fetcher().read({bucket.url + "/a.tar"!r}, 10))
 except FetchError as error:
     print(error)
 """

@@ -167,7 +167,7 @@ def test_single_sign_on(bucket: Bucket, home: Path, *, has_session: bool) -> Non
         # botocore finds the folder of tokens when it is imported.
         code = (
             "from wids.storage import fetch; import sys;"
-            f"sys.stdout.buffer.write(fetch.read({bucket.url + '/a.tar'!r}, {len(DATA)}))"
+            f"sys.stdout.buffer.write(fetch.Fetcher().read({bucket.url + '/a.tar'!r}, {len(DATA)}))"
         )
         environment = {
             **os.environ,

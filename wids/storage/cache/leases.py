@@ -20,7 +20,6 @@ from typing import Final
 
 from wids.storage import files, locks
 from wids.storage.cache import cache_names
-from wids.storage.cache.cache_names import make_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def folder_lock(
     """Hold a lock file that is as open as its folder; see `locks.lock_file`."""
     folder = os.path.dirname(path)
     try:
-        make_folder(folder)
+        cache_names.make_folder(folder)
         mode = os.stat(folder).st_mode & 0o666 | 0o600
     except OSError:  # then the lock file cannot be made either
         mode = 0o600

@@ -25,15 +25,13 @@ from typing import IO, Final, NamedTuple, TypeAlias
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
 from wids.storage import files, locks, stages
 from wids.storage.cache import cache_names, leases
-from wids.storage.cache.cache_names import RemoteFile, make_folder, open_up, protect, save_quietly
+from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.eviction import Space, storage_error
-from wids.storage.cache.leases import lease, turn
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
 from wids.storage.sizes import nbytes_text
-from wids.storage.stages import fetching
 from wids.storage.transport import urls
 from wids.storage.transport.stream import error_text
 
@@ -197,7 +195,7 @@ class Cache:
         """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
         path = copy.path
         try:
-            return lease(path)
+            return leases.lease(path)
         except OSError as error:
             reason = error.strerror or str(error)
             if copy.is_own and error.errno in _UNREADABLE:
@@ -301,7 +299,10 @@ class Cache:
         path = copy.path
         try:
             lock_path = cache_names.lock_path(self.folder, path)
-            with fetching(), turn(lock_path, path, waits=background is None) as is_ours:
+            with (
+                stages.fetching(),
+                leases.turn(lock_path, path, waits=background is None) as is_ours,
+            ):
                 if background is not None:
                     # From here on a reader who wants the file waits for the lock, instead of
                     # fetching it as well.
@@ -347,7 +348,7 @@ class Cache:
         path, is_own = copy
         folder = os.path.dirname(path)
         if is_own:
-            make_folder(folder)
+            cache_names.make_folder(folder)
         else:  # one of the user's, that `sweep` skips
             os.makedirs(folder, exist_ok=True)
             files.sweep_beside(path)
@@ -361,7 +362,7 @@ class Cache:
         # Not synced there, but below, while the lock is still held.
         with bar, files.replacing(path, sync=False) as file:
             if is_own:
-                open_up(file.fileno(), folder)
+                cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
             reserve = partial(self._reserve, file, limit, make_room)
             space = Space(folder, remote_file.nbytes, limit, reserve)
@@ -383,11 +384,11 @@ class Cache:
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.
                     index_path = self.index_path(remote_file, path)
-                    if not save_quietly(index_path, prepare(file)):
+                    if not cache_names.save_quietly(index_path, prepare(file)):
                         with suppress(OSError):  # that of an earlier copy, which may differ
                             os.unlink(index_path)
                 if is_own:
-                    protect(file.fileno(), file.name)
+                    cache_names.protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
         if is_own and (limit is None or nbytes > limit):

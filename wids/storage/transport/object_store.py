@@ -31,12 +31,7 @@ from wids.storage.transport import fsspec, store_settings, urls
 from wids.storage.transport.http import TIMEOUT_S, Http
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.store_credentials import Provider
-from wids.storage.transport.store_settings import (
-    ObjectLocation,
-    Store,
-    StoreConfig,
-    interruptible,
-)
+from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig
 from wids.storage.transport.stream import (
     AccessError,
     Entry,
@@ -45,7 +40,6 @@ from wids.storage.transport.stream import (
     Transport,
     transient_error,
 )
-from wids.storage.transport.urls import KINDS
 
 _logger = logging.getLogger(__name__)
 
@@ -365,7 +359,7 @@ class ObjectStores(Transport):
         Raises:
             FetchError: Neither can: the error names what to install or to change.
         """
-        kind = KINDS[urls.scheme(url)]
+        kind = urls.KINDS[urls.scheme(url)]
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url:
             return fsspec.transport_for(self.options, None)
@@ -430,7 +424,7 @@ class ObjectStores(Transport):
         for is_last in (False, True):
             store = self._bucket(location, client).store
             try:
-                return interruptible(lambda s=store: call(s, location.key))  # type: ignore[misc]
+                return store_settings.interruptible(lambda s=store: call(s, location.key))  # type: ignore[misc]
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             except obstore.exceptions.PreconditionError:
@@ -507,7 +501,7 @@ def _opened(
     if stop is not None and stop - start <= _WHOLE_NBYTES:
         chunks = iter((memoryview(result.bytes()),))
         return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]), stop=end)
-    pieces = _pieces(KINDS[urls.scheme(url)], url, result)
+    pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 
 
@@ -516,7 +510,7 @@ def _pieces(kind: str, url: str, result: Any) -> Generator[bytes, None, None]:
 
     stream = result.stream(min_chunk_size=_CHUNK_NBYTES)
     try:
-        while piece := interruptible(lambda: next(stream, b"")):
+        while piece := store_settings.interruptible(lambda: next(stream, b"")):
             yield piece
     except (obstore.exceptions.BaseError, OSError) as error:
         raise store_error(kind, url, error) from None

@@ -20,10 +20,7 @@ from typing import Any, Final, TypeAlias
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
-from wids.storage.transport.local import Opener
-from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Entry, Stream, Transport
-from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -182,7 +179,7 @@ class Transports:
     def __init__(
         self,
         storage_options: Mapping[str, Any] | None = None,
-        handlers: Mapping[str, Opener] | None = None,
+        handlers: Mapping[str, local.Opener] | None = None,
         scratch: str | None = None,
     ) -> None:
         self._options = by_prefix(storage_options)
@@ -251,10 +248,12 @@ class Transports:
         retry.note_answer(server)
         return stream
 
-    def patience(self, url: str) -> Patience:
+    def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
         options = self._limits_s | options_for(url, self._options)
-        return Patience(urls.origin(rewritten(url)), retry_s(options), deadline_s(options), url)
+        return retry.Patience(
+            urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
+        )
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
@@ -324,7 +323,7 @@ class Transports:
 
     def _rewritten(self, url: str) -> tuple[str, Transport]:
         """Return the URL to open, and its transport, which keeps connections for the next one."""
-        target = rewritten(url)
+        target = urls.rewritten(url)
         if handler := self._handlers.get(urls.scheme(target)):
             return target, handler
         module = TRANSPORTS.get(urls.scheme(target), "fsspec")

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from wids.errors import FetchError
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_credentials, urls
-from wids.storage.transport.urls import KINDS
 
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
 """Options of this package, which no driver takes."""
@@ -245,7 +244,7 @@ def location_of(url: str) -> ObjectLocation:
     """
     urls.check_server(url)
     authority, _, key = url.partition("://")[2].partition("/")
-    kind, account = KINDS[urls.scheme(url)], None
+    kind, account = urls.KINDS[urls.scheme(url)], None
     if kind == "azure" and "@" in authority:  # container@account.dfs.core.windows.net
         authority, _, host = authority.partition("@")
         account = host.partition(".")[0]
