@@ -96,8 +96,8 @@ from wids.publish.executors import process_pool
 
 TASK = '''
 import hashlib
-from wids.storage import complete_files
-with complete_files.replacing(PATH) as file:
+from wids.storage import files
+with files.replacing(PATH) as file:
     file.write(b"a part")
     open("begun", "w").close()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which no handler runs

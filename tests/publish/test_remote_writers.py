@@ -167,9 +167,9 @@ def test_no_permission_for_pack_or_spec(
 
 WRITE = """
 import sys, wids
-from wids.storage import object_target
-object_target.PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
-object_target.MAX_PUT_NBYTES = 5 << 20
+from wids.storage import upload_targets
+upload_targets.PART_NBYTES = 5 << 20  # the smallest part that S3 accepts
+upload_targets.MAX_PUT_NBYTES = 5 << 20
 with wids.ShardWriter(sys.argv[1] + "/train-%06d.tar", maxcount=12) as writer:
     for number in range(18):
         writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}", "bin": bytes(1 << 20)})
