@@ -117,13 +117,7 @@ class Download:
     part_nbytes: ClassVar[int] = 8 << 20
     few_parts_nbytes: ClassVar[int] = 2 * FIRST * part_nbytes
 
-    def __init__(
-        self,
-        url: str,
-        file: IO[bytes],
-        expected: Expected,
-        report: Report,
-    ) -> None:
+    def __init__(self, url: str, file: IO[bytes], expected: Expected, report: Report) -> None:
         self.url = url
         self.file = file
         self.expected = expected

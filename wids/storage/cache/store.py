@@ -24,9 +24,8 @@ from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
 from wids.storage import files, locks, stages
-from wids.storage.cache import cache_names, leases
+from wids.storage.cache import cache_names, eviction, leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.eviction import Space, storage_error
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
@@ -333,7 +332,9 @@ class Cache:
             raise
         except OSError as error:
             limit = self.limit_nbytes
-            raise storage_error(remote_file.url, path, self.folder, limit, error) from error
+            raise eviction.storage_error(
+                remote_file.url, path, self.folder, limit, error
+            ) from error
         return copy
 
     def _fetch_once(
@@ -365,7 +366,7 @@ class Cache:
                 cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
             reserve = partial(self._reserve, file, limit, make_room)
-            space = Space(folder, remote_file.nbytes, limit, reserve)
+            space = eviction.Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 space.cover(received_nbytes, total_nbytes)
@@ -392,8 +393,6 @@ class Cache:
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
         if is_own and (limit is None or nbytes > limit):
-            from wids.storage.cache import eviction  # not for local shards
-
             # Now: it was not reserved, and others may have listed it at the length that it had.
             eviction.forget_total(self.folder)
         stages.count(stages.FETCHES)
@@ -402,22 +401,15 @@ class Cache:
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
 
     def _reserve(
-        self,
-        file: IO[bytes],
-        limit: int | None,
-        make_room: Callable[[], None],
-        nbytes: int,
+        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
     ) -> None:
         """Evict the least recently used files to make space for a file of this length."""
         if limit is None:
             return
-        from wids.storage.cache import eviction
-
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
-        nbytes = 0 if beyond else nbytes
-        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room)
-        excess = max(excess, beyond)
+        wanted = 0 if beyond else nbytes
+        excess = max(beyond, eviction.make_space(self.folder, file, wanted, limit, make_room))
         if excess > 0 and not self._has_warned:
             self._has_warned = True
             _logger.warning(

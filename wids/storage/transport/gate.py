@@ -413,16 +413,13 @@ def _share_nbytes() -> int:
     Processes that do not know each other share a node. Their number follows from what the
     launcher and the DataLoader state, which needs no file and no lock that a kill could leave.
     """
-    num_processes = max(1, _number(os.environ.get("LOCAL_WORLD_SIZE", "")))
+    stated = os.environ.get("LOCAL_WORLD_SIZE", "")
+    num_processes = max(1, int(stated)) if stated.isascii() and stated.isdecimal() else 1
     loader = sys.modules.get("torch.utils.data")  # a worker has imported it
     worker = None if loader is None else loader.get_worker_info()
     if worker is not None:
         num_processes *= worker.num_workers
     return min(PROCESS_NBYTES, NODE_NBYTES // num_processes)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 _threads: Final = threading.local()

@@ -168,9 +168,7 @@ def waiting_for(what: str) -> AbstractContextManager[None]:
 
 
 def with_retries(
-    attempt: Callable[[], _T],
-    patience: Patience,
-    position: Callable[[], int] = lambda: 0,
+    attempt: Callable[[], _T], patience: Patience, position: Callable[[], int] = lambda: 0
 ) -> _T:
     """Call ``attempt`` until it returns, fails permanently, or fails too long without progress.
 

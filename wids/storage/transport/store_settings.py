@@ -14,13 +14,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
 from dataclasses import dataclass, field
 from functools import lru_cache
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from wids.errors import FetchError
-from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_credentials, urls
 
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
@@ -340,8 +339,14 @@ def _client(kind: str, config: Mapping[str, Any], client: Mapping[str, Any]) -> 
     return result
 
 
-_idle_threads: Final[dict[int, ReadingThreads]] = {}
-"""The thread that calls obstore for the main thread, by the id of this process."""
+_Calls: TypeAlias = "SimpleQueue[Callable[[], None]]"
+_idle: Final[dict[int, _Calls]] = {}
+"""What the thread of this process waits for, by the id of the process, while it is idle."""
+
+
+def _work(calls: _Calls) -> None:
+    while True:
+        calls.get()()
 
 
 def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
@@ -360,12 +365,24 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()  # signals arrive in the main thread
     # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
-    thread = _idle_threads.pop(os.getpid(), None) or ReadingThreads(1, "wids-object-store")
-    future = thread.submit(call)
+    calls = _idle.pop(os.getpid(), None)
+    if calls is None:
+        calls = SimpleQueue()
+        threading.Thread(target=_work, args=(calls,), name="wids-object-store", daemon=True).start()
+    results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+            results.put((None, error))
+
+    calls.put(answer)
     try:
-        return future.result(timeout_s)
-    except futures.TimeoutError:  # a class of its own before Python 3.11
+        result, error = results.get(timeout=timeout_s)
+    except Empty:
         raise TimeoutError from None
-    finally:
-        if future.done():
-            _idle_threads[os.getpid()] = thread
+    _idle[os.getpid()] = calls
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value] # a result, where there is no error
