@@ -24,6 +24,7 @@ from typing import IO, Final, NamedTuple
 from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.cache import cache_names, leases
+from wids.storage.cache.leases import delete_if_unused, folder_lock
 from wids.storage.cache.verified import open_own
 from wids.storage.files import delete_if_abandoned
 from wids.storage.sizes import nbytes_text
@@ -86,9 +87,7 @@ def make_space(
         make_room: Called if too many files are in use; closes what this process does not need.
     """
     # One process at a time, or two would each evict for both; but without a long wait for it.
-    with leases.folder_lock(
-        cache_names.eviction_path(folder, "lock"), timeout_s=_WAIT_S
-    ) as is_held:
+    with folder_lock(cache_names.eviction_path(folder, "lock"), timeout_s=_WAIT_S) as is_held:
         file.flush()
         has_nbytes = os.fstat(file.fileno()).st_size
         new_nbytes = max(nbytes, has_nbytes)
@@ -167,7 +166,7 @@ def _evict(folder: str, new_nbytes: int, limit_nbytes: int) -> Total:
 
 def _evicted(file: CacheFile) -> int:
     """Delete a file if it is unused; return by how much less is then held."""
-    if not leases.delete_if_unused(file.path):
+    if not delete_if_unused(file.path):
         return 0
     stages.count(stages.EVICTIONS)
     _logger.info("%s: evicted, %s", printable(file.path), nbytes_text(file.nbytes))
@@ -198,7 +197,7 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
     deleted: list[CacheFile] = []
     kept: set[str] = set()
     for file in sorted(files):  # a copy comes before its index
-        delete = delete_if_abandoned if file.is_temporary else leases.delete_if_unused
+        delete = delete_if_abandoned if file.is_temporary else delete_if_unused
         # A copy that stays is compared with its index when its time changes (CACHE-35).
         if file.path.removesuffix(_INDEX_SUFFIX) not in kept and delete(file.path):
             deleted.append(file)
