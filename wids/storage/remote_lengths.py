@@ -112,7 +112,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
         found = f"{len(names) - len(gone):,} of {len(names):,} exist, {first_of(gone)} not"
         raise NotFoundError(f"expected {len(names):,} files: {found}")
     start, texts, end = numbers
-    pattern = f"{{{texts[0]}..{texts[-1]}}}"
+    path, mark, _ = end.partition("?")  # a query may be a secret
+    pattern = f"{{{texts[0]}..{texts[-1]}}}{path}{mark and '?…'}"
     groups = groupby(zip(missing, texts, strict=True), key=itemgetter(0))
     runs = [[text for _, text in run] for is_gone, run in groups if not is_gone]
     exist = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
@@ -120,15 +121,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
     more = f" and {len(gone) - 1:,} more do" if len(gone) > 1 else " does"
     verb = "exists" if len(texts) - len(gone) == 1 else "exist"
     raise NotFoundError(
-        f"expected {urls.redact(start)}{pattern}{_end(end)}; {first_of(exist)} {verb}, "
-        f"{gone[0]}{more} not"
+        f"expected {urls.redact(start)}{pattern}; {first_of(exist)} {verb}, {gone[0]}{more} not"
     )
-
-
-def _end(end: str) -> str:
-    """Return the end of a URL for a message, without its query."""
-    path, mark, _ = end.partition("?")
-    return f"{path}?…" if mark else path
 
 
 def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:

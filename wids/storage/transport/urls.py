@@ -152,43 +152,33 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
         raise SpecError(f"{redact(base)}: expected a folder as base, found a pipe")
     if kind in ("", "file"):
         folder = os.path.abspath(local_path(base))
-        prefix = with_slashes(folder).rstrip("/") + "/"
+        prefix, suffix = with_slashes(folder).rstrip("/") + "/", ""
 
-        def from_local(reference: str) -> str:
+        def resolved(reference: str) -> str:
             if scheme(reference) not in ("", "file"):
                 return reference
             return with_slashes(os.path.normpath(os.path.join(folder, local_path(reference))))
 
-        return _joined(prefix, "", from_local, check)
+    else:
+        origin, path, suffix = _split(base)
+        folder = path.rstrip("/")
+        prefix = f"{origin}{folder}/"
 
-    origin, path, query = _split(base)
-    folder = path.rstrip("/")
+        def resolved(reference: str) -> str:
+            if scheme(reference):
+                return reference
+            if reference.startswith("//"):
+                return f"{kind}:{reference}"
+            path, own_mark, own_query = reference.partition("?")
+            path = path if path.startswith("/") else f"{folder}/{path}"
+            return origin + without_dots(path) + (own_mark + own_query or suffix)
 
-    def from_remote(reference: str) -> str:
-        if scheme(reference):
-            return reference
-        if reference.startswith("//"):
-            return f"{kind}:{reference}"
-        path, own_mark, own_query = reference.partition("?")
-        path = path if path.startswith("/") else f"{folder}/{path}"
-        return origin + without_dots(path) + (own_mark + own_query or query)
-
-    return _joined(f"{origin}{folder}/", query, from_remote, check)
-
-
-def _joined(
-    prefix: str,
-    suffix: str,
-    resolve: Callable[[str], str],
-    check: Callable[[str, str], object] | None,
-) -> Callable[[str], str]:
-    """Return the function that puts plain references between two texts, and resolves others."""
     is_plain = _PLAIN.fullmatch
 
     def join(reference: str) -> str:
         if is_plain(reference):
             return prefix + reference + suffix
-        url = resolve(reference)
+        url = resolved(reference)
         if check is not None:
             check(url, reference)
         return url
