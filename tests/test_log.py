@@ -17,7 +17,7 @@ from wids.storage import upload
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import gate
+from wids.storage.transport.request_limit import FIRST
 
 EVENTS = re.findall(
     r"^\| `([^`]+)` \| (INFO|WARNING|DEBUG) \| `([^`]+)` \|",
@@ -90,7 +90,7 @@ def test_refusals(server: Server, log: pytest.LogCaptureFixture) -> None:
     url = server.page("/a", b"abc", faults=[Fault(503)] * 12)
     assert Fetcher().read(url, 10) == b"abc"
     happened(log, "it refused a request", "; waiting up to", "answers again, after")
-    assert f"at most {gate.FIRST // 2} at a time now" in log.text
+    assert f"at most {FIRST // 2} at a time now" in log.text
 
 
 def test_whole_files(server: Server, log: pytest.LogCaptureFixture) -> None:
@@ -171,7 +171,7 @@ def test_requests(
     assert fetcher.read(signed, 10) == b"abc"
 
     happened(caplog, "bytes in")
-    lines = [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
+    lines = [r.getMessage() for r in caplog.records if " bytes in " in r.getMessage()]
     assert [line.partition(" bytes in ")[0] for line in lines] == [
         f"PUT s3://{bucket.name}/a.tar: done, 1000",
         f"HEAD s3://{bucket.name}/a.tar: done, 0",

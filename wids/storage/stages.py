@@ -271,7 +271,7 @@ here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0)
 
 @dataclass(slots=True)
 class _Process:
-    """What the way of one sample asks: shared memory takes five times as long (decision 0112).
+    """What the way of one sample asks: shared memory takes five times as long (decision 0105).
 
     Attributes:
         num_samples: Samples that were read one by one while nobody watched.
