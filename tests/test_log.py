@@ -17,7 +17,7 @@ from wids.storage import upload
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import gate
+from wids.storage.transport.request_limit import FIRST
 
 EVENTS = re.findall(
     r"^\| `([^`]+)` \| (INFO|WARNING|DEBUG) \| `([^`]+)` \|",
@@ -90,7 +90,7 @@ def test_refusals(server: Server, log: pytest.LogCaptureFixture) -> None:
     url = server.page("/a", b"abc", faults=[Fault(503)] * 12)
     assert Fetcher().read(url, 10) == b"abc"
     happened(log, "it refused a request", "; waiting up to", "answers again, after")
-    assert f"at most {gate.FIRST // 2} at a time now" in log.text
+    assert f"at most {FIRST // 2} at a time now" in log.text
 
 
 def test_whole_files(server: Server, log: pytest.LogCaptureFixture) -> None:

@@ -154,7 +154,7 @@ def test_an_index_that_cannot_be_stored_leaves_no_old_one(
     copy.unlink()
     new = site.bodies[1].replace(b"text 9", b"TEXT 9")
     site.server.page("/train-1.tar", new)
-    monkeypatch.setattr("wids.storage.cache.store.save_quietly", lambda *_: False)
+    monkeypatch.setattr("wids.storage.cache.cache_names.save_quietly", lambda *_: False)
     logged: list[str] = []
     monkeypatch.setattr(logging.getLogger("wids"), "warning", lambda *a: logged.append(str(a)))
     with wids.ShardListDataset(spec, access="download") as dataset:

@@ -12,7 +12,8 @@ import pytest
 from conftest import open_descriptors, sample_members, write_tar
 
 from wids import Shard
-from wids.shards.shard_pool import ShardPool, default_size
+from wids.shards.capacity import default_num_open
+from wids.shards.shard_pool import ShardPool
 
 
 class Opener:
@@ -74,7 +75,7 @@ def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch
     resource = pytest.importorskip("resource")
     for soft, expected in ((400, 100), (1 << 20, 256), (2, 1), (-1, 256)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert default_size() == expected
+        assert default_num_open() == expected
 
 
 def test_pickle_has_no_shards(opener: Opener) -> None:

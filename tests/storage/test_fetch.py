@@ -24,16 +24,16 @@ def test_reads_paths_file_urls_and_http(tmp_path: Path, server: Server) -> None:
     url = server.page("/a.json", b"{}")
 
     for name in (str(tmp_path / "a b.json"), f"file://{tmp_path}/a%20b.json", url):
-        assert fetch.read(name, 10) == b"{}"
+        assert fetch.Fetcher().read(name, 10) == b"{}"
         assert saved(name) == b"{}"
 
 
 def test_missing_is_not_found(tmp_path: Path, server: Server) -> None:
     """A missing file is a FileNotFoundError that names it, and is not requested again."""
     with raises(NotFoundError, "no such file", "check the path"):
-        fetch.read(str(tmp_path / "nope"), 10)
+        fetch.Fetcher().read(str(tmp_path / "nope"), 10)
     with raises(NotFoundError, "/nope", "404"):
-        fetch.read(server.url + "/nope", 10)
+        fetch.Fetcher().read(server.url + "/nope", 10)
     assert len(server.log) == 1
 
 
@@ -45,7 +45,7 @@ def test_messages_have_no_secrets(server: Server) -> None:
         *("pipe:TOKEN=SECRET false", "pipe:false\t-u\tme:SECRET"),
     ):
         with pytest.raises(FetchError) as caught:
-            fetch.read(bad, 10)
+            fetch.Fetcher().read(bad, 10)
         assert "SECRET" not in str(caught.value)
         assert caught.value.__cause__ is None or "SECRET" not in str(caught.value.__cause__)
 
@@ -54,15 +54,15 @@ def test_too_long_is_refused(tmp_path: Path, server: Server) -> None:
     """A document longer than the limit is refused."""
     (tmp_path / "a").write_bytes(b"12345")
     for url in (str(tmp_path / "a"), server.page("/a", b"12345")):
-        assert fetch.read(url, 5) == b"12345"
+        assert fetch.Fetcher().read(url, 5) == b"12345"
         with raises(FetchError, "expected at most 4 bytes, found more"):
-            fetch.read(url, 4)
+            fetch.Fetcher().read(url, 4)
 
 
 def test_a_folder_is_not_a_document(tmp_path: Path) -> None:
     """The error for something that exists but cannot be read says what it is."""
     with raises(FetchError, "found: a folder"):
-        fetch.read(str(tmp_path), 5)
+        fetch.Fetcher().read(str(tmp_path), 5)
 
 
 def test_a_local_file_is_not_copied(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from wids.order.elastic import run_edges
 from wids.order.epoch_order import Order, Settings
-from wids.shards.capacity import Capacity
+from wids.shards.capacity import CACHE_SHARE, Capacity
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text
 
@@ -118,7 +118,8 @@ def fitting_chunksize(order: Order, limits: Capacity, num_hands: int = 1) -> int
     share, least = math.inf, 1
     # `not <=` holds for NaN too: shards of unknown length may exceed any cache.
     if limits.cache_nbytes is not None and not limits.nbytes.sum() <= limits.cache_nbytes:
-        share, least = limits.cache_nbytes / 4 / num_hands, int(limits.lengths.max(initial=1))
+        share = limits.cache_nbytes * CACHE_SHARE / num_hands
+        least = int(limits.lengths.max(initial=1))
     most = max(DEFAULT_CHUNKSIZE, least)
     while least < most:
         middle = (least + most + 1) // 2
@@ -194,8 +195,8 @@ def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
     in_hand = hand(order, fitting, limits.lengths, limits.nbytes).nbytes * machine.num_hands
     cache_nbytes = limits.cache_nbytes or 0
     settings = [] if fitting == chunksize else [f"chunksize={fitting}"]
-    if 4 * in_hand > cache_nbytes:
-        settings.append(f"cache_size={math.ceil(4 * in_hand)}")
+    if in_hand > cache_nbytes * CACHE_SHARE:
+        settings.append(f"cache_size={math.ceil(in_hand / CACHE_SHARE)}")
     # With space for shards that are being fetched when all others are cached.
     everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max(initial=0))
     cures = [" and ".join(settings)] * bool(settings)

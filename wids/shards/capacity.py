@@ -1,10 +1,37 @@
-"""Describe what this machine can hold of a dataset, so that samplers can choose their chunks."""
+"""Limit what a process may hold of a dataset: its open shards, and its share of the cache.
+
+Samplers choose their chunks by the same limits, so they stand here and nowhere else.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from wids.storage.arrays import FloatArray, IntArray
+
+MAX_OPEN_SHARDS: Final = 256
+"""Most shards that a pool keeps open by default, if the process may open four times as many files.
+"""
+
+CACHE_SHARE: Final = 0.25
+"""Part of the cache's limit that one process may have in use: open, read in one chunk, or fetched
+ahead. The rest is for other processes, and for what was just read."""
+
+
+def default_num_open() -> int:
+    """Return how many shards to keep open: at most a quarter of the process's descriptors."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit for files opened this way
+        return MAX_OPEN_SHARDS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN_SHARDS if soft < 0 else max(1, min(MAX_OPEN_SHARDS, soft // 4))
+
+
+def cache_share_nbytes(limit_nbytes: int | None) -> int | None:
+    """Return the share of one process in a cache with this limit; None if there is no limit."""
+    return None if limit_nbytes is None else int(limit_nbytes * CACHE_SHARE)
 
 
 @dataclass(frozen=True, eq=False)

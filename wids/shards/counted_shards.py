@@ -16,10 +16,11 @@ from typing import Final
 import numpy as np
 
 from wids.errors import SpecError, WidsError, warn
+from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
-from wids.shards.shard_pool import OpenShard, ShardPool, default_size
+from wids.shards.shard_pool import OpenShard, ShardPool
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.samples import PooledShard
@@ -57,7 +58,8 @@ def counted_shards(
     open_shard: OpenShard = opener
     if options.fields:
         open_shard = FieldCheck(opener, options.fields)
-    pool = ShardPool(open_shard, options.lru_size or default_size(), store.share_nbytes)
+    share_nbytes = cache_share_nbytes(store.limit_nbytes)
+    pool = ShardPool(open_shard, options.lru_size or default_num_open(), share_nbytes)
 
     def open_length(number: int) -> int:
         # Through the pool, so that the shards of a small dataset stay open.

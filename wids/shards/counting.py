@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import NotFoundError, WidsError
+from wids.shards.capacity import cache_share_nbytes
 from wids.shards.costs import download_cost, too_large_error
 from wids.shards.foreign.foreign_counts import with_stated_counts
 from wids.shards.opener import ShardOpener
@@ -222,7 +223,7 @@ def _fetch(
 ) -> None:
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
-    limit_nbytes = opener.facts.store.share_nbytes
+    limit_nbytes = cache_share_nbytes(opener.facts.store.limit_nbytes)
     # In a small cache, concurrent downloads would evict each other before they are counted.
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 

@@ -41,7 +41,7 @@ class ReadOptions:
         raw: The form of a field, as for `Shard`.
         key_split: Where member names are split; None for what the spec says.
         repeated: What members of one name are where a tar is indexed, as for `Shard`.
-        lru_size: Most shards to keep open; None for `shard_pool.default_size`.
+        lru_size: Most shards to keep open; None for `capacity.default_num_open`.
         verify: When to compare members with the checksums in the index of their shard: ``"auto"``
             if they will be decoded, ``"always"`` or ``"never"``.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from wids.errors import ShardFormatError, WidsError
+from wids.shards.capacity import Capacity, cache_share_nbytes
 from wids.shards.opener import ShardOpener
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.shard_pool import ShardPool
@@ -31,7 +32,6 @@ from wids.storage.cache.store import BackgroundFetch
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
-    from wids.shards.capacity import Capacity
     from wids.shards.key_lookup import KeyLookup
 
 T = TypeVar("T")
@@ -416,8 +416,6 @@ class ShardReader:
             lengths: Number of its samples in each shard; a single number if the order of the view
                 does not follow the shards, so that they count as one.
         """
-        from wids.shards.capacity import Capacity
-
         cache_nbytes, nbytes = self.cache_nbytes, np.zeros(len(self.shards))
         if cache_nbytes is not None:
             nbytes = self._all_stored_nbytes
@@ -457,7 +455,7 @@ class ShardReader:
     @property
     def cache_share_nbytes(self) -> int | None:
         """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        return self.store.share_nbytes
+        return cache_share_nbytes(self.store.limit_nbytes)
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with its own pool, which fetches no shard.

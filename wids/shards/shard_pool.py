@@ -11,20 +11,7 @@ from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.stages import SharedRows, this_process
 
-MAX_OPEN_SHARDS: Final = 256
-"""Default limit, if the process may open four times as many files."""
-
 _LAST_USED: Final = attrgetter("last_used")  # several times faster than a Python function
-
-
-def default_size() -> int:
-    """Return how many shards to keep open: at most a quarter of the process's descriptors."""
-    try:
-        import resource
-    except ImportError:  # Windows, which has no such limit for files opened this way
-        return MAX_OPEN_SHARDS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_OPEN_SHARDS if soft < 0 else max(1, min(MAX_OPEN_SHARDS, soft // 4))
 
 
 class OpenShard(Protocol):

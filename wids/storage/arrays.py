@@ -1,4 +1,4 @@
-"""Name the types of arrays that packages pass on, and provide sequences made on demand."""
+"""Name the types of arrays, and define sequences whose items are made on demand."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Download one URL to one file in parts, resume after a cut, and verify the result.
 
-A file arrives in parts, each over any number of streams, at a time or one after the other. The
-digests follow its beginning as far as it is complete. This module neither opens URLs nor waits for
-servers: `fetch` makes the requests, `retry` counts them.
+A file arrives in parts, in parallel or in sequence, each over any number of streams. The digests
+are computed over the beginning of the file as far as it is complete. `Download` writes what
+arrives, and neither opens URLs nor waits for servers; `PartRequests` makes the requests.
 
 The first request is for the first part: its response states the length and the tag of the file at
-no extra round trip, and the other parts are requested while it arrives. Where the server sends
-whole files, or states no tag, the file is one part.
+no extra round trip, and the other parts are requested while it arrives. If the server sends whole
+files, or states no tag, the file is one part.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Expected(NamedTuple):
 
 
 class ReplacedError(Exception):
-    """A response that does not belong to the parts that have arrived, so that all start over.
+    """A response that does not match the parts that have arrived, so the download starts over.
 
     Attributes:
         in_parts: Whether the file may be requested in parts again.
@@ -79,7 +79,7 @@ class DownloadPart:
 
 
 class _Hashes:
-    """The digests of the beginning of a file."""
+    """The digests of a file, computed over its beginning as far as it is complete."""
 
     def __init__(self, expected: Expected) -> None:
         stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
@@ -117,13 +117,7 @@ class Download:
     part_nbytes: ClassVar[int] = 8 << 20
     few_parts_nbytes: ClassVar[int] = 2 * FIRST * part_nbytes
 
-    def __init__(
-        self,
-        url: str,
-        file: IO[bytes],
-        expected: Expected,
-        report: Report,
-    ) -> None:
+    def __init__(self, url: str, file: IO[bytes], expected: Expected, report: Report) -> None:
         self.url = url
         self.file = file
         self.expected = expected
@@ -232,7 +226,7 @@ class Download:
     def _compare(self, part: DownloadPart, stream: Stream) -> None:
         """Compare a stream with what was requested, and with what has arrived."""
         pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
-        # A missing value is no contradiction: a chunked response has no length.
+        # A missing value does not contradict: a chunked response has no length.
         is_same = all(None in pair or pair[0] == pair[1] for pair in pairs)
         is_part = part.stop is None or stream.stop is not None
         if stream.start == part.position and is_same and is_part:
@@ -348,7 +342,7 @@ def check_complete(url: str, nbytes: int, total_nbytes: int | None) -> None:
 
 
 _LOOK_S: Final = 0.01
-"""How often a thread that could take a part looks whether the gate has room; there is one."""
+"""How often the one thread that could take a part asks whether the gate has room."""
 
 
 class PartRequests:
@@ -427,11 +421,9 @@ class PartRequests:
         in_threads((partial(take, part) for part in parts), "wids-part")
 
     def _next_part(self) -> DownloadPart | None:
-        """Return the next part once the gate has room for one more request, or none is arriving.
-
-        Otherwise all parts of one file would be ahead of other files at the gate, and the digest of
-        one file at a time would follow.
-        """
+        """Return the next part, as soon as the gate has room or no other part is arriving."""
+        # Otherwise all parts of this file would be ahead of other files at the gate, and the
+        # digests of the files would be computed in sequence.
         download, dropped = self._download, cancellation() or threading.Event()
         while download.has_next and download.is_arriving and not has_room(self._patience.server):
             if dropped.wait(_LOOK_S):

@@ -245,11 +245,6 @@ class Fetcher:
         return with_retries(attempt, self._transports.patience(url))
 
 
-def read(url: str, limit_nbytes: int) -> bytes:
-    """Read a document without options; see `Fetcher.read`."""
-    return Fetcher().read(url, limit_nbytes)
-
-
 def _too_long_error(url: str, limit_nbytes: int) -> FetchError:
     return FetchError(
         f"{urls.redact(url)}: expected at most {limit_nbytes} bytes, found more; check that this "

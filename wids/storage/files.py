@@ -1,13 +1,12 @@
-"""Write local files complete or not at all, compute their digests, and sweep what writers left.
+"""Write local files complete or not at all, hash them, and delete what killed writers left.
 
-A reader of the path sees the old file or the new one, never a part, and a process that has the old
-one mapped keeps it.
+A file is written under a temporary name, and renamed when it is complete. A reader of its path gets
+the old file or the new one, never a part, and a process that has the old one mapped keeps it. The
+writer locks its temporary file, so an unlocked one has no writer and can be deleted.
 
-All packages for CRC-32 compute the same checksum, that of zip and PNG; the fastest that is
-installed is used. 100 kB take 23 µs with zlib and 1.8 µs with zlib-ng or isal, which is less than
-it takes to copy them.
-
-A writer locks its temporary file, so an unlocked one has no writer and is deleted.
+All packages for CRC-32 compute the same checksum, that of zip and PNG, so the fastest installed one
+is used. 100 kB take 23 µs with zlib and 1.8 µs with zlib-ng or isal, which is less than it takes to
+copy them.
 """
 
 from __future__ import annotations
@@ -175,7 +174,10 @@ def is_temporary_of(temporary: str, name: str) -> bool:
 
 
 def folder_of(file: IO[bytes]) -> str | None:
-    """Return the folder of a file, which has space for more of its size; None without a name."""
+    """Return the folder of a file, which has space for another file of its size.
+
+    Return None if the file has no name.
+    """
     name: object = getattr(file, "name", None)  # without one, that of a file is a number
     return os.path.dirname(name) if isinstance(name, str) else None
 
@@ -195,8 +197,8 @@ def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
         if os.path.exists(path):
             yield file, path
             return
-    # Not a named temporary file, which on Windows cannot be opened once more by its name, nor
-    # deleted while it is mapped: then it stays.
+    # On Windows a named temporary file could not be opened again by its name, and would stay if it
+    # is still mapped.
     with tempfile.TemporaryDirectory("", "wids-", folder, ignore_cleanup_errors=True) as own:
         path = os.path.join(own, "file")
         with open(path, "x+b") as file:

@@ -1,12 +1,12 @@
 """Advisory locks on files, which the kernel releases when the process ends.
 
-Locks only save duplicate work: on some network file systems they fail, on others they succeed for
-everyone, so the code that takes one must be correct without it. Exclusive locks are those of
-`filelock`, imported when the first one is taken; it has no native shared lock, so shared ones are
-`flock` itself, and the two exclude each other.
+Locks only save duplicate work. On some network file systems they fail, on others they succeed for
+everyone, so code that takes one must be correct without it. Exclusive locks are those of
+`filelock`, imported when the first one is taken. It has no native shared lock, so shared locks use
+`flock` directly; both kinds exclude each other.
 
-A process that is forked inherits no lock of a thread that it does not have: neither on files, nor
-those that Python has for each module that is being imported.
+A forked process inherits no lock whose thread it does not have: neither locks on files, nor those
+that Python has for each module that is being imported.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def prepare() -> None:
 
 _IMPORT_POLL_S: Final = 0.001
 _LONGEST_IMPORT_S: Final = 10.0
-"""After so long without a new module an import is no longer waited for: it may be one that never
-ends, as that of a module which runs a server, or one that waits for the thread that forks."""
+"""If no new module appears for so long, the fork no longer waits: the import may never end, such as
+that of a module which runs a server, or it may wait for the thread that forks."""
 _IMPORTER: Final = ModuleSpec.__init__.__code__.co_filename
 """The file of the functions that hold the lock of a module."""
 _endless: Final[set[tuple[int, int]]] = set()

@@ -135,15 +135,9 @@ def is_wanted(wanted: bool | None) -> bool:
 
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun sets it
     is_worker = multiprocessing.parent_process() is not None
-    return is_first and not is_worker and (_is_terminal() or _is_notebook())
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def _is_notebook() -> bool:
     # Only if it is loaded already: importing IPython takes a second.
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
-    return "IPKernelApp" in (getattr(shell, "config", None) or ())
+    is_notebook = "IPKernelApp" in (getattr(shell, "config", None) or ())
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return is_first and not is_worker and (is_terminal or is_notebook)

@@ -1,11 +1,11 @@
-"""Read parts of one remote file, all of one version, with near parts joined into one request.
+"""Read parts of one remote file, all of one version, and join near ranges into one request.
 
 Each response states the length of the file, and most servers also state its tag. A response with
 another length or tag is an error, so an index of one version is never used to read the next.
 
-A request costs about as much as some further bytes, so bytes that nobody wants are read along where
-that saves a request. How many these are depends on what a reader waits for, which is all that the
-callers decide.
+A request costs about as much time as some more bytes do, so the bytes between two ranges are
+requested along with them where that saves a request. How many bytes these are depends on what a
+reader waits for, which the callers decide.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run tasks that read remote files in threads that do not keep the process from ending.
+"""Run tasks that read remote files in daemon threads, which do not keep the process from ending.
 
-The threads of `concurrent.futures` do so, even after Ctrl-C, and a read may wait minutes for a
-server that is down.
+The threads of `concurrent.futures` do, even after Ctrl-C, and a read may wait minutes for a server
+that is down.
 """
 
 from __future__ import annotations
@@ -163,13 +163,7 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        RuntimeError: The machine has no more threads.
-        KeyboardInterrupt: Ctrl-C was pressed. Where it comes while Python waits for the thread,
-            Python may raise an error of its own lock in its place.
-    """
+    """Start a thread; after Ctrl-C, raise KeyboardInterrupt rather than Python's own error."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -1,9 +1,10 @@
-"""Ask servers for the lengths of files, and read parts of one file on demand.
+"""Ask servers for the lengths of files, and read a file in the parts that are needed.
 
-The error for a missing file also names those that exist, since a pattern may have a wrong bound.
+If some of the files do not exist, the error also names those that do: a pattern may have a wrong
+bound.
 
-A reader that walks from header to header asks for a few hundred bytes at a time, near or far. Near
-parts are requested together with the bytes between them, far ones by themselves.
+`FileParts` is for readers that walk from header to header and need a few hundred bytes at a time.
+If the next bytes are near, the bytes between are requested too; if they are far, they are not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from wids.errors import NotFoundError, local_error
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import STEP_NBYTES, RangeError, joined
 from wids.storage.reading_threads import in_threads
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
-
-_NUM_SHOWN: Final = 3
 
 Answer: TypeAlias = "int | NotFoundError | None"
 """The length of a file; None if it is not known; or the error if there is no such file."""
@@ -109,26 +109,20 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
     numbers = _numbers(names)
     if numbers is None:
         gone = [urls.redact(name) for name, is_gone in zip(names, missing, strict=True) if is_gone]
-        shown = ", ".join(gone[:_NUM_SHOWN]) + (", …" if len(gone) > _NUM_SHOWN else "")
-        found = f"{len(names) - len(gone):,} of {len(names):,} exist, {shown} not"
+        found = f"{len(names) - len(gone):,} of {len(names):,} exist, {first_of(gone)} not"
         raise NotFoundError(f"expected {len(names):,} files: {found}")
     start, texts, end = numbers
-    pattern = f"{{{texts[0]}..{texts[-1]}}}"
+    path, mark, _ = end.partition("?")  # a query may be a secret
+    pattern = f"{{{texts[0]}..{texts[-1]}}}{path}{mark and '?…'}"
     groups = groupby(zip(missing, texts, strict=True), key=itemgetter(0))
-    exist = [_run_text([text for _, text in run]) for is_gone, run in groups if not is_gone]
+    runs = [[text for _, text in run] for is_gone, run in groups if not is_gone]
+    exist = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     gone = [text for text, is_gone in zip(texts, missing, strict=True) if is_gone]
     more = f" and {len(gone) - 1:,} more do" if len(gone) > 1 else " does"
-    shown = ", ".join(exist[:_NUM_SHOWN]) + (", …" if len(exist) > _NUM_SHOWN else "")
     verb = "exists" if len(texts) - len(gone) == 1 else "exist"
     raise NotFoundError(
-        f"expected {urls.redact(start)}{pattern}{_end(end)}; {shown} {verb}, {gone[0]}{more} not"
+        f"expected {urls.redact(start)}{pattern}; {first_of(exist)} {verb}, {gone[0]}{more} not"
     )
-
-
-def _end(end: str) -> str:
-    """Return the end of a URL for a message, without its query."""
-    path, mark, _ = end.partition("?")
-    return f"{path}?…" if mark else path
 
 
 def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
@@ -146,15 +140,7 @@ def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     return (start, texts, end) if is_ascending else None
 
 
-def _common_start(names: Sequence[str]) -> str:
-    first, last = min(names), max(names)  # all others are between them
-    length = next((n for n, char in enumerate(first) if last[n : n + 1] != char), len(first))
-    return first[:length]
-
-
-def _run_text(run: Sequence[str]) -> str:
-    return run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
-
+_common_start: Final = os.path.commonprefix  # by characters
 
 JUMP_NBYTES: Final = 32 << 10
 """Bytes to read after a jump: the headers of the next members, where these are small."""

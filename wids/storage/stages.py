@@ -1,11 +1,11 @@
-"""Share numbers with the workers of a DataLoader, and count by stages what reading costs a program.
+"""Share numbers among the processes of a program, and count what each stage of reading costs.
 
-Numbers of samples, requests and bytes are always counted. Seconds are counted while a program asks
-for them, `start`: a thread that reads is in one stage at a time, so nested stages do not count
-twice, and the seconds of a thread add up to its time (decision 0105). Threads that read for another
-one count nothing: the other one waits for them.
+Samples, requests and bytes are always counted. Seconds are counted between `start` and `stop`. A
+thread is in one stage at a time, so nested stages are not counted twice, and the seconds of a
+thread add up to its time (decision 0105). Threads that read on behalf of another thread count
+nothing, since that one waits for them.
 
-Numbers are private until a process is started, so that programs without workers need no shared
+The numbers are private until a process is started, so programs without workers need no shared
 memory.
 """
 
@@ -37,8 +37,8 @@ class SharedRows:
     """Numbers that processes add to, each in a row of its own, so that no process needs a lock.
 
     Processes that are forked, spawned or started by a server of forks share the rows. What a
-    process has added stays when it ends. A copy that is pickled for another machine, or by hand,
-    starts from the current sums and is independent.
+    process has added stays when it ends. A copy that is pickled for another purpose, such as
+    another machine, starts from the current sums and is independent.
 
     Args:
         first: The first values of the row.
@@ -100,14 +100,11 @@ class SharedRows:
         with writing:
             if not self.is_shared:
                 common, row = self.common, self.row
-                self._attach(self._table)
+                self.attach(self._table)
                 self.common[:], self.row[:] = _doubles(common), _doubles(row)
 
-    def adopt(self, rows: SharedRows) -> None:
+    def attach(self, table: Any) -> None:
         """Add to the rows of another instance, as wide as this one, from now on."""
-        self._attach(rows._table)
-
-    def _attach(self, table: Any) -> None:
         self._table, self.is_shared = table, True
         self.common = _doubles(table)[: len(self.row)]
         self.row = self.row_at(os.getpid())
@@ -215,20 +212,6 @@ def _end_in_parent() -> None:
     release_imports()
 
 
-def _number_in_child() -> None:
-    _end_in_parent()
-    for rows in list(_alive):
-        if rows.is_shared:
-            rows._attach(rows._table)  # noqa: SLF001 - of this module
-
-
-if hasattr(os, "register_at_fork"):
-    # A child would otherwise inherit the lock of a thread that it does not have.
-    os.register_at_fork(
-        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_number_in_child
-    )
-
-
 def _doubles(values: Any) -> memoryview[float]:
     """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
     numbers = array("d", values) if isinstance(values, list) else values
@@ -237,7 +220,7 @@ def _doubles(values: Any) -> memoryview[float]:
 
 def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
     rows = cls(*[0.0] * width)
-    rows._attach(table)
+    rows.attach(table)
     return rows
 
 
@@ -264,10 +247,9 @@ COUNTS: Final = (
     "openings",
     "reopenings",
 )
-"""Samples that were read; requests to servers, bytes received and attempts that followed a failed
-one; remote files that were opened from a copy that was there, copies that were fetched, and copies
-that were evicted; shards that had to be opened; and those among them that the
-process had open before."""
+"""Samples that were read; requests to servers, bytes received, and repeated attempts; remote files
+opened from an existing copy, copies fetched, and copies evicted; shards opened, and those of them
+that the process had opened before."""
 
 SAMPLES, REQUESTS, NBYTES, RETRIES, HITS, FETCHES, EVICTIONS, OPENINGS, REOPENINGS = range(
     len(SECONDS), len(SECONDS) + len(COUNTS)
@@ -477,7 +459,7 @@ def timed_steps(
             if len(set(kinds)) > 1:
                 by_step = by([partial(_step, *each) for each in zip(kinds, steps, strict=True)])
                 share = _share_of_decoding(state, lambda: made.append(by_step(samples[0])))
-            # The first sample of all may import modules: it is no measure of the others.
+            # The very first sample may import modules, so the others are not judged by it.
             num_left = _SPLIT_EVERY if latest is steps else 0
         _clock.split = steps, share, num_left - len(samples)
         _switch(state, DECODE if share == 1 else TRANSFORM)
@@ -525,9 +507,8 @@ def passed_stages() -> tuple[SharedRows, int] | None:
 def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
     """Count together with the process that has started this one."""
     if passed_on is not None and passed_on[0].is_shared:
-        here.adopt(passed_on[0])
-        _claim_row(passed_on[1])
-        _watch_as_child()
+        here.attach(passed_on[0]._table)  # noqa: SLF001 - of this module
+        _begin_as_child(passed_on[1])
 
 
 def _claim_row(parent: int) -> None:
@@ -555,17 +536,24 @@ def _claim_row(parent: int) -> None:
     row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
 
 
-def _watch_as_child() -> None:
+def _begin_as_child(parent: int) -> None:
+    _claim_row(parent)
     this_process.is_child = True
     this_process.num_watchers += 1
 
 
-def _stages_in_child() -> None:
+def _begin_in_child() -> None:
+    _end_in_parent()
+    for rows in list(_alive):
+        if rows.is_shared:
+            rows.attach(rows._table)  # noqa: SLF001 - of this module
     this_process.num_samples = this_process.num_published = 0
     _clock.state[0] = -1
-    _claim_row(os.getppid())
-    _watch_as_child()
+    _begin_as_child(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stages_in_child)
+    # A child would otherwise inherit the lock of a thread that it does not have.
+    os.register_at_fork(
+        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_begin_in_child
+    )

@@ -1,6 +1,6 @@
-"""Publish a local file at a path or URL, where it appears complete or not at all.
+"""Publish a local file at a path or URL, complete or not at all.
 
-The counterpart of `fetch`: paths, object stores, and every scheme of fsspec whose driver can write.
+The target is a path, an object store, or any scheme whose fsspec driver can write.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import IO, Any, Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, UploadError
 from wids.storage import files
-from wids.storage.files import unnamed_file
 from wids.storage.transport import fsspec, object_store, urls
 from wids.storage.transport.gate import logged
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for, retry_s
-from wids.storage.transport.store_settings import KINDS
 from wids.storage.transport.stream import driver_error, error_text
 from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
 
@@ -67,12 +65,18 @@ def publishing(
         return
     check_writable(name)
     _at(name, storage_options)  # now, since the block may take hours
-    with unnamed_file() as (file, path):
+    with files.unnamed_file() as (file, path):
         try:
             yield file
             file.flush()
         except OSError as error:
-            raise _with_folder(error, name) from None
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            raise OSError(
+                errno.ENOSPC,
+                f"{urls.redact(name)}: expected space for the complete file in "
+                f"{tempfile.gettempdir()}, found none; set TMPDIR to a folder with more space",
+            ) from None
         upload(path, name, is_new=is_new, replaces=replaces, storage_options=storage_options)
 
 
@@ -138,7 +142,8 @@ def move(source: str, target: str, storage_options: Options = None) -> None:
     def is_moved(file: Target) -> bool:
         return not file.exists() and other.exists()
 
-    _change("MOVE", source, storage_options, lambda file: file.move(target), is_moved)
+    attempt = _repeatable(lambda file: file.move(target), is_moved)
+    _asked("MOVE", source, storage_options, attempt)
 
 
 def remove(target: str, storage_options: Options = None) -> None:
@@ -150,10 +155,8 @@ def remove(target: str, storage_options: Options = None) -> None:
     if is_local(target):
         os.unlink(target)
         return
-    _change(
-        *("DELETE", target, storage_options, lambda file: file.remove()),
-        lambda file: not file.exists(),
-    )
+    attempt = _repeatable(lambda file: file.remove(), lambda file: not file.exists())
+    _asked("DELETE", target, storage_options, attempt)
 
 
 def file_names(folder: str, storage_options: Options = None) -> list[str]:
@@ -207,7 +210,7 @@ def local_copy(target: str, storage_options: Options = None) -> Iterator[str]:
     if is_local(target):
         yield target
         return
-    with unnamed_file() as (_, copy):
+    with files.unnamed_file() as (_, copy):
         _asked("GET", target, storage_options, lambda file: file.save(copy))
         yield copy
 
@@ -255,13 +258,11 @@ def upload(
             note_answer(server)  # now, since the attempt may take hours
             has_sent = True
             file.put(path, is_new=is_new, replaces=replaces)
-        except OSError as error:
-            is_refused_version = isinstance(error, object_store.RefusedVersionError)
-            is_final = is_refused_version or isinstance(error, (FileExistsError, FileNotFoundError))
+        except (object_store.RefusedVersionError, FileExistsError, FileNotFoundError) as error:
             # Drivers repeat requests too, so this very attempt may have stored the file.
-            if has_sent and is_final and file.has_bytes_of(path):
+            if has_sent and file.has_bytes_of(path):
                 return
-            if is_refused_version:
+            if isinstance(error, object_store.RefusedVersionError):
                 raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
             if isinstance(error, FileExistsError):  # its text may quote the URL with its query
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
@@ -274,7 +275,7 @@ def _at(url: str, storage_options: Options) -> Target:
     """Return the caller's own URL as a target, which gets the caller's options."""
     options = options_for(url, by_prefix(storage_options))
     try:
-        if urls.scheme(url) in KINDS:
+        if urls.scheme(url) in urls.KINDS:
             stores = object_store.transport_for(options, None)
             driver = stores.driver(url, is_read=False)
             if driver is None:
@@ -286,14 +287,10 @@ def _at(url: str, storage_options: Options) -> Target:
         raise UploadError(str(error)) from error
 
 
-def _change(
-    method: str,
-    url: str,
-    storage_options: Options,
-    change: Callable[[Target], None],
-    is_done: Callable[[Target], bool],
-) -> None:
-    """Change a file on a server, which may have made the change although its answer was lost."""
+def _repeatable(
+    change: Callable[[Target], None], is_done: Callable[[Target], bool]
+) -> Callable[[Target], None]:
+    """Return an attempt at a change that an earlier attempt may have made without an answer."""
     has_tried = False
 
     def attempt(file: Target) -> None:
@@ -305,7 +302,7 @@ def _change(
             if not (is_repeated and is_done(file)):
                 raise
 
-    _asked(method, url, storage_options, attempt)
+    return attempt
 
 
 def _asked(
@@ -325,32 +322,16 @@ def _asked(
                 return attempt(file)
         except (FileExistsError, FetchError, ReplacedError):
             raise
+        except FileNotFoundError as error:
+            folder = urls.redact(urls.parent(url))
+            raise FetchError(
+                f"{urls.redact(url)}: expected {urls.origin(url)} and the folder {folder} to "
+                f"exist, found: {error_text(error, url)}; check the name, or create it"
+            ) from None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
-            raise _write_error(url, error) from None
+            raise driver_error(url, error, "to write it") from None
 
     try:
         return with_retries(translated, Patience(urls.origin(url), wait_s))
     except FetchError as error:
         raise UploadError(str(error)) from error
-
-
-def _write_error(url: str, error: Exception) -> FetchError:
-    """Return the error of wids for one that a driver raised."""
-    if isinstance(error, FileNotFoundError):
-        folder = urls.redact(urls.parent(url))
-        return FetchError(
-            f"{urls.redact(url)}: expected {urls.origin(url)} and the folder {folder} to exist, "
-            f"found: {error_text(error, url)}; check the name, or create it"
-        )
-    return driver_error(url, error, "to write it")
-
-
-def _with_folder(error: OSError, url: str) -> OSError:
-    """Add the folder, which the user can change, to an error about a full disk."""
-    if error.errno != errno.ENOSPC or error.filename is not None:
-        return error
-    return OSError(
-        errno.ENOSPC,
-        f"{urls.redact(url)}: expected space for the complete file in {tempfile.gettempdir()}, "
-        "found none; set TMPDIR to a folder with more space",
-    )

@@ -1,14 +1,14 @@
 """Write one file to an object store or by a driver of fsspec, complete or not at all.
 
-Each target makes one attempt; `upload` repeats what failed.
+Each target makes one attempt; `upload` repeats failed ones.
 
-Object stores show an object when its last request has been answered. A large file is sent in parts,
-several at a time. obstore has no condition for those, so a file that must be new, or must replace a
-stated version, is sent in one request, up to the 5 GB that all stores accept there
+Object stores show an object when its last request has been answered. A large file is sent in
+several parts at a time. obstore cannot send a condition with parts, so a file that must be new, or
+must replace a stated version, is sent in one request, up to the 5 GB that all stores accept
 (specs/decisions/0097).
 
-Drivers of fsspec differ in what they show of an upload before its end, and in what they do with one
-that fails. A rename shows a complete file with all of them.
+Drivers of fsspec differ in what they show of an unfinished or failed upload. A rename shows a
+complete file with all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from wids.storage import files
 from wids.storage.transport import store_settings, urls
 from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.object_store import ObjectStores
-from wids.storage.transport.store_settings import KINDS, Store
 from wids.storage.transport.stream import TransientError
 
 PIECE_NBYTES: Final = 16 << 20
@@ -50,7 +49,7 @@ class Target(ABC):
 
     def nbytes(self) -> int | None:
         """Return the length of the file, or None if the server does not state it."""
-        return self._transport(self._url, 0, 0, None).total_nbytes
+        return self._transport.open(self._url, 0, 0, None).total_nbytes
 
     def exists(self) -> bool:
         """Return whether the file exists."""
@@ -67,7 +66,7 @@ class Target(ABC):
 
     def save(self, path: str) -> None:
         """Write the file to a local path."""
-        with open(path, "wb") as file, self._transport(self._url, 0, None, None) as stream:
+        with open(path, "wb") as file, self._transport.open(self._url, 0, None, None) as stream:
             file.writelines(stream.chunks)
             if stream.total_nbytes not in (None, file.tell()):
                 message = f"{urls.redact(self._url)}: expected all of it, found a part"
@@ -88,7 +87,7 @@ class Target(ABC):
                 start = 0
                 while piece := file.read(PIECE_NBYTES):
                     stop = start + len(piece)
-                    with self._transport(self._url, start, stop, None) as stream:
+                    with self._transport.open(self._url, start, stop, None) as stream:
                         if b"".join(stream.chunks) != piece:
                             return False
                     start = stop
@@ -152,13 +151,13 @@ class ObjectTarget(Target):
     def __init__(self, transport: ObjectStores, url: str) -> None:
         super().__init__(transport, url)
         # Google compares generations of objects, the others tags.
-        self._version = "version" if KINDS[urls.scheme(url)] == "gcs" else "e_tag"
+        self._version = "version" if urls.KINDS[urls.scheme(url)] == "gcs" else "e_tag"
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes and their version, from one response."""
         import obstore
 
-        def read(store: Store, key: str) -> tuple[bytes, str | None]:
+        def read(store: store_settings.Store, key: str) -> tuple[bytes, str | None]:
             result = obstore.get(store, key)
             return bytes(result.bytes()), result.meta[self._version]
 
@@ -181,7 +180,7 @@ class ObjectTarget(Target):
         version = {self._version: replaces}
         mode = "create" if is_new else "overwrite" if replaces is None else version
 
-        def put(store: Store, key: str) -> None:
+        def put(store: store_settings.Store, key: str) -> None:
             with open(path, "rb") as file:
                 # Mapped, so that the file takes no memory; nothing cannot be mapped.
                 data: Any = b""
@@ -208,7 +207,7 @@ class ObjectTarget(Target):
             if is_new:  # asked as late as can be; obstore takes no call within its own
                 store_settings.interruptible(self.check_absent, _ASK_S)
 
-        def put(store: Store, key: str) -> None:
+        def put(store: store_settings.Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}
             try:
                 obstore.put(store, key, parts(), use_multipart=True, **sizes)
@@ -227,7 +226,7 @@ class ObjectTarget(Target):
         """Copy the object to another name, and delete it."""
         import obstore
 
-        other = store_settings.place_of(url).key
+        other = store_settings.location_of(url).key
         self._transport.asked(self._url, lambda store, key: obstore.rename(store, key, other))
 
     def remove(self) -> None:
@@ -252,9 +251,9 @@ class FsspecTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes, of one version if the server states it."""
-        before = self._transport(self._url, 0, 0, None).tag
+        before = self._transport.open(self._url, 0, 0, None).tag
         data = bytes(self._system.cat_file(self._path))
-        if self._transport(self._url, 0, 0, None).tag != before:
+        if self._transport.open(self._url, 0, 0, None).tag != before:
             message = f"{urls.redact(self._url)}: it changed while it was being read"
             raise TransientError(message, is_outage=False)
         return data, None

@@ -67,7 +67,7 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
     with raises(FileExistsError, "x/a.bin"):
         with upload.publishing(url, is_new=True, storage_options=azurite) as file:
             file.write(b"other")
-    with transport(url, 7, 99, None) as stream:
+    with transport.open(url, 7, 99, None) as stream:
         assert b"".join(stream.chunks) == data[7:99]
     assert (stream.total_nbytes, stream.tag is None) == (len(data), False)
     assert [entry.name for entry in transport.entries(f"{prefix}/x/")] == ["a.bin"]
@@ -80,7 +80,7 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
             file.write(b"newer")
 
     def reads() -> bool:
-        with transport(url, 1, 3, None) as stream:
+        with transport.open(url, 1, 3, None) as stream:
             return b"".join(stream.chunks) == b"ew"
 
     assert in_child(reads)
@@ -94,10 +94,10 @@ def test_errors_of_azure(azurite: dict[str, Any]) -> None:
     """A wrong key and a container that does not exist are errors that say what to do."""
     transport = ObjectStores(azurite)
     with raises(NotFoundError, "expected the bucket az://none to exist"):
-        transport("az://none/a.bin", 0, 9, None)
+        transport.open("az://none/a.bin", 0, 9, None)
     wrong = base64.b64encode(b"0" * 64).decode()
     with raises(PermissionError, "az://data/a.bin: expected access", "account_key") as caught:
-        ObjectStores({**azurite, "account_key": wrong})("az://data/a.bin", 0, 9, None)
+        ObjectStores({**azurite, "account_key": wrong}).open("az://data/a.bin", 0, 9, None)
     assert wrong not in str(caught.value)
 
 

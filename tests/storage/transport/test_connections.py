@@ -159,7 +159,7 @@ def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureF
 
     with answering(respond) as url, caplog.at_level(logging.INFO):
         signed = f"{url}/a?X-Amz-Signature=SECRET".replace("//", "//me:SECRET@")
-        assert fetch.read(signed, 2) == b"ok"
+        assert fetch.Fetcher().read(signed, 2) == b"ok"
     assert [record.name for record in caplog.records] == ["wids.storage.transport.connections"]
     assert "127.0.0.1" in caplog.text
     assert "SECRET" not in caplog.text
@@ -175,7 +175,7 @@ def test_a_redirect_to_a_malformed_address_shows_no_secret(
     url = server.page("/a", b"", location=place) + "?SECRET"
 
     with caplog.at_level(logging.INFO), pytest.raises(FetchError) as caught:
-        fetch.read(url, 10)
+        fetch.Fetcher().read(url, 10)
     assert "SECRET" not in str(caught.value) + caplog.text
 
 
@@ -186,9 +186,9 @@ def test_retries_are_logged_without_the_url(
     url = server.page("/a", b"", 503) + "?SECRET"
 
     with caplog.at_level(logging.INFO), pytest.raises(FetchError):
-        fetch.read(url, 10)
+        fetch.Fetcher().read(url, 10)
     with caplog.at_level(logging.INFO), pytest.raises(FetchError):
-        fetch.read("http://127.0.0.1:9/a?SECRET", 10)
+        fetch.Fetcher().read("http://127.0.0.1:9/a?SECRET", 10)
     assert {record.name.partition(".")[0] for record in caplog.records} == {"wids"}
     assert "SECRET" not in caplog.text
 

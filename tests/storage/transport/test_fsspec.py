@@ -39,7 +39,7 @@ def test_missing_drivers_are_errors_that_name_the_extra() -> None:
         "import sys; sys.modules['gcsfs'] = sys.modules['obstore'] = None\n"
         "from wids.errors import FetchError\n"
         "from wids.storage import fetch\n"
-        "try:\n    fetch.read('gs://bucket/x', 10)\n"
+        "try:\n    fetch.Fetcher().read('gs://bucket/x', 10)\n"
         "except FetchError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_positioned_is_closed(monkeypatch: pytest.MonkeyPa
     MemoryFileSystem().pipe_file("/bucket/seek.tar", DATA)
     monkeypatch.setattr(MemoryFileSystem, "_open", open_file)
     with raises(FetchError, "memory://bucket/seek.tar", "the connection was lost"):
-        Fsspec()("memory://bucket/seek.tar", 7, None, None)
+        Fsspec().open("memory://bucket/seek.tar", 7, None, None)
     assert opened == []
 
 

@@ -19,7 +19,7 @@ from loopback import Fault, Server
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_in_flight, num_threads
+from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_threads
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
@@ -182,7 +182,7 @@ def test_requests_pass_the_gate(server: Server) -> None:
     """Documents and ranges hold a turn while they are in flight, and none afterwards."""
     url = server.page("/a", bytes(100_000))
     fetcher = Fetcher()
-    assert num_in_flight(url) == FIRST
+    assert gate().server(server.url).limit.value == FIRST
     assert fetcher.read(url, 1 << 20) == bytes(100_000)
     read = fetcher.range_reader(url, 100_000)
     gate().most_nbytes = 0
@@ -198,7 +198,7 @@ def test_a_refusal_lowers_the_limit(server: Server) -> None:
     """A server that answers 503 gets fewer requests."""
     url = server.page("/a", b"abc", faults=[Fault(503)] * 3)
     assert Fetcher().read(url, 10) == b"abc"
-    assert num_in_flight(url) == FIRST // 8
+    assert gate().server(server.url).limit.value == FIRST // 8
     assert len(server.log) == 4
 
 

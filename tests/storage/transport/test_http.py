@@ -200,14 +200,14 @@ def test_certificates_are_compared(
     with serving_by_tls(context, files) as server:
         url = f"https://{server}/own.pem"
         with raises(FetchError, "self-signed certificate"):
-            fetch.read(url, 10_000)
+            fetch.Fetcher().read(url, 10_000)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
         connections._tls_context.cache_clear()
         if named == "127.0.0.1":
-            assert fetch.read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
+            assert fetch.Fetcher().read(url, 10_000) == (tmp_path / "own.pem").read_bytes()
         else:
             with raises(FetchError, "not valid for '127.0.0.1'"):
-                fetch.read(url, 10_000)
+                fetch.Fetcher().read(url, 10_000)
 
 
 @pytest.mark.usefixtures("fresh_contexts")
@@ -271,14 +271,14 @@ def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
-    assert fetch.read("http://me:pw@example.invalid/a", 10) == b"by proxy"
+    assert fetch.Fetcher().read("http://me:pw@example.invalid/a", 10) == b"by proxy"
     assert server.log[-1].path == "http://example.invalid/a"
     monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://who:pw@"))
-    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
+    assert fetch.Fetcher().read("http://example.invalid/a", 10) == b"by proxy"
     assert server.log[-1].headers["proxy-authorization"].startswith("Basic ")
     monkeypatch.setenv("http_proxy", server.url.replace("http://", ""))
-    assert fetch.read("http://example.invalid/a", 10) == b"by proxy"
-    assert fetch.read(server.page("/b", b"direct"), 10) == b"direct"
+    assert fetch.Fetcher().read("http://example.invalid/a", 10) == b"by proxy"
+    assert fetch.Fetcher().read(server.page("/b", b"direct"), 10) == b"direct"
     monkeypatch.setenv("no_proxy", server.url.removeprefix("http://"))  # with its port
     assert Fetcher().read(server.url + "/b", 10) == b"direct"
     assert server.log[-1].path == "/b"

@@ -31,11 +31,11 @@ from wids.storage import upload
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import store_settings
-from wids.storage.transport.gate import num_in_flight
+from wids.storage.transport.gate import gate
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
-from wids.storage.transport.store_settings import Place
+from wids.storage.transport.store_settings import ObjectLocation
 from wids.storage.transport.stream import PastEndError, TransientError
 
 DATA = os.urandom(1 << 20) * 9
@@ -59,25 +59,25 @@ def test_parts_lengths_and_whole_objects(site: str) -> None:
     """A part has exactly its bytes, a strong tag and the length of the object."""
     transport = stores(site)
     for start, stop in ((0, 1), (7, 99), (5, 6 << 20), (len(DATA) - 3, None), (0, None)):
-        with transport(URL, start, stop, None) as stream:
+        with transport.open(URL, start, stop, None) as stream:
             assert b"".join(stream.chunks) == DATA[start:stop]
         assert (stream.start, stream.total_nbytes) == (start, len(DATA))
         assert stream.tag is not None
         assert stream.tag.startswith('"')
-    with transport(URL, 0, 0, None) as stream:
+    with transport.open(URL, 0, 0, None) as stream:
         assert (list(stream.chunks), stream.total_nbytes) == ([], len(DATA))
     with raises(PastEndError, URL):
-        transport(URL, len(DATA), None, None)
+        transport.open(URL, len(DATA), None, None)
 
 
 def test_an_empty_object(bucket: Bucket, site: str, tmp_path: Path) -> None:
     """It has no first byte, whether the store refuses the range or ignores it."""
     (tmp_path / "www" / "bucket" / "empty").write_bytes(b"")
-    with stores(site)("s3://bucket/empty", 0, 1, None) as stream:
+    with stores(site).open("s3://bucket/empty", 0, 1, None) as stream:
         assert (list(stream.chunks), stream.total_nbytes) == ([], 0)
     bucket.system.pipe(f"{bucket.name}/empty", b"")
     with raises(PastEndError, f"{bucket.url}/empty"):
-        ObjectStores(bucket.options)(f"{bucket.url}/empty", 0, 1, None)
+        ObjectStores(bucket.options).open(f"{bucket.url}/empty", 0, 1, None)
     assert Fetcher(bucket.options).read_start(f"{bucket.url}/empty", 9).data == b""
 
 
@@ -86,18 +86,18 @@ def test_a_store_that_sends_whole_objects(tmp_path: Path) -> None:
     (tmp_path / "www" / "bucket").mkdir(parents=True)
     (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
     with object_server(tmp_path, more="max_ranges 0;") as address:
-        with stores(address)(URL, 5, 9, None) as stream:
+        with stores(address).open(URL, 5, 9, None) as stream:
             assert (stream.start, b"".join(stream.chunks)) == (0, DATA)
 
 
 def test_a_large_object_arrives_in_pieces(site: str) -> None:
     """A whole object is never in memory at once, and a stream that is dropped reads no further."""
     transport = stores(site)
-    with transport(URL, 0, None, None) as stream:
+    with transport.open(URL, 0, None, None) as stream:
         sizes = [len(chunk) for chunk in stream.chunks]
     assert sum(sizes) == len(DATA)
     assert max(sizes) <= 2 << 20
-    with transport(URL, 0, None, None) as stream:
+    with transport.open(URL, 0, None, None) as stream:
         next(stream.chunks)
     with pytest.raises(StopIteration):
         next(stream.chunks)
@@ -170,18 +170,18 @@ def test_a_forked_child_reads_by_signed_urls(site: str, *, obstore_is_new: bool)
     """In a child every kind of reading works, with the same tags, and errors name the object."""
     transport = stores(site)
     if not obstore_is_new:
-        with transport(URL, 0, 9, None) as stream:
+        with transport.open(URL, 0, 9, None) as stream:
             tag = stream.tag
     code = stores(site) if obstore_is_new else transport
 
     def reads() -> bool:
-        with code(URL, 5, 99, None if obstore_is_new else tag) as stream:
+        with code.open(URL, 5, 99, None if obstore_is_new else tag) as stream:
             assert b"".join(stream.chunks) == DATA[5:99]
-        with code(URL, 0, 0, None) as empty:
+        with code.open(URL, 0, 0, None) as empty:
             assert empty.total_nbytes == len(DATA)
             assert empty.tag == stream.tag
         with raises(NotFoundError, "s3://bucket/none"):
-            code("s3://bucket/none", 0, 1, None)
+            code.open("s3://bucket/none", 0, 1, None)
         return True
 
     assert in_child(reads)
@@ -192,7 +192,7 @@ def test_a_forked_child_does_not_list_with_obstore(
 ) -> None:
     """What needs obstore in a forked child is an error at once, where no driver can do it."""
     transport = stores(site)
-    transport(URL, 0, 0, None)
+    transport.open(URL, 0, 0, None)
     monkeypatch.setattr("wids.storage.transport.object_store._has_driver", lambda _: False)
 
     def lists() -> bool:
@@ -208,18 +208,18 @@ def test_keys_that_only_the_network_has_are_an_error_in_a_child(
 ) -> None:
     """A child that can find no keys says so at once, and names the remedies."""
     transport = stores(site)
-    transport(URL, 0, 0, None)
+    transport.open(URL, 0, 0, None)
     monkeypatch.setattr("wids.storage.transport.store_credentials._by_botocore", lambda _: None)
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
 
     def reads() -> bool:
         with raises(FetchError, URL, "expected keys to sign with", "botocore", "forkserver"):
-            ObjectStores({"endpoint_url": site})(URL, 0, 9, None)
+            ObjectStores({"endpoint_url": site}).open(URL, 0, 9, None)
         return True
 
     assert in_child(reads)
-    with transport(URL, 3, 9, None) as stream:
+    with transport.open(URL, 3, 9, None) as stream:
         assert b"".join(stream.chunks) == DATA[3:9]
 
 
@@ -285,7 +285,7 @@ def test_an_error_names_bucket_key_and_remedy(
     """Each refusal is the right error: of wids, with the object, no secret (SEC-4, SEC-61)."""
     more = f"location / {{ {ERROR} return {status} '<Error><Code>{code}</Code></Error>'; }}"
     with object_server(tmp_path, more=more) as address, raises(kind, URL, *parts) as caught:
-        stores(address)(URL, 0, 9, None)
+        stores(address).open(URL, 0, 9, None)
     assert isinstance(caught.value, WidsError)
     assert "not-a-secret" not in str(caught.value)
     assert "Debug source" not in str(caught.value)
@@ -301,7 +301,7 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
     with object_server(tmp_path, more=more) as address:
         with raises(FetchError, "503 SlowDown"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
-    assert num_in_flight("s3://slow/a.tar") <= FIRST // 2
+    assert gate().server("s3://slow").limit.value <= FIRST // 2
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:
@@ -309,7 +309,7 @@ def test_a_connection_that_fails_is_an_outage() -> None:
     optional("obstore")
     port = free_port()
     with raises(TransientError, URL, f"http://127.0.0.1:{port}", "ConnectionRefused") as caught:
-        stores(f"http://127.0.0.1:{port}")(URL, 0, 9, None)
+        stores(f"http://127.0.0.1:{port}").open(URL, 0, 9, None)
     assert (caught.value.is_outage, caught.value.is_answer) == (True, False)  # type: ignore[attr-defined]
 
 
@@ -328,9 +328,9 @@ def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
     )
     with object_server(tmp_path, more=more) as address:
         transport = stores(address)
-        with transport(URL, 5, 9, None) as stream:
+        with transport.open(URL, 5, 9, None) as stream:
             assert b"".join(stream.chunks) == DATA[5:9]
-        with transport(URL, 5, 10, None) as stream:
+        with transport.open(URL, 5, 10, None) as stream:
             assert b"".join(stream.chunks) == DATA[5:10]
     log = (tmp_path / "access.log").read_text()
     assert log.count('"GET /bucket/a.tar HTTP/1.1" 400') == 1
@@ -344,7 +344,7 @@ def test_a_question_for_a_region_can_be_cancelled() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, cancelled_by(is_over):
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with raises(CancelledError, "cancelled"):
-            _asked_region(Place("s3", "bucket", "", "a.tar"), endpoint)
+            _asked_region(ObjectLocation("s3", "bucket", "", "a.tar"), endpoint)
 
 
 def test_names_with_odd_characters(bucket: Bucket) -> None:
@@ -357,12 +357,12 @@ def test_names_with_odd_characters(bucket: Bucket) -> None:
     assert bucket.names() == sorted(f"x/{name}" for name in names)
     assert sorted(entry.name for entry in transport.entries(f"{bucket.url}/x/")) == sorted(names)
     for name in names:
-        with transport(f"{bucket.url}/x/{name}", 0, None, None) as stream:
+        with transport.open(f"{bucket.url}/x/{name}", 0, None, None) as stream:
             assert b"".join(stream.chunks) == name.encode()
 
     def reads() -> bool:
         for name in names:
-            with transport(f"{bucket.url}/x/{name}", 0, None, None) as stream:
+            with transport.open(f"{bucket.url}/x/{name}", 0, None, None) as stream:
                 assert b"".join(stream.chunks) == name.encode()
         return True
 
@@ -395,7 +395,7 @@ def test_an_option_without_a_counterpart(bucket: Bucket) -> None:
     assert fetcher.range_reader(url, len(DATA))(3, 9) == DATA[3:9]
     assert fetcher.nbytes(url) == len(DATA)
     with raises(FetchError, url, "expected obstore or fsspec, found 'boto'"):
-        ObjectStores({**options, "driver": "boto"})(url, 0, 9, None)
+        ObjectStores({**options, "driver": "boto"}).open(url, 0, 9, None)
     assert ObjectStores({**bucket.options, "driver": "fsspec"}).driver(url) is not None
     assert ObjectStores(bucket.options).driver(url) is None
 
@@ -410,7 +410,7 @@ import sys; sys.modules['obstore'] = None; {missing}
 from wids.errors import FetchError
 from wids.storage import fetch
 try:
-    print(fetch.read({bucket.url + "/a.tar"!r}, 10))
+    print(fetch.Fetcher().read({bucket.url + "/a.tar"!r}, 10))
 except FetchError as error:
     print(error)
 """
@@ -429,14 +429,14 @@ def test_a_private_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     with object_server(tmp_path, certificate=certificate) as address:
         with raises(FetchError, URL, "expected a certificate that is trusted") as caught:
-            stores(address)(URL, 0, 9, None)
+            stores(address).open(URL, 0, 9, None)
         assert not isinstance(caught.value, TransientError)
         verify = {**KEYS["client_kwargs"], "verify": f"{tmp_path}/only.pem"}  # type: ignore[dict-item]
         for transport in (
             stores(address, client_kwargs=verify),
             stores(address, client_kwargs={**verify, "verify": False}),
         ):
-            with transport(URL, 3, 9, None) as stream:
+            with transport.open(URL, 3, 9, None) as stream:
                 assert b"".join(stream.chunks) == DATA[3:9]
         monkeypatch.setenv("AWS_CA_BUNDLE", f"{tmp_path}/only.pem")
         transport = stores(address)
@@ -450,23 +450,23 @@ def test_a_proxy(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, site)
-    with stores("http://store.invalid")(URL, 3, 9, None) as stream:
+    with stores("http://store.invalid").open(URL, 3, 9, None) as stream:
         assert b"".join(stream.chunks) == DATA[3:9]
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name)
     by_option = stores("http://store.invalid", proxy_url=site)
-    with by_option(URL, 3, 9, None) as stream:
+    with by_option.open(URL, 3, 9, None) as stream:
         assert b"".join(stream.chunks) == DATA[3:9]
 
 
 def test_spawned_processes_get_a_store_of_their_own(site: str) -> None:
     """The transport can be pickled after it was used."""
     transport = stores(site)
-    transport(URL, 0, 0, None)
+    transport.open(URL, 0, 0, None)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(_part, (transport,)) == DATA[3:9]
 
 
 def _part(transport: ObjectStores) -> bytes:
-    with transport(URL, 3, 9, None) as stream:
+    with transport.open(URL, 3, 9, None) as stream:
         return b"".join(stream.chunks)

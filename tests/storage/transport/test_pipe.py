@@ -44,7 +44,7 @@ def test_an_abandoned_pipe_is_killed(tmp_path: Path, main: str) -> None:
     """Closing the stream kills everything that its command has started, also if the shell ended."""
     alive, number = tmp_path / "alive", tmp_path / "number"
     os.mkfifo(alive)  # its end can be read when no process holds it any more
-    stream = Pipe()(f"pipe:echo $$ > {number}; sleep 300 3> {alive} & {main}", 0, None, None)
+    stream = Pipe().open(f"pipe:echo $$ > {number}; sleep 300 3> {alive} & {main}", 0, None, None)
 
     with stream:
         next(stream.chunks)

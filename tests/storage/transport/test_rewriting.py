@@ -21,10 +21,10 @@ def test_rules_apply_in_order(
     server.page("/data/a", b"remote")
     monkeypatch.setenv("WDS_REWRITE", f"^s3://bucket={server.url}/data;^gs://.*/={tmp_path}/")
 
-    assert fetch.read("s3://bucket/a", 10) == b"remote"
-    assert fetch.read("gs://other/a", 10) == b"local"
+    assert fetch.Fetcher().read("s3://bucket/a", 10) == b"remote"
+    assert fetch.Fetcher().read("gs://other/a", 10) == b"local"
     monkeypatch.setenv("WDS_REWRITE", "^s3://=pipe:echo ")
-    assert fetch.read("s3://a/b=c", 10) == b"a/b=c\n"
+    assert fetch.Fetcher().read("s3://a/b=c", 10) == b"a/b=c\n"
 
 
 @pytest.mark.parametrize("url", ["s3://a;id", "s3://a b", "s3://$(id)", "s3://a|b", "s3://a\nb"])
@@ -33,7 +33,7 @@ def test_no_part_of_a_url_is_run(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WDS_REWRITE", "^s3://=pipe:echo ")
 
     with raises(SpecError, "plain characters"):
-        fetch.read(url, 10)
+        fetch.Fetcher().read(url, 10)
 
 
 @pytest.mark.parametrize("url", ["s3://b/../x", "s3://b/%2e%2e/x", "s3://b\\..\\x"])
@@ -51,7 +51,7 @@ def test_malformed_rules_are_errors(rules: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WDS_REWRITE", rules)
 
     with pytest.raises(SpecError, match="WDS_REWRITE") as caught:
-        fetch.read("s3://a/b", 10)
+        fetch.Fetcher().read("s3://a/b", 10)
     assert "SECRET" not in str(caught.value)
 
 
@@ -63,4 +63,4 @@ def test_aistore(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_AIS_FOR", "s3:gs")
 
     for scheme in ("s3", "gs", "ais"):
-        assert fetch.read(f"{scheme}://bucket/a b", 10) == scheme.encode()
+        assert fetch.Fetcher().read(f"{scheme}://bucket/a b", 10) == scheme.encode()

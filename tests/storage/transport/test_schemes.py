@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from transfers import DATA, saved
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.fetch import Fetcher
+from wids.storage.transport.local import Handler
+from wids.storage.transport.schemes import TRANSPORTS
+from wids.storage.transport.stream import Transport
 
 
 def test_options_are_sent(server: Server) -> None:
@@ -78,3 +83,36 @@ def test_handlers_of_the_callers_own(tmp_path: Path) -> None:
     assert opened == ["mine://a", "mine://a", "mine://b"]
     with raises(FetchError, "mine://c", "expected a readable file", "NoneType"):
         saved("mine://c", handlers={"mine": lambda _: None})
+
+
+def open_data(_: str) -> io.BytesIO:
+    """A handler that a pickle can name."""
+    return io.BytesIO(DATA)
+
+
+def test_all_transports_have_one_interface() -> None:
+    """Each of the table, fsspec's and a handler's is a `Transport`, which pickles."""
+    modules = {
+        import_module(f"wids.storage.transport.{m}") for m in {*TRANSPORTS.values(), "fsspec"}
+    }
+    transports = [module.transport_for({}, None) for module in modules]
+    for transport in [*transports, Handler(open_data)]:
+        assert isinstance(transport, Transport)
+        assert type(pickle.loads(pickle.dumps(transport))) is type(transport)  # noqa: S301 - own
+
+
+def test_a_fetcher_with_a_handler_is_pickled() -> None:
+    """A worker that is spawned reads with the handlers of its parent; a transport asks nothing."""
+    fetcher = pickle.loads(pickle.dumps(Fetcher(handlers={"mine": open_data})))  # noqa: S301 - own
+    assert fetcher.read("mine://a", len(DATA)) == DATA
+    assert fetcher.nbytes("mine://a") is None
+
+
+@pytest.mark.parametrize("url", ["mine://a/", "pipe:ls", "http://127.0.0.1:1/a/"])
+def test_transports_without_lists_say_so(url: str) -> None:
+    """A handler, a command and plain HTTP list no folders, and are not asked for one."""
+    handlers = {"mine": lambda _: pytest.fail("the handler was called")}
+    with raises(
+        FetchError, url.split(" ", maxsplit=1)[0], "expected a scheme whose folders can be listed"
+    ):
+        Fetcher(handlers=handlers).entries(url)

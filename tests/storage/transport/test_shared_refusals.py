@@ -17,7 +17,7 @@ from wids.storage.fetch import Fetcher
 from wids.storage.ranges import RangeReader
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import shared_refusals
-from wids.storage.transport.gate import num_in_flight
+from wids.storage.transport.gate import gate
 
 MOST = 6
 NBYTES = 1_000_000
@@ -63,7 +63,10 @@ def test_a_process_that_fills_a_server_makes_room_for_another(
         thread.start()
     try:
         wait_for(
-            lambda: num_in_flight(small_server.url) <= MOST and small_server.num_busy >= MOST,
+            lambda: (
+                gate().server(small_server.url).limit.value <= MOST
+                and small_server.num_busy >= MOST
+            ),
             "the server is full",
         )
         context = multiprocessing.get_context(method)

@@ -41,7 +41,7 @@ def home(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def read(bucket: Bucket, **options: Any) -> bytes:
-    with ObjectStores(options)(f"{bucket.url}/a.tar", 3, 9, None) as stream:
+    with ObjectStores(options).open(f"{bucket.url}/a.tar", 3, 9, None) as stream:
         return b"".join(stream.chunks)
 
 
@@ -167,7 +167,7 @@ def test_single_sign_on(bucket: Bucket, home: Path, *, has_session: bool) -> Non
         # botocore finds the folder of tokens when it is imported.
         code = (
             "from wids.storage import fetch; import sys;"
-            f"sys.stdout.buffer.write(fetch.read({bucket.url + '/a.tar'!r}, {len(DATA)}))"
+            f"sys.stdout.buffer.write(fetch.Fetcher().read({bucket.url + '/a.tar'!r}, {len(DATA)}))"
         )
         environment = {
             **os.environ,
@@ -311,7 +311,7 @@ def test_identities_of_google(
 
         def reads(bucket: str) -> bool:
             transport = ObjectStores({"endpoint_url": address})
-            with transport(f"gs://{bucket}/train", 3, 9, None) as stream:
+            with transport.open(f"gs://{bucket}/train", 3, 9, None) as stream:
                 return b"".join(stream.chunks) == DATA[3:9]
 
         assert reads(bucket)

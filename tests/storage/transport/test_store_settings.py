@@ -12,7 +12,7 @@ import pytest
 from conftest import optional, raises
 
 from wids.errors import FetchError
-from wids.storage.transport.store_settings import NAMES, OBSTORE, OWN_OPTIONS, settings_for
+from wids.storage.transport.store_settings import NAMES, OBSTORE, OWN_OPTIONS, config_for
 
 DOCS = Path(__file__).parents[3] / "docs" / "object-stores.md"
 
@@ -70,7 +70,7 @@ def test_options_have_counterparts(
     kind: str, options: dict[str, Any], config: dict[str, Any], client: dict[str, Any]
 ) -> None:
     """The usual options of the fsspec drivers mean the same here, and obstore's are its own."""
-    settings = settings_for(kind, options)
+    settings = config_for(kind, options)
     assert (settings.config, settings.client) == (config, client)
 
 
@@ -90,7 +90,7 @@ def test_options_that_obstore_does_not_take_are_named(
 ) -> None:
     """The error names the option, and the driver that may take it."""
     with raises(FetchError, "storage_options:", name, 'driver="fsspec"'):
-        settings_for(kind, options)
+        config_for(kind, options)
 
 
 @pytest.mark.parametrize("kind", ["s3", "gcs", "azure"])
@@ -101,7 +101,7 @@ def test_obstore_takes_its_names(kind: str) -> None:
 
     make = {"s3": store.S3Store, "gcs": store.GCSStore, "azure": store.AzureStore}[kind]
     for name in OBSTORE[kind]:
-        settings = settings_for(kind, {name: "1"})
+        settings = config_for(kind, {name: "1"})
         with raises(Exception, "key") as caught:
             make("b", config={**settings.config, "nonsense": ""}, client_options=settings.client)
         assert re.findall(r"key:? '?(\w+)'?", str(caught.value)) == ["nonsense"], name
@@ -111,8 +111,8 @@ def test_obstore_takes_its_names(kind: str) -> None:
 def test_a_switch_is_not_a_file_descriptor(*, verify: bool) -> None:
     """Options that switch the check of certificates neither read nor close standard input."""
     code = (
-        "import os; from wids.storage.transport.store_settings import settings_for;"
-        f"settings_for('s3', {{'client_kwargs': {{'verify': {verify}}}}}); os.fstat(0)"
+        "import os; from wids.storage.transport.store_settings import config_for;"
+        f"config_for('s3', {{'client_kwargs': {{'verify': {verify}}}}}); os.fstat(0)"
     )
     done = subprocess.run([sys.executable, "-c", code], input=b"", timeout=30, check=False)
     assert done.returncode == 0
@@ -121,12 +121,12 @@ def test_a_switch_is_not_a_file_descriptor(*, verify: bool) -> None:
 def test_an_unknown_option_lists_those_that_exist() -> None:
     """A typing error is an error, without the value, which may be a secret (SEC-54)."""
     with raises(FetchError, "found 'secert'", "anon", "token", "bearer_token") as caught:
-        settings_for("gcs", {"secert": "hidden"})
+        config_for("gcs", {"secert": "hidden"})
     assert "hidden" not in str(caught.value)
     with raises(FetchError, "endpoint_url", "client_kwargs.verify", "retry_s", "access_key_id"):
-        settings_for("s3", {"accesskey": "hidden"})
+        config_for("s3", {"accesskey": "hidden"})
     with raises(FetchError, "client_kwargs.verify", "found str") as caught:
-        settings_for("s3", {"client_kwargs": {"verify": "/no/such/file"}})
+        config_for("s3", {"client_kwargs": {"verify": "/no/such/file"}})
 
 
 def test_the_documentation_has_every_option() -> None:

@@ -1,7 +1,7 @@
-"""Compute the names of files in the cache folder, and save its small files.
+"""Name the files of a cache folder, and write its small ones.
 
-Names are pure functions of strings. All versions of this library that use one folder share the
-names, so they never change.
+The names are pure functions of strings. All versions of this library that use one folder share
+them, so they never change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Keep a cache folder within its limit: reserve space, and evict the least recently used files.
+"""Keep a cache folder within its limit: reserve space for new files, and evict old ones.
 
-Only files with the cache's own names are ever deleted, and none that a process uses.
+The least recently used files are evicted first. Only files with the cache's own names are ever
+deleted, and none that a process uses.
 
-A file of known length gets its space at once. One of unknown length gets it in steps, and no more
-than the limit of the cache and the disk allow, since nothing else stops an endless response.
+A file of known length gets its space at once. A file of unknown length gets it in steps, up to the
+limits of the cache and of the disk, since nothing else stops an endless response.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import IO, Final, NamedTuple
 from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.cache import cache_names, leases
-from wids.storage.cache.cache_names import make_folder
 from wids.storage.cache.leases import delete_if_unused, folder_lock
 from wids.storage.cache.verified import open_own
 from wids.storage.files import delete_if_abandoned
@@ -75,7 +75,7 @@ class Total(NamedTuple):
 def make_space(
     folder: str, file: IO[bytes], nbytes: int, limit_nbytes: int, make_room: Callable[[], None]
 ) -> int:
-    """Evict what a new file needs, and give it a length; return how many bytes too many remain.
+    """Evict files to make space for a new one, and set its length; return the bytes in excess.
 
     The folder is listed only if it could exceed the limit by the stored total.
 
@@ -129,7 +129,7 @@ def save_total(folder: str, total: Total) -> None:
     # Not under a temporary name, which a killed process would leave: a part does not parse.
     forget_total(folder)
     with suppress(OSError):
-        make_folder(os.path.dirname(path))
+        cache_names.make_folder(os.path.dirname(path))
         # For this user alone, who decides by it what to delete.
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(json.dumps(total).encode())

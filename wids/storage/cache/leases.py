@@ -1,10 +1,10 @@
-"""Let one process at a time fetch a file, and keep copies that are open from being evicted.
+"""Lock files of the cache: one process at a time fetches a file, and open copies are not evicted.
 
-The lock of a lease is on the copy itself, shared by its readers. Python's memory map duplicates the
-descriptor and a fork inherits it, so a lease ends when its last map does, without any bookkeeping.
+A *lease* is a shared lock on the copy itself. Python's memory map duplicates the descriptor and a
+fork inherits it, so a lease ends when its last map does, without any bookkeeping.
 
-A killed process loses its turn to fetch at once; the others stop waiting for one that hangs after
-two minutes. Without working locks no process waits, and each fetches the file itself.
+A process that is killed releases its lock for fetching at once. The others stop waiting for one
+that hangs after two minutes. Where locks do not work, no process waits, and each fetches the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Final
 
 from wids.storage import files, locks
 from wids.storage.cache import cache_names
-from wids.storage.cache.cache_names import make_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def folder_lock(
     """Hold a lock file that is as open as its folder; see `locks.lock_file`."""
     folder = os.path.dirname(path)
     try:
-        make_folder(folder)
+        cache_names.make_folder(folder)
         mode = os.stat(folder).st_mode & 0o666 | 0o600
     except OSError:  # then the lock file cannot be made either
         mode = 0o600

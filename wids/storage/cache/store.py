@@ -24,16 +24,13 @@ from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
 from wids.storage import files, locks, stages
-from wids.storage.cache import cache_names, leases
-from wids.storage.cache.cache_names import RemoteFile, make_folder, open_up, protect, save_quietly
-from wids.storage.cache.eviction import Space, storage_error
-from wids.storage.cache.leases import lease, turn
+from wids.storage.cache import cache_names, eviction, leases
+from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
 from wids.storage.sizes import nbytes_text
-from wids.storage.stages import fetching
 from wids.storage.transport import urls
 from wids.storage.transport.stream import error_text
 
@@ -68,7 +65,7 @@ class CachedCopy(NamedTuple):
 
 
 class BackgroundFetch:
-    """The state of a fetch that no reader is waiting for yet.
+    """The state of a fetch that no reader waits for yet.
 
     Attributes:
         cancelled: Set by the owner to stop the fetch.
@@ -84,12 +81,12 @@ class BackgroundFetch:
         self.received_nbytes = 0
 
 
-class _Place(NamedTuple):
-    """Where a copy is, or will be.
+class _CopyPath(NamedTuple):
+    """Where a copy of a file is, or will be.
 
     Attributes:
         path: Its path.
-        is_own: Whether this is the cache's own copy, and not a file of the user's.
+        is_own: Whether it is the cache's own copy, and not a file of the user.
     """
 
     path: str
@@ -119,31 +116,25 @@ class Cache:
     localname: Localname | None = None
     offered: Container[str] = frozenset()
     wants_progress: bool | None = None
-    # Once for each cache object, and only before a fetch: opening copies should not list the
-    # folder.
+    # Once per cache object, and only before a fetch: opening copies should not list the folder.
     _was_swept: bool = field(default=False, init=False)
     _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._verified = VerifiedFiles(self.folder)
 
-    @property
-    def share_nbytes(self) -> int | None:
-        """The most bytes that one process should have open at a time, beside others."""
-        return None if self.limit_nbytes is None else self.limit_nbytes // 4
-
     def find(self, remote_file: RemoteFile) -> str | None:
         """Return the path of the copy of a file, if there is one that matches what is known."""
-        place = self._found(remote_file)
-        return None if place is None else place.path
+        copy = self._found(remote_file)
+        return None if copy is None else copy.path
 
-    def _found(self, remote_file: RemoteFile) -> _Place | None:
+    def _found(self, remote_file: RemoteFile) -> _CopyPath | None:
         """Return where the copy of a file is, if there is one that matches what is known."""
-        for place in self._places(remote_file):
+        for copy in self._candidates(remote_file):
             try:
                 # A link in place of a copy could lead to another file; the user's own files may be
                 # links (SEC-40).
-                status = os.lstat(place.path) if place.is_own else os.stat(place.path)
+                status = os.lstat(copy.path) if copy.is_own else os.stat(copy.path)
             except OSError:
                 continue
             if not stat.S_ISREG(status.st_mode):  # another user's link or pipe, or a folder
@@ -151,9 +142,9 @@ class Cache:
             if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
                 continue
             # What this user fetched was verified on the way; the rest is verified once.
-            is_fetched = place.is_own and is_own_file(status)
-            if is_fetched or self._verified.verify(place.path, status, remote_file):
-                return place
+            is_fetched = copy.is_own and is_own_file(status)
+            if is_fetched or self._verified.verify(copy.path, status, remote_file):
+                return copy
         return None
 
     def open(
@@ -175,23 +166,21 @@ class Cache:
             StorageError: It cannot be stored.
             MismatchError: Twice it was not what its spec says.
         """
-        # Between `_found` and the lease another process may evict the copy (CACHE-7).
-        for _ in range(3):  # again only if the copy is evicted before it is leased
-            place = self._found(remote_file)
-            was_fetched = place is None
-            if place is None:
-                place = self._fetched(remote_file, prepare, make_room)
+        # Another process may evict the copy before it is leased (CACHE-7); then try again.
+        for _ in range(3):
+            copy = self._found(remote_file)
+            was_fetched = copy is None
+            if copy is None:
+                copy = self._fetched(remote_file, prepare, make_room)
             else:
                 stages.count(stages.HITS)
             file = None
             try:
-                file = self._lease(remote_file, place)
+                file = self._lease(remote_file, copy)
                 if file is not None:
-                    index_path = self.index_path(remote_file, place.path)
+                    index_path = self.index_path(remote_file, copy.path)
                     inode = os.fstat(file.fileno()).st_ino
-                    return CachedCopy(
-                        place.path, file, index_path, place.is_own, inode, was_fetched
-                    )
+                    return CachedCopy(copy.path, file, index_path, copy.is_own, inode, was_fetched)
             except BaseException:  # Ctrl-C
                 if file is not None:
                     file.close()
@@ -201,14 +190,14 @@ class Cache:
             "time before it could be opened; make cache_size larger"
         )
 
-    def _lease(self, remote_file: RemoteFile, place: _Place) -> FileIO | None:
+    def _lease(self, remote_file: RemoteFile, copy: _CopyPath) -> FileIO | None:
         """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
-        path = place.path
+        path = copy.path
         try:
-            return lease(path)
+            return leases.lease(path)
         except OSError as error:
             reason = error.strerror or str(error)
-            if place.is_own and error.errno in _UNREADABLE:
+            if copy.is_own and error.errno in _UNREADABLE:
                 self.discard(remote_file)
                 # Only if the deletion worked: without permission to delete, every later fetch would
                 # fail too.
@@ -281,17 +270,17 @@ class Cache:
             ) from error
         return path and os.path.abspath(os.path.expanduser(path))
 
-    def _places(self, remote_file: RemoteFile) -> list[_Place]:
-        """Return where a copy can be. A file is fetched to the last of these places."""
+    def _candidates(self, remote_file: RemoteFile) -> list[_CopyPath]:
+        """Return where a copy can be. A file is fetched to the last of these paths."""
         path = self.named_path(remote_file.url)
         if path is not None:
-            return [_Place(path, is_own=False)]
-        own = _Place(cache_names.copy_path(self.folder, remote_file), is_own=True)
+            return [_CopyPath(path, is_own=False)]
+        own = _CopyPath(cache_names.copy_path(self.folder, remote_file), is_own=True)
         base_name = os.path.basename(urls.path_of(remote_file.url))
         # A base name alone proves nothing: something has to be known to compare the file with.
         is_comparable = remote_file.nbytes is not None or remote_file.sha256 or remote_file.md5sum
         if base_name in self.offered and is_comparable:
-            return [_Place(os.path.join(self.folder, base_name), is_own=False), own]
+            return [_CopyPath(os.path.join(self.folder, base_name), is_own=False), own]
         return [own]
 
     def _fetched(
@@ -300,22 +289,25 @@ class Cache:
         prepare: Prepare | None,
         make_room: Callable[[], None] = lambda: None,
         background: BackgroundFetch | None = None,
-    ) -> _Place:
+    ) -> _CopyPath:
         """Fetch a file, or wait for the process that does, and return where it is then.
 
         A background fetch does not wait for another process.
         """
-        place = self._places(remote_file)[-1]
-        path = place.path
+        copy = self._candidates(remote_file)[-1]
+        path = copy.path
         try:
             lock_path = cache_names.lock_path(self.folder, path)
-            with fetching(), turn(lock_path, path, waits=background is None) as is_ours:
+            with (
+                stages.fetching(),
+                leases.turn(lock_path, path, waits=background is None) as is_ours,
+            ):
                 if background is not None:
                     # From here on a reader who wants the file waits for the lock, instead of
                     # fetching it as well.
                     background.begun.set()
                 if not is_ours:
-                    return place
+                    return copy
                 found = self._found(remote_file)  # another process may have just fetched it
                 if found is not None:
                     return found
@@ -324,7 +316,7 @@ class Cache:
                     leases.sweep(self.folder)
                 for is_last in (False, True):
                     try:
-                        self._fetch_once(remote_file, place, prepare, make_room, background)
+                        self._fetch_once(remote_file, copy, prepare, make_room, background)
                     except (MismatchError, ShardFormatError, FileNotFoundError) as error:
                         # Cut or corrupted in transit, or the cache folder was deleted. A FetchError
                         # was retried already, or is final, such as status 404.
@@ -334,28 +326,30 @@ class Cache:
                     else:
                         break
                 with suppress(OSError):  # it may be deleted already
-                    if not place.is_own or not is_own_file(os.stat(path)):
+                    if not copy.is_own or not is_own_file(os.stat(path)):
                         self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:
             limit = self.limit_nbytes
-            raise storage_error(remote_file.url, path, self.folder, limit, error) from error
-        return place
+            raise eviction.storage_error(
+                remote_file.url, path, self.folder, limit, error
+            ) from error
+        return copy
 
     def _fetch_once(
         self,
         remote_file: RemoteFile,
-        place: _Place,
+        copy: _CopyPath,
         prepare: Prepare | None,
         make_room: Callable[[], None],
         background: BackgroundFetch | None,
     ) -> None:
         """Fetch a file beside its final name, verify it, index it and rename it."""
-        path, is_own = place
+        path, is_own = copy
         folder = os.path.dirname(path)
         if is_own:
-            make_folder(folder)
+            cache_names.make_folder(folder)
         else:  # one of the user's, that `sweep` skips
             os.makedirs(folder, exist_ok=True)
             files.sweep_beside(path)
@@ -369,10 +363,10 @@ class Cache:
         # Not synced there, but below, while the lock is still held.
         with bar, files.replacing(path, sync=False) as file:
             if is_own:
-                open_up(file.fileno(), folder)
+                cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
             reserve = partial(self._reserve, file, limit, make_room)
-            space = Space(folder, remote_file.nbytes, limit, reserve)
+            space = eviction.Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 space.cover(received_nbytes, total_nbytes)
@@ -391,16 +385,14 @@ class Cache:
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.
                     index_path = self.index_path(remote_file, path)
-                    if not save_quietly(index_path, prepare(file)):
+                    if not cache_names.save_quietly(index_path, prepare(file)):
                         with suppress(OSError):  # that of an earlier copy, which may differ
                             os.unlink(index_path)
                 if is_own:
-                    protect(file.fileno(), file.name)
+                    cache_names.protect(file.fileno(), file.name)
                 os.fsync(file.fileno())
                 nbytes = os.fstat(file.fileno()).st_size
         if is_own and (limit is None or nbytes > limit):
-            from wids.storage.cache import eviction  # not for local shards
-
             # Now: it was not reserved, and others may have listed it at the length that it had.
             eviction.forget_total(self.folder)
         stages.count(stages.FETCHES)
@@ -409,22 +401,15 @@ class Cache:
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
 
     def _reserve(
-        self,
-        file: IO[bytes],
-        limit: int | None,
-        make_room: Callable[[], None],
-        nbytes: int,
+        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
     ) -> None:
         """Evict the least recently used files to make space for a file of this length."""
         if limit is None:
             return
-        from wids.storage.cache import eviction
-
         # A file beyond the limit evicts nothing: its length is only what a server claims.
         beyond = max(0, nbytes - limit)
-        nbytes = 0 if beyond else nbytes
-        excess = eviction.make_space(self.folder, file, nbytes, limit, make_room)
-        excess = max(excess, beyond)
+        wanted = 0 if beyond else nbytes
+        excess = max(beyond, eviction.make_space(self.folder, file, wanted, limit, make_room))
         if excess > 0 and not self._has_warned:
             self._has_warned = True
             _logger.warning(

@@ -1,8 +1,7 @@
-"""Verify the digests of files that this user's cache did not fetch.
+"""Verify the digests of files that this user's cache did not fetch itself.
 
-Users place files, and other users who share a cache folder fetch copies. Hashing takes a while, so
-each state of a file is hashed once, and a note of the result is saved, bound to the file's length
-and modification time.
+Users place files in the folder, and other users of a shared folder fetch copies. Hashing takes a
+while, so each file is hashed once. A note records the result for its length and modification time.
 """
 
 from __future__ import annotations
@@ -46,14 +45,19 @@ class VerifiedFiles:
             return True
         proof = _proof(path, status, remote_file)
         if proof not in self._results:
-            is_equal = self._has_note(path, proof)
+            # In the cache folder, or in the default one of this user.
+            folders = dict.fromkeys((self._folder, default_folder()))
+            notes = [note_path(folder, path) for folder in folders]
+            is_equal = any(_has_own_note(note, proof) for note in notes)
             if not is_equal:
                 try:
                     is_equal = all(file_digest(path, name) == digest for name, digest in digests)
                 except OSError:
                     return False
                 if is_equal:
-                    self._save_note(path, proof)
+                    # Read back: where every file belongs to one user, as on some network file
+                    # systems, the note in the cache folder would never be trusted.
+                    any(save_quietly(n, _note(proof)) and _has_own_note(n, proof) for n in notes)
                 else:
                     _logger.warning(
                         "%s: not used: its digest is not the one that the spec states", path
@@ -64,21 +68,6 @@ class VerifiedFiles:
     def note_fetched(self, path: str, remote_file: RemoteFile) -> None:
         """Note that a file was verified while it was fetched."""
         self._results[_proof(path, os.stat(path), remote_file)] = True
-
-    def _has_note(self, path: str, proof: _Proof) -> bool:
-        return any(_has_own_note(note_path, proof) for note_path in self._note_paths(path))
-
-    def _save_note(self, path: str, proof: _Proof) -> None:
-        for note_path in self._note_paths(path):
-            # Read back: where every file belongs to one user, as on some network file systems, the
-            # note in the cache folder would never be trusted.
-            if save_quietly(note_path, _note(proof)) and _has_own_note(note_path, proof):
-                return
-
-    def _note_paths(self, path: str) -> list[str]:
-        """Return where a note can be: in the cache folder, or in the default one of this user."""
-        folders = dict.fromkeys((self._folder, default_folder()))
-        return [note_path(folder, path) for folder in folders]
 
 
 def note_path(folder: str, path: str) -> str:

@@ -9,14 +9,18 @@ from typing import Any, Final
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
 from wids.storage.transport.store_settings import OWN_OPTIONS
-from wids.storage.transport.stream import Entry, Stream, TransientError, driver_error, file_chunks
+from wids.storage.transport.stream import (
+    Entry,
+    Stream,
+    TransientError,
+    Transport,
+    driver_error,
+    file_chunks,
+)
 
 _BLOCK_NBYTES: Final = 16 << 20
 
-_EXTRAS: Final = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
-    "abfss": "azure", "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp",
-}  # fmt: skip
+_EXTRAS: Final = {**urls.KINDS, "adl": "azure", "hf": "hf", "sftp": "sftp", "ssh": "sftp"}
 """The extra of this package that installs the driver for a scheme."""
 
 _ARCHIVES: Final = frozenset(("zip", "tar", "libarchive"))
@@ -39,7 +43,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Fsspec:  #
     return Fsspec({name: value for name, value in options.items() if name not in OWN_OPTIONS})
 
 
-class Fsspec:
+class Fsspec(Transport):
     """Reads files through fsspec.
 
     Args:
@@ -49,13 +53,8 @@ class Fsspec:
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = dict(options or {})
 
-    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open a file, or read a part of it.
-
-        Raises:
-            NotFoundError: There is no such file.
-            FetchError: It cannot be read, or there is no driver for its scheme.
-        """
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open a file, or read a part of it in one piece."""
         system, path = self.file_system(url)
         try:
             if stop == 0:
@@ -74,12 +73,7 @@ class Fsspec:
         return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return what is in a folder.
-
-        Raises:
-            NotFoundError: There is no such folder.
-            FetchError: It cannot be listed, or there is no driver for its scheme.
-        """
+        """Return what is in a folder, by a new listing."""
         system, path = self.file_system(folder)
         try:
             system.invalidate_cache()  # a shard may have been added

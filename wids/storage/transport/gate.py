@@ -4,8 +4,8 @@ A process has one gate, and makes a new one after a fork. For each server, `requ
 how many requests are in flight; the others wait in the order in which they came. The bytes that
 responses may occupy in memory are limited too, for the process and for the node.
 
-A refusal lowers the limit. The refusal of the only request in flight means that others fill the
-server: then nothing is sent for a moment, and the other processes of the program make room.
+A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
+server: this one pauses for a moment, and the other processes of the program send fewer requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 from wids.errors import WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import shared_refusals, urls
-from wids.storage.transport.request_limit import FIRST, RequestLimit
+from wids.storage.transport.request_limit import RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
 
@@ -38,12 +38,24 @@ _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
 would be refused too, and a thousand may wait."""
 _YIELD_EVERY_S: Final = 1.0
-"""How often a process sends one request fewer because others were refused: requests in flight
-take some time to end."""
+"""Shortest time between two reductions of the limit because other processes were refused: requests
+in flight take some time to end."""
+
+PROCESS_NBYTES: Final = 256 << 20
+"""Bytes of responses that one process keeps in memory at a time."""
+NODE_NBYTES: Final = 1 << 30
+"""The same for all processes of a node."""
+
+_STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
+"""What a response occupies whose reader takes it in pieces: one here, and one in the system."""
+
+_SILENT_S: Final = 2.0
+"""Silence of a server after which one more request may pass: those in flight may belong to readers
+that wait for something else, perhaps for the very request that waits here."""
 
 
 @dataclass
-class ServerState:
+class _Server:
     """What the gate of a process knows about one server.
 
     Attributes:
@@ -56,6 +68,7 @@ class ServerState:
         pause_until_s: Until when none is sent after that.
         num_shared: The number of `shared_refusals` that is known here.
         yielded_s: When the limit was last lowered for another process.
+        waiting: Those that wait for their turn, the first one first.
     """
 
     name: str
@@ -67,9 +80,10 @@ class ServerState:
     pause_until_s: float = 0.0
     num_shared: float = 0
     yielded_s: float = 0.0
+    waiting: deque[Turn] = field(default_factory=deque)
 
     def note_refusal(self) -> None:
-        """Send fewer requests, and for some time none if this was the only one."""
+        """Send fewer requests; if this was the only one in flight, pause."""
         self.limit.refuse(self.num_in_flight - 1)
         if self.num_in_flight > 1:
             return
@@ -80,7 +94,7 @@ class ServerState:
         self.num_shared = shared_refusals.number(self.name)
 
     def make_room(self) -> None:
-        """Send one request fewer if the server had no room for another process."""
+        """Send one request fewer if the server refused the only request of another process."""
         num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
         if num_shared == self.num_shared:
             return
@@ -99,30 +113,6 @@ class ServerState:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
         pause_s = self.pause_until_s - time.monotonic()
         return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
-
-
-PROCESS_NBYTES: Final = 256 << 20
-"""Bytes of responses that one process keeps in memory at a time."""
-NODE_NBYTES: Final = 1 << 30
-"""The same for all processes of a node."""
-
-_STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
-"""What a response occupies whose reader takes it in pieces: one here, and one in the system."""
-
-_SILENT_S: Final = 2.0
-"""Silence of a server after which one more request may pass: those in flight may belong to readers
-that wait for something else, perhaps for the very request that waits here."""
-
-
-@dataclass
-class _Server(ServerState):
-    """One server.
-
-    Attributes:
-        waiting: Those that wait for their turn, the first one first.
-    """
-
-    waiting: deque[Turn] = field(default_factory=deque)
 
 
 class Turn:
@@ -360,17 +350,6 @@ class Gate:
             del self._holders[thread]
 
 
-def num_in_flight(server: str) -> int:
-    """Return how many requests to a server are worth sending at a time now, at least 1.
-
-    Args:
-        server: Scheme and host, as `urls.origin` returns them, or a URL; ``""`` and a path stand
-            for this machine.
-    """
-    known = gate().servers.get(urls.origin(server))
-    return FIRST if known is None else known.limit.value
-
-
 def num_threads() -> int:
     """Return how many threads are worth sending requests to one server, for any server.
 
@@ -388,7 +367,8 @@ def has_room(server: str) -> bool:
     """Return whether a request to a server would not wait now.
 
     Args:
-        server: As for `num_in_flight`.
+        server: Scheme and host, as `urls.origin` returns them, or a URL; ``""`` and a path stand
+            for this machine.
     """
     known = gate().servers.get(urls.origin(server))
     return known is None or known.num_in_flight < known.limit.value
@@ -433,16 +413,13 @@ def _share_nbytes() -> int:
     Processes that do not know each other share a node. Their number follows from what the
     launcher and the DataLoader state, which needs no file and no lock that a kill could leave.
     """
-    num_processes = max(1, _number(os.environ.get("LOCAL_WORLD_SIZE", "")))
-    loader = sys.modules.get("torch.utils.data")  # where it is not imported, this is no worker
+    stated = os.environ.get("LOCAL_WORLD_SIZE", "")
+    num_processes = max(1, int(stated)) if stated.isascii() and stated.isdecimal() else 1
+    loader = sys.modules.get("torch.utils.data")  # a worker has imported it
     worker = None if loader is None else loader.get_worker_info()
     if worker is not None:
         num_processes *= worker.num_workers
     return min(PROCESS_NBYTES, NODE_NBYTES // num_processes)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 _threads: Final = threading.local()

@@ -1,7 +1,7 @@
-"""Open ``http:`` and ``https:`` URLs over connections that are reused, with the caller's headers.
+"""Read ``http:`` and ``https:`` URLs over connections that are reused, with the caller's headers.
 
-A callable is for tokens that expire. It is called when a header is first needed, again shortly
-before the time that it stated, and again if `http` reports a 401.
+Headers can be a callable, for tokens that expire. It is called when a header is first needed, again
+shortly before the time that it stated, and again after a response with status 401.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
     return Http(options.get("headers"), options.get("timeout") or TIMEOUT_S)
 
 
-class Http:
+class Http(Transport):
     """Sends GET and HEAD requests over persistent connections.
 
     Threads can share it, and it survives a fork and pickling: each process opens its own
@@ -183,17 +183,11 @@ class Http:
         # Sockets cannot be pickled, and another machine may have other proxies.
         return {**self.__dict__, "_idle": {}, "_proxies": {}}
 
-    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Request a file from a position on; with ``tag``, only if it is still that version.
 
         The empty range from 0 to 0 is requested with HEAD. A server that refuses HEAD, as for URLs
         that are signed for GET, or does not state the length, is asked for the first byte.
-
-        Raises:
-            NotFoundError: The server has no such file.
-            PastEndError: The file ends before ``start``.
-            TransientError: The connection failed, or the server is busy.
-            FetchError: The server refuses, or its response cannot be used.
         """
         if stop == 0:
             stream = self._stated(url)
@@ -213,8 +207,8 @@ class Http:
             response.close()
             raise
 
-    def streams_parts(self, url: str) -> bool:  # noqa: ARG002 - of all URLs
-        """Return True; see `Transports.streams_parts`."""
+    def streams_parts(self, url: str) -> bool:  # noqa: ARG002
+        """Return True, for all URLs."""
         return True
 
     def head(self, url: str) -> Response:

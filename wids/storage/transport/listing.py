@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
-from wids.errors import FetchError, NotFoundError
-from wids.storage.sizes import count_text
+from wids.errors import NotFoundError
+from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 from wids.storage.transport.stream import Entry
 
@@ -69,7 +69,8 @@ def is_folder(url: str) -> bool:
     # With a query, a program on a server answers, and a slash means nothing.
     if kind == "pipe" or "?" in url:
         return False
-    return urls.path_of(url).endswith("/") or not urls.path_of(url) or _is_hf_repository(url)
+    path = urls.path_of(url)
+    return not path or path.endswith("/") or _HF_REPOSITORY.fullmatch(url) is not None
 
 
 def matching(list_folder: List, pattern: str) -> list[Named]:
@@ -124,12 +125,10 @@ def content_text(entries: Sequence[Entry]) -> str:
     )
     folders = folders_in(entries)
     texts = [f"{count:,} {kind}" for kind, count in kinds.most_common(_NUM_SHOWN)]
-    if len(kinds) > _NUM_SHOWN:
-        num_others = sum(kinds.values()) - sum(n for _, n in kinds.most_common(_NUM_SHOWN))
+    if num_others := sum(count for _, count in kinds.most_common()[_NUM_SHOWN:]):
         texts.append(count_text(num_others, "other"))
     if folders:
-        shown = ", ".join(folders[:_NUM_SHOWN]) + (", …" if len(folders) > _NUM_SHOWN else "")
-        texts.append(f"{count_text(len(folders), 'folder')} ({shown})")
+        texts.append(f"{count_text(len(folders), 'folder')} ({first_of(folders)})")
     return ", ".join(texts) or "nothing"
 
 
@@ -187,19 +186,4 @@ def _nothing_found(pattern: str, folder: str, entries: Sequence[Entry], part: st
         f"{urls.redact(pattern)}: expected files of this name, found none; {urls.redact(folder)} "
         f"has {content_text(entries)}"
         + (f"; the nearest names are {', '.join(near)}" if near else "")
-    )
-
-
-def _is_hf_repository(url: str) -> bool:
-    return _HF_REPOSITORY.fullmatch(url) is not None
-
-
-def not_listable(url: str) -> FetchError:
-    """Return the error for a pattern or folder whose server cannot list files."""
-    kind = urls.scheme(url)
-    found = f"{kind}:" if kind else "a path"
-    return FetchError(
-        f"{urls.redact(url)}: expected a scheme whose folders can be listed, found {found}; plain "
-        "HTTP, commands and handlers have no lists: write the names with braces, as in "
-        "train-{000000..000146}.tar, or pass the URL of a spec"
     )

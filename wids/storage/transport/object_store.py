@@ -1,11 +1,12 @@
 """Open objects of S3, Google Cloud Storage and Azure with obstore, or else with fsspec.
 
-Which of the two is decided for each bucket by `ObjectStores.driver`: fsspec where the caller asks
+`ObjectStores.driver` decides for each bucket which of the two it is: fsspec where the caller asks
 for it, where the form of a URL has no counterpart in obstore, and where only its driver is
 installed.
 
-That is in children of a process that has used obstore, made by a fork, as the workers of a
-DataLoader are by default on Linux. Signing needs no network, and costs a hundredth of a request.
+obstore cannot be used in a process that was forked from one that has used it, such as the workers
+of a DataLoader on Linux. There, objects are read by signed URLs over HTTP. Signing needs no
+network, and costs a hundredth of a request.
 
 obstore has a class for a missing object, a refused access and a refused version. The status of all
 other answers stands only in its text, which is parsed here and nowhere else (specs/decisions/0096).
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
@@ -30,8 +31,15 @@ from wids.storage.transport import fsspec, store_settings, urls
 from wids.storage.transport.http import TIMEOUT_S, Http
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.store_credentials import Provider
-from wids.storage.transport.store_settings import KINDS, Place, Settings, Store, interruptible
-from wids.storage.transport.stream import AccessError, Entry, PastEndError, Stream, transient_error
+from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig
+from wids.storage.transport.stream import (
+    AccessError,
+    Entry,
+    PastEndError,
+    Stream,
+    Transport,
+    transient_error,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -50,28 +58,30 @@ _PACKAGES: Final = {
 }
 
 
-class SignedUrls:
-    """Reads the objects of one bucket.
+class Bucket:
+    """An open bucket, whose objects a forked process reads by signed URLs.
 
     Args:
-        place: The bucket, by any object in it.
-        store: Signs URLs.
-        settings: Those of the store.
+        location: The bucket, by any object in it.
+        store: The store of obstore.
+        config: That of the store.
         provider: Provides credentials, or None.
     """
 
     def __init__(
-        self, place: Place, store: Store, settings: Settings, provider: Provider | None
+        self, location: ObjectLocation, store: Store, config: StoreConfig, provider: Provider | None
     ) -> None:
-        self._place = place
-        self._store = store
-        self._settings = settings
+        self._location = location
+        self.store = store
+        self._config = config
         self._provider = provider
         self._signed: dict[str, tuple[str, float]] = {}
         self._http: dict[str, Http] = {}
 
-    def __call__(self, url: str, key: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object or a part of it; errors name ``url``, and not the signed one.
+    def open_signed(
+        self, url: str, key: str, start: int, stop: int | None, tag: str | None
+    ) -> Stream:
+        """Open an object or a part of it by HTTP; errors name ``url``, and not the signed one.
 
         Raises:
             FetchError: It cannot be read or signed.
@@ -80,11 +90,11 @@ class SignedUrls:
         token = headers.get("Authorization", "")
         http = self._http.get(token)
         if http is None:  # another thread may replace it, if the token was renewed
-            http = Http(headers, TIMEOUT_S, self._settings.client.get("root_certificate"))
+            http = Http(headers, TIMEOUT_S, self._config.client.get("root_certificate"))
             self._http = {token: http}
         try:
             # A URL that is signed for GET refuses HEAD.
-            stream = http(signed, start, 1 if stop == 0 else stop, tag)
+            stream = http.open(signed, start, 1 if stop == 0 else stop, tag)
         except FetchError as error:
             error.args = (str(error).replace(urls.redact(signed), urls.redact(url)),)
             raise
@@ -95,13 +105,13 @@ class SignedUrls:
 
     def _address(self, url: str, key: str) -> tuple[str, Mapping[str, str]]:
         """Return the URL to request, and headers."""
-        config = self._settings.config
-        plain = _plain(self._place, config, key)
+        config = self._config.config
+        plain = _plain(self._location, config, key)
         if config.get("skip_signature"):
             return plain, {}
         if "sas_key" in config:
             return f"{plain}?{config['sas_key']}", {}
-        if self._place.kind == "gcs" and (self._provider or "bearer_token" in config):
+        if self._location.kind == "gcs" and (self._provider or "bearer_token" in config):
             token = config.get("bearer_token") or self._provider()["token"]  # type: ignore[misc]
             return plain, {"Authorization": f"Bearer {token}"}
         address, until_s = self._signed.get(key, ("", 0.0))
@@ -116,32 +126,32 @@ class SignedUrls:
 
         # Without keys at hand obstore would request them. That never returns here, and the parent
         # would miss answers too, since a fork shares what a process waits with (epoll).
-        has_keys = any(name in self._settings.config for name in _KEY_OPTIONS) or any(
-            os.environ.get(name) for name in _VARIABLES[self._place.kind]
+        has_keys = any(name in self._config.config for name in _KEY_OPTIONS) or any(
+            os.environ.get(name) for name in _VARIABLES[self._location.kind]
         )
         if not has_keys:
             raise FetchError(
                 f"{urls.redact(url)}: expected keys to sign with, found none in this process, "
                 "which was forked from one that reads object stores; "
-                + _PACKAGES[self._place.kind]
+                + _PACKAGES[self._location.kind]
                 + 'start workers with multiprocessing_context="forkserver"'
             )
         call: Any = obstore.sign
-        return str(call(self._store, "GET", key, timedelta(seconds=_LIFE_S)))
+        return str(call(self.store, "GET", key, timedelta(seconds=_LIFE_S)))
 
 
-def _plain(place: Place, config: Mapping[str, Any], key: str) -> str:
+def _plain(location: ObjectLocation, config: Mapping[str, Any], key: str) -> str:
     """Return the URL of an object without a signature."""
     endpoint = config.get("endpoint") or config.get("base_url")
-    path = f"{place.bucket}/{quote(key)}"
-    if place.kind == "s3" and config.get("virtual_hosted_style_request") and endpoint:
+    path = f"{location.bucket}/{quote(key)}"
+    if location.kind == "s3" and config.get("virtual_hosted_style_request") and endpoint:
         path = quote(key)
     if endpoint is None:
         endpoint = {
             "s3": f"https://s3.{config.get('region', 'us-east-1')}.amazonaws.com",
             "gcs": "https://storage.googleapis.com",
             "azure": f"https://{config.get('account_name')}.blob.core.windows.net",
-        }[place.kind]
+        }[location.kind]
     return f"{endpoint.rstrip('/')}/{path}"
 
 
@@ -168,20 +178,14 @@ _KEYS: Final = {
 }
 
 
-def is_wrong_region(error: Exception) -> bool:
-    """Return whether a request was signed for another region than that of the bucket."""
+def right_region(error: Exception) -> str | None:
+    """Return the region to sign for, if the error says that a request was signed for another one.
+
+    Return ``""`` if it does not say for which, and None for any other error.
+    """
     text = str(error)
-    return _BARE_REDIRECT in text or _found(_CODE, text) in _WRONG_REGION
-
-
-def is_whole_file(error: Exception) -> bool:
-    """Return whether a store sent a whole file in place of a part."""
-    return "NotPartial" in str(error)
-
-
-def stated_region(error: Exception) -> str | None:
-    """Return the region that a server asks to sign for, if it says so."""
-    return _found(_REGION, str(error)) or None
+    is_wrong = _BARE_REDIRECT in text or _found(_CODE, text) in _WRONG_REGION
+    return _found(_REGION, text) if is_wrong else None
 
 
 def store_error(
@@ -230,8 +234,8 @@ def _found(pattern: re.Pattern[str], text: str) -> str:
 def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
     """Return the error for a request that credentials or settings would have to change."""
     text, name, bucket = str(error), urls.redact(url), urls.origin(url)
-    if is_wrong_region(error):
-        region = stated_region(error)
+    region = right_region(error)
+    if region is not None:
         return FetchError(
             f"{name}: expected the region of {bucket}, found another"
             + (f"; it is {region}" if region else "")
@@ -293,19 +297,7 @@ class RefusedVersionError(OSError):
     """The store does not replace an object, since it has another version than the stated one."""
 
 
-class Bucket(NamedTuple):
-    """An open bucket.
-
-    Attributes:
-        store: The store of obstore.
-        signed: Reads the same objects by signed URLs, for a forked process.
-    """
-
-    store: Store
-    signed: SignedUrls
-
-
-class ObjectStores:
+class ObjectStores(Transport):
     """Reads objects, and lists folders.
 
     Threads can share it, and it survives a fork and pickling: each process opens its own buckets.
@@ -316,41 +308,29 @@ class ObjectStores:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self._buckets: dict[tuple[int, int, Place], Bucket] = {}
-        self._regions: dict[Place, str] = {}
-        self._settings: dict[str, store_settings.Settings | None] = {}
+        self._buckets: dict[tuple[int, int, ObjectLocation], Bucket] = {}
+        self._regions: dict[ObjectLocation, str] = {}
+        self._settings: dict[str, StoreConfig | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
 
-    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object, or read a part of it if it still has this tag, or else all of it.
-
-        Raises:
-            NotFoundError: There is no such object or bucket.
-            PastEndError: The object ends before ``start``.
-            TransientError: The connection failed, or the store is busy.
-            FetchError: The store refuses, or the options cannot be used.
-        """
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open an object or a part of it, by the driver that is used for its bucket."""
         driver = self.driver(url)
         if driver is not None:
-            return driver(url, start, stop, tag)
+            return driver.open(url, start, stop, tag)
         if not store_settings.is_forked():
             return self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
-        place = store_settings.place_of(url)
-        return self._bucket(place).signed(url, place.key, start, stop, tag)
+        location = store_settings.location_of(url)
+        return self._bucket(location).open_signed(url, location.key, start, stop, tag)
 
     def streams_parts(self, url: str) -> bool:
-        """Return whether obstore opens a URL; see `Transports.streams_parts`."""
+        """Return whether obstore opens a URL."""
         return self.driver(url) is None
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return what is in a folder.
-
-        Raises:
-            NotFoundError: There is no such folder.
-            FetchError: It cannot be listed.
-        """
+        """Return what is in a folder, which ends at the next slash."""
         driver = self.driver(folder, is_read=False)
         if driver is not None:
             return driver.entries(folder)
@@ -379,7 +359,7 @@ class ObjectStores:
         Raises:
             FetchError: Neither can: the error names what to install or to change.
         """
-        kind = KINDS[urls.scheme(url)]
+        kind = urls.KINDS[urls.scheme(url)]
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url:
             return fsspec.transport_for(self.options, None)
@@ -393,7 +373,7 @@ class ObjectStores:
             return fsspec.transport_for(self.options, None)
         return None
 
-    def _settings_for(self, kind: str) -> store_settings.Settings | None:
+    def _settings_for(self, kind: str) -> StoreConfig | None:
         """Return the settings for obstore; None if fsspec is used."""
         asked = self.options.get("driver")
         if asked == "fsspec":
@@ -411,7 +391,7 @@ class ObjectStores:
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "
                 "pass a handler for it"
             )
-        return store_settings.settings_for(kind, self.options)
+        return store_settings.config_for(kind, self.options)
 
     def asked(
         self,
@@ -433,7 +413,7 @@ class ObjectStores:
             RefusedVersionError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
-        place = store_settings.place_of(url)
+        location = store_settings.location_of(url)
         if store_settings.is_forked():
             raise FetchError(
                 f"{urls.redact(url)}: expected a process that can list and write objects, found "
@@ -442,58 +422,55 @@ class ObjectStores:
         import obstore
 
         for is_last in (False, True):
-            store = self._bucket(place, client).store
+            store = self._bucket(location, client).store
             try:
-                return interruptible(lambda s=store: call(s, place.key))  # type: ignore[misc]
+                return store_settings.interruptible(lambda s=store: call(s, location.key))  # type: ignore[misc]
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             except obstore.exceptions.PreconditionError:
                 raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-                region = None if is_last else self._other_region(place, error)
+                region = None if is_last else self._other_region(location, error)
                 if region is None:
-                    raise store_error(place.kind, url, error, expected) from None
-                self._regions[_root(place)] = region
+                    raise store_error(location.kind, url, error, expected) from None
+                self._regions[location._replace(key="")] = region
                 self._buckets.clear()
         raise AssertionError  # the second round returns or raises
 
-    def _bucket(self, place: Place, client: Mapping[str, str] | None = None) -> Bucket:
-        """Return the open bucket of a place, for this process."""
+    def _bucket(self, location: ObjectLocation, client: Mapping[str, str] | None = None) -> Bucket:
+        """Return the open bucket of a location, for this process."""
         # In a forked process it has credentials of this moment, which may expire.
         term = int(time.monotonic() // _TERM_S) if store_settings.is_forked() else 0
-        key = (os.getpid(), term, _root(place))
+        key = (os.getpid(), term, location._replace(key=""))
         if not client and key in self._buckets:
             return self._buckets[key]
         # `driver` was asked before, and returned None: there are settings for obstore.
-        settings = self._settings[place.kind] or store_settings.Settings()
-        region = self._regions.get(_root(place))
-        made = store_settings.new_store(place, settings, region, **(client or {}))
-        bucket = Bucket(made[0], SignedUrls(place, *made))
+        settings = self._settings[location.kind] or StoreConfig()
+        made = store_settings.new_store(
+            location, settings, self._regions.get(key[-1]), **(client or {})
+        )
+        bucket = Bucket(location, *made)
         if not client:
             self._buckets[key] = bucket
         return bucket
 
-    def _other_region(self, place: Place, error: Exception) -> str | None:
+    def _other_region(self, location: ObjectLocation, error: Exception) -> str | None:
         """Return the region of a bucket whose requests were signed for another; else None."""
-        if place.kind != "s3" or not is_wrong_region(error):
+        region = right_region(error)
+        if location.kind != "s3" or region is None:
             return None
         settings = self._settings["s3"]
         endpoint = None if settings is None else settings.config.get("endpoint")
-        return stated_region(error) or _asked_region(place, endpoint)
+        return region or _asked_region(location, endpoint)
 
 
-def _root(place: Place) -> Place:
-    """Return the place of the bucket itself."""
-    return Place(place.kind, place.bucket, place.account, "")
-
-
-def _asked_region(place: Place, endpoint: str | None) -> str | None:
+def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
     """Return the region that the store states to anyone who asks for a bucket."""
-    address = f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{place.bucket}"
+    address = f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{location.bucket}"
     try:  # a refusal and a redirect state it too
         return Http().head(address).headers.get("x-amz-bucket-region") or None
     except FetchError:
-        check_waits()  # a wait that had to end is no answer
+        check_waits()  # raises if the wait was cut short
         return None
 
 
@@ -513,19 +490,18 @@ def _opened(
             options["if_match"] = tag
     try:
         result = obstore.get(store, key, options=options)
-    except obstore.exceptions.PreconditionError:
-        # As a server does for If-Range: the whole file, whose tag says that it is another.
-        return _opened(url, store, key, 0, None, None)
-    except obstore.exceptions.GenericError as error:
-        if not (options and is_whole_file(error)):
+    except (obstore.exceptions.PreconditionError, obstore.exceptions.GenericError) as error:
+        is_replaced = isinstance(error, obstore.exceptions.PreconditionError)
+        if not (is_replaced or (options and "NotPartial" in str(error))):
             raise
+        # As a server does for If-Range: the whole file, whose tag says that it is another.
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
     end = None if stop is None else result.range[1]
     if stop is not None and stop - start <= _WHOLE_NBYTES:
         chunks = iter((memoryview(result.bytes()),))
         return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]), stop=end)
-    pieces = _pieces(KINDS[urls.scheme(url)], url, result)
+    pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 
 
@@ -534,7 +510,7 @@ def _pieces(kind: str, url: str, result: Any) -> Generator[bytes, None, None]:
 
     stream = result.stream(min_chunk_size=_CHUNK_NBYTES)
     try:
-        while piece := interruptible(lambda: next(stream, b"")):
+        while piece := store_settings.interruptible(lambda: next(stream, b"")):
             yield piece
     except (obstore.exceptions.BaseError, OSError) as error:
         raise store_error(kind, url, error) from None

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from wids.storage.transport import urls
-from wids.storage.transport.local import open_local
+from wids.storage.transport.local import Local
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError, Transport
 
 
@@ -24,7 +24,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
     return Pipe(scratch)
 
 
-class Pipe:
+class Pipe(Transport):
     """Runs the commands of ``pipe:`` URLs.
 
     A command writes to its standard output, or to the path that replaces ``{local}`` in it.
@@ -33,10 +33,12 @@ class Pipe:
         scratch: Folder for the files that replace ``{local}``; None for the system's.
     """
 
+    states_nbytes = False  # a command would run
+
     def __init__(self, scratch: str | None = None) -> None:
         self.scratch = scratch
 
-    def __call__(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:  # noqa: ARG002
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:  # noqa: ARG002
         """Return the stream of a command, which starts when the first bytes are read."""
         command = url[len("pipe:") :]
         if "{local}" in command:
@@ -70,7 +72,7 @@ def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[Da
             _check_exit_status(url, process.wait())
         finally:
             _kill(process)
-        with open_local(path, 0, None, None) as stream:
+        with Local().open(path, 0, None, None) as stream:
             yield from stream.chunks
 
 

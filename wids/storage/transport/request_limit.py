@@ -1,9 +1,9 @@
-"""Decide how many requests to one server are worth sending at a time, from what happens to them.
+"""Find out by trial how many requests to one server are worth sending at a time.
 
-The limit begins small and grows while more requests in flight make more bytes a second. Every
-trial of another limit is compared with the limit before it, and kept only if it paid. A refused
-request (429, 503, SlowDown) lowers the limit to the number of requests that the server did not
-refuse. The class has no clock, no threads and no input or output: a gate reports events.
+The limit begins small and grows while more requests in flight make more bytes a second. Each trial
+of another limit is compared with the previous limit, and kept only if it paid. A refused request
+(429, 503, SlowDown) lowers the limit to the number of requests that the server did not refuse. The
+class has no clock, no threads and no input or output: a gate reports events.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class RequestLimit:
     def _is_complete(self, current: _Round) -> bool:
         if current.num_parts <= self.value // 2:
             return False
-        # Requests may be in step, so less than a whole one has too many bytes, or none.
+        # Requests may run in lockstep, so a part of one would have too many bytes, or none.
         short_s = self.value * max(_SHORT_ROUND_S, self._request_s)
         if current.num_ended >= self.value and current.seconds >= short_s:
             return True
@@ -190,7 +190,6 @@ class RequestLimit:
 
 
 def _quarter(value: int) -> int:
-    """Return by how much a limit grows in one step: enough to be fast where little is known."""
     return max(_LEAST_STEP, value // 4)
 
 

@@ -1,4 +1,4 @@
-"""Retry attempts that may fail: when to try again, how long to wait, when to give up."""
+"""Retry attempts that may fail: when to try again, how long to wait, and when to stop."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class Patience:
         deadline_s: Seconds after which the read is an error, whatever it waits for.
         url: What is read, for messages.
         started_s: When the read began, from which the deadline counts: also for its parts.
+        waited_s: Seconds that a read with a deadline has waited, by what it waited for.
     """
 
     server: str
@@ -72,40 +73,29 @@ class Patience:
     deadline_s: float = math.inf
     url: str = ""
     started_s: float = field(default_factory=time.monotonic)
+    waited_s: dict[str, float] = field(default_factory=dict)
 
     def again(self) -> Patience:
         """Return the same for a read that begins now."""
         return Patience(self.server, self.retry_s, self.deadline_s, self.url)
 
-
-@dataclass
-class _Waits:
-    """What one read has waited for, if it has a deadline.
-
-    Attributes:
-        patience: As for `with_retries`.
-        seconds: Seconds by what it waited for.
-    """
-
-    patience: Patience
-    seconds: dict[str, float] = field(default_factory=dict)
-
     @property
     def left_s(self) -> float:
-        return self.patience.started_s + self.patience.deadline_s - time.monotonic()
+        """Seconds until the deadline; less than 0 after it."""
+        return self.started_s + self.deadline_s - time.monotonic()
 
-    def error(self) -> DeadlineError:
+    def deadline_error(self) -> DeadlineError:
         """Return the error that says what the time was spent on."""
-        waited_s = time.monotonic() - self.patience.started_s
-        parts = [f"{_text(spent)} for {what}" for what, spent in self.seconds.items()]
+        parts = [f"{_text(spent_s)} for {what}" for what, spent_s in self.waited_s.items()]
         return DeadlineError(
-            f"{urls.redact(self.patience.url)}: expected all bytes within "
-            f"{_text(self.patience.deadline_s)} (deadline_s), found that it waited "
-            f"{_text(waited_s)}: {', '.join(parts)}; allow more time, or find what is slow"
+            f"{urls.redact(self.url)}: expected all bytes within {_text(self.deadline_s)} "
+            f"(deadline_s), found that it waited {_text(time.monotonic() - self.started_s)}: "
+            f"{', '.join(parts)}; allow more time, or find what is slow"
         )
 
 
-_waits: ContextVar[_Waits | None] = ContextVar("wids_waits", default=None)
+_limited: ContextVar[Patience | None] = ContextVar("wids_limited", default=None)
+"""The patience of the read of this thread, if it has a deadline."""
 
 
 def has_answered(server: str) -> bool:
@@ -145,27 +135,27 @@ def check_waits() -> None:
         CancelledError: The event of `cancelled_by` is set.
         DeadlineError: The deadline of the read has passed.
     """
-    event, waits = _cancel.get(), _waits.get()
+    event, patience = _cancel.get(), _limited.get()
     if event is not None and event.is_set():
         raise CancelledError("the fetch was cancelled")
-    if waits is not None and waits.left_s <= 0:
+    if patience is not None and patience.left_s <= 0:
         raise _PassedError("the deadline has passed")  # `with_retries` says more
 
 
 def left_s() -> float:
     """Return the seconds until the deadline of the read, or infinity."""
-    waits = _waits.get()
-    return math.inf if waits is None else max(0.0, waits.left_s)
+    patience = _limited.get()
+    return math.inf if patience is None else max(0.0, patience.left_s)
 
 
 @contextmanager
-def _timed(waits: _Waits, what: str) -> Iterator[None]:
+def _timed(patience: Patience, what: str) -> Iterator[None]:
     started_s = time.monotonic()
     try:
         yield
     finally:
         spent_s = time.monotonic() - started_s
-        waits.seconds[what] = waits.seconds.get(what, 0.0) + spent_s
+        patience.waited_s[what] = patience.waited_s.get(what, 0.0) + spent_s
 
 
 _untimed: Final = nullcontext()
@@ -173,14 +163,12 @@ _untimed: Final = nullcontext()
 
 def waiting_for(what: str) -> AbstractContextManager[None]:
     """Have the error of a deadline say how long the block took, for what."""
-    waits = _waits.get()
-    return _untimed if waits is None else _timed(waits, what)
+    patience = _limited.get()
+    return _untimed if patience is None else _timed(patience, what)
 
 
 def with_retries(
-    attempt: Callable[[], _T],
-    patience: Patience,
-    position: Callable[[], int] = lambda: 0,
+    attempt: Callable[[], _T], patience: Patience, position: Callable[[], int] = lambda: 0
 ) -> _T:
     """Call ``attempt`` until it returns, fails permanently, or fails too long without progress.
 
@@ -225,18 +213,16 @@ def with_retries(
 @contextmanager
 def _within_deadline(patience: Patience) -> Iterator[None]:
     """End the waits of the block at the deadline, with an error that says what they were for."""
-    outer = _waits.get()
-    if outer is not None and outer.patience is patience:
+    if _limited.get() is patience:
         yield
         return
-    waits = _Waits(patience)
-    token = _waits.set(waits)
+    token = _limited.set(patience)
     try:
         yield
     except _PassedError:
-        raise waits.error() from None
+        raise patience.deadline_error() from None
     finally:
-        _waits.reset(token)
+        _limited.reset(token)
 
 
 @dataclass
@@ -310,7 +296,7 @@ def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
 
 
 def _backoff_s(num_failures: int) -> float:
-    """Return a random part of a limit that doubles, so that processes do not retry in step."""
+    """Return a random part of a limit that doubles, so that processes retry at different times."""
     longest_s = min(_MAX_WAIT_S, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
     return random.uniform(0.0, longest_s)  # noqa: S311 - no secret
 

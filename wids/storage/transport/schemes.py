@@ -1,10 +1,9 @@
-"""Find the transport for the scheme of a URL, with the caller's options for that URL.
+"""Find the transport for the scheme of a URL, and the caller's options for that URL.
 
-`TRANSPORTS` is the only table of schemes. To add ``mem://…``, write a module ``mem.py`` beside this
-one with a function ``transport_for(options, scratch) -> Transport``, and add one line to the table.
+`TRANSPORTS` is the only table of schemes. `Transports` holds what one `Fetcher` has made of it.
 
-The values of options are often secrets, so no message here shows one. Names of options are not
-checked here: the transports and the fsspec drivers define them.
+Option values are often secrets, so no message here shows one. Option names are not checked here:
+the transports and the fsspec drivers define them.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ from typing import Any, Final, TypeAlias
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, shared_refusals, urls
-from wids.storage.transport.listing import not_listable
-from wids.storage.transport.local import Opener
-from wids.storage.transport.retry import Patience
 from wids.storage.transport.stream import Entry, Stream, Transport
-from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +82,7 @@ def _seconds(options: Mapping[str, Any], name: str, variable: str, default: floa
         seconds = float(stated)
     except (TypeError, ValueError):
         seconds = -1.0
-    if not seconds >= 0:  # and no NaN
+    if not seconds >= 0:  # also refuses NaN
         raise ValueError(f"{label}: expected a number of seconds, found {stated!r:.40}")
     return seconds
 
@@ -167,7 +162,7 @@ TRANSPORTS: Final[Mapping[str, str]] = {
     "pipe": "pipe",
     "http": "http",
     "https": "http",
-    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "object_store"),
+    **dict.fromkeys(urls.KINDS, "object_store"),
 }
 """Schemes in lower case, ``""`` for a path, and the modules beside this one that have their
 transports: imported when a URL needs them, since a reader of local shards needs none. fsspec opens
@@ -178,21 +173,21 @@ files (None for the system's)."""
 class Transports:
     """The transports of one `Fetcher`, made when first needed; see there for the arguments.
 
-    Threads can share it. It can be pickled if the handlers can, since transports can be.
+    Threads can share it, and it can be pickled if the handlers can.
     """
 
     def __init__(
         self,
         storage_options: Mapping[str, Any] | None = None,
-        handlers: Mapping[str, Opener] | None = None,
+        handlers: Mapping[str, local.Opener] | None = None,
         scratch: str | None = None,
     ) -> None:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
-        self._retry_s = retry_s(self._options.get("", {}))
-        self._deadline_s = deadline_s(self._options.get("", {}))
+        common = self._options.get("", {})
+        self._limits_s = {"retry_s": retry_s(common), "deadline_s": deadline_s(common)}
         self._handlers = {
-            scheme.lower(): local.from_opener(opener) for scheme, opener in (handlers or {}).items()
+            scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
         self._scratch = scratch
         self._whole_file_servers: set[str] = set()
@@ -235,19 +230,17 @@ class Transports:
             tag: The same.
             is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
         """
-        # The caller's prefixes refer to URLs as they are written, before rewriting.
-        target = rewritten(url)
-        transport = self._handlers.get(urls.scheme(target)) or self._transport(url, target)
+        target, transport = self._rewritten(url)
         server = urls.origin(target)
         if not server:
-            return transport(target, start, stop, tag)
+            return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
 
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
         turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
         try:
             with retry.waiting_for("a connection or a response"):
-                stream = transport(target, start, stop, tag)
+                stream = transport.open(target, start, stop, tag)
             stream = through_gate(turn, stream)
         except BaseException as error:
             turn.leave(error)
@@ -255,12 +248,12 @@ class Transports:
         retry.note_answer(server)
         return stream
 
-    def patience(self, url: str) -> Patience:
+    def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
-        options = options_for(url, self._options)
-        wait_s = retry_s(options) if "retry_s" in options else self._retry_s
-        most_s = deadline_s(options) if "deadline_s" in options else self._deadline_s
-        return Patience(urls.origin(rewritten(url)), wait_s, deadline_s=most_s, url=url)
+        options = self._limits_s | options_for(url, self._options)
+        return retry.Patience(
+            urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
+        )
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
@@ -287,15 +280,9 @@ class Transports:
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
 
     def streams_parts(self, url: str) -> bool:
-        """Return whether a part of the URL's file arrives in pieces, with the tag of its version.
-
-        Then a download requests several parts at a time, if the server sends them.
-        """
-        target = rewritten(url)
-        if urls.scheme(target) in self._handlers:
-            return False  # the caller's, who expects it to be called once for a file
-        streams_parts = getattr(self._transport(url, target), "streams_parts", None)
-        return streams_parts is not None and bool(streams_parts(target))
+        """Return whether a download should request several parts at a time; see `Transport`."""
+        target, transport = self._rewritten(url)
+        return transport.streams_parts(target)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.
@@ -304,9 +291,7 @@ class Transports:
             NotFoundError: There is no such file.
             FetchError: The server cannot be asked.
         """
-        scheme = urls.scheme(rewritten(url))
-        # A command would run, and a caller's handler may fetch all of the file.
-        if scheme == "pipe" or scheme in self._handlers:
+        if not self._rewritten(url)[1].states_nbytes:
             return None
         with self.open(url, 0, 0) as stream:
             return stream.total_nbytes
@@ -318,19 +303,13 @@ class Transports:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed.
         """
-        target = rewritten(folder)
-        if urls.is_local(target):
-            return local.entries(urls.local_path(target))
-        is_callers = urls.scheme(target) in self._handlers
-        transport = None if is_callers else self._transport(folder, target)
-        list_folder = getattr(transport, "entries", None)
-        if list_folder is None:
-            raise not_listable(folder)
+        target, transport = self._rewritten(folder)
+        if not urls.origin(target):
+            return transport.entries(target)
         from wids.storage.transport.gate import logged
 
         with logged("LIST", target):
-            entries: list[Entry] = list_folder(target)
-        return entries
+            return transport.entries(target)
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, if it is remote.
@@ -342,16 +321,20 @@ class Transports:
         if "" in self._options and urls.origin(url):
             self._options[urls.origin(url)] = self._options.pop("")
 
-    def _transport(self, url: str, target: str) -> Transport:
-        """Return the transport for a URL, which keeps its connections for the next one."""
+    def _rewritten(self, url: str) -> tuple[str, Transport]:
+        """Return the URL to open, and its transport, which keeps connections for the next one."""
+        target = urls.rewritten(url)
+        if handler := self._handlers.get(urls.scheme(target)):
+            return target, handler
         module = TRANSPORTS.get(urls.scheme(target), "fsspec")
+        # The caller's prefixes refer to URLs as they are written, before rewriting.
         prefix = _matching_prefix(url, tuple(self._options))
         key = (module, prefix)
         if key not in self._made:
             options = {} if prefix is None else self._options[prefix]
             transport_for = import_module(f"wids.storage.transport.{module}").transport_for
             self._made[key] = transport_for(options, self._scratch)
-        return self._made[key]
+        return target, self._made[key]
 
 
 def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

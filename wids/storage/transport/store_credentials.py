@@ -1,9 +1,9 @@
 """Find the credentials of an object store where obstore does not look for them.
 
-obstore reads keys, web identities (IRSA), containers and the addresses of cloud machines by itself,
-but asks the page that a container names only with a token in a file. It does not read AWS
-configuration files. Keys that stand there are read here; all else that AWS tools support, such as
-single sign-on and assumed roles, botocore does, if it is installed.
+obstore itself finds keys, web identities (IRSA), containers and the addresses of cloud machines. It
+asks the endpoint of a container only if the token is in a file, and does not read AWS configuration
+files. This module reads keys from those files; for anything else that AWS tools support, such as
+single sign-on and assumed roles, it uses botocore, if that is installed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def of_aws(
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
         is_by_role = not os.environ.get("AWS_ACCESS_KEY_ID")
-        is_left = is_forked or _is_container_without_file()
-        return {}, _by_botocore(None) if is_left and is_by_role else None
+        # obstore asks the endpoint of a container only with a token in a file.
+        has_endpoint = os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+        is_left = has_endpoint and not os.environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+        return {}, _by_botocore(None) if (is_forked or is_left) and is_by_role else None
     section = _section(named or "default")
     if section is None and named is not None:
         raise FetchError(
@@ -81,13 +83,6 @@ def of_aws(
             "install botocore, or pass key and secret in storage_options"
         )
     return found, provider
-
-
-def _is_container_without_file() -> bool:
-    """Return whether a container's page is named, but no file for its token, as obstore needs."""
-    address, token = "CREDENTIALS_FULL_URI", "AUTHORIZATION_TOKEN_FILE"
-    named = [bool(os.environ.get(f"AWS_CONTAINER_{name}")) for name in (address, token)]
-    return named == [True, False]
 
 
 def _section(name: str) -> dict[str, str] | None:

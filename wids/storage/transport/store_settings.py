@@ -1,10 +1,10 @@
 """Translate the options of a caller into those of obstore, and open buckets with them.
 
 `NAMES` is the only table of them, and docs/object-stores.md shows it. A name with a dot is an
-option inside a dict: ``client_kwargs.region_name``. Nothing here imports a driver.
+option inside a dict: ``client_kwargs.region_name``.
 
 obstore sends its requests from threads of its own, which do not survive a fork: in a forked child a
-request would never return. So this module remembers the process that used obstore first, and
+request would never return. So this module remembers which process used obstore first, and
 `object_store` reads by signed URLs in its forked children (specs/decisions/0096).
 """
 
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from wids.errors import FetchError
@@ -27,12 +27,12 @@ OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to open the buckets of one kind of store.
+class StoreConfig:
+    """How to open the buckets of one kind of store, in the names of obstore.
 
     Attributes:
-        config: Configuration of the store, in obstore's names.
-        client: Configuration of its HTTP client, in obstore's names.
+        config: Options of the store.
+        client: Options of its HTTP client.
         profile: Profile of the AWS configuration files, or None.
     """
 
@@ -94,7 +94,7 @@ OBSTORE: Final = {kind: names.split() + _CLIENT.split() for kind, names in _CONF
 """The names of obstore itself, for a store and its HTTP client."""
 
 
-def settings_for(kind: str, options: Mapping[str, Any]) -> Settings:
+def config_for(kind: str, options: Mapping[str, Any]) -> StoreConfig:
     """Return the settings that a caller's options stand for.
 
     Raises:
@@ -155,7 +155,7 @@ def _converted(kind: str, name: str, value: Any) -> Any:
 
 def _with_own(
     kind: str, options: Mapping[str, Any], config: dict[str, Any], client: dict[str, Any]
-) -> Settings:
+) -> StoreConfig:
     """Add what no single option says."""
     if "timeout" in options and kind != "gcs":
         client.setdefault("read_timeout", f"{float(options['timeout']) * 1000:.0f}ms")
@@ -167,7 +167,7 @@ def _with_own(
         connection = connection or os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
     if connection:
         config = _azure_connection(connection) | config
-    return Settings(config, client, profile)
+    return StoreConfig(config, client, profile)
 
 
 def _google_token(token: Any) -> dict[str, Any]:
@@ -193,29 +193,23 @@ def _azure_connection(text: str) -> dict[str, Any]:
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     names = {"AccountName": "account_name", "AccountKey": "account_key",
              "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
-    found = {ours: parts[name].rstrip("/") for name, ours in names.items() if name in parts}
-    if "AccountKey" in parts:
-        found["account_key"] = parts["AccountKey"]
+    found = {ours: parts[name] for name, ours in names.items() if name in parts}
     if "endpoint" not in found and "EndpointSuffix" in parts:
         protocol = parts.get("DefaultEndpointsProtocol", "https")
         account = found.get("account_name", "")
         found["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
+    if "endpoint" in found:
+        found["endpoint"] = found["endpoint"].rstrip("/")
     return found
 
 
 _T = TypeVar("_T")
 
-KINDS: Final[Mapping[str, str]] = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
-    "abfss": "azure",
-}  # fmt: skip
-"""Kind of store of each scheme; also the name of the extra that installs obstore."""
-
 READ_TIMEOUT: Final = "15s"
 """Longest silence of a store."""
 
 REQUEST_TIMEOUT: Final = "300s"
-"""Longest time for one response. A longer one is resumed, and so a trickle ends."""
+"""Longest time for one response. A longer one is resumed, which ends a trickle."""
 
 Store: TypeAlias = Any
 """A store of obstore, which is imported when it is first needed."""
@@ -224,11 +218,11 @@ _runtime_pid: int | None = None
 """The process in which obstore was used first: this one, or one that it was forked from."""
 
 
-class Place(NamedTuple):
-    """Where an object is.
+class ObjectLocation(NamedTuple):
+    """The bucket and the name of an object.
 
     Attributes:
-        kind: Kind of store, a value of `KINDS`.
+        kind: Kind of store, a value of `urls.KINDS`.
         bucket: Bucket, or container.
         account: Account of Azure that the URL names, or None.
         key: Name of the object in the bucket, or of a folder.
@@ -241,21 +235,21 @@ class Place(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # each sample asks
-def place_of(url: str) -> Place:
-    """Return where the object of a URL is.
+def location_of(url: str) -> ObjectLocation:
+    """Return the bucket and the name of the object at a URL.
 
     Raises:
         FetchError: The URL names no bucket, or different parsers read its server differently.
     """
     urls.check_server(url)
     authority, _, key = url.partition("://")[2].partition("/")
-    kind, account = KINDS[urls.scheme(url)], None
+    kind, account = urls.KINDS[urls.scheme(url)], None
     if kind == "azure" and "@" in authority:  # container@account.dfs.core.windows.net
         authority, _, host = authority.partition("@")
         account = host.partition(".")[0]
     if not authority:
         raise FetchError(f"{urls.redact(url)}: expected the name of a bucket, found none")
-    return Place(kind, authority, account, key)
+    return ObjectLocation(kind, authority, account, key)
 
 
 def is_forked() -> bool:
@@ -264,12 +258,12 @@ def is_forked() -> bool:
 
 
 def new_store(
-    place: Place, settings: Settings, region: str | None = None, **client: str
-) -> tuple[Store, Settings, store_credentials.Provider | None]:
+    location: ObjectLocation, settings: StoreConfig, region: str | None = None, **client: str
+) -> tuple[Store, StoreConfig, store_credentials.Provider | None]:
     """Open a bucket.
 
     Args:
-        place: The bucket, by any object in it.
+        location: The bucket, by any object in it.
         settings: The caller's.
         region: Region to sign for instead of the stated one, or None.
         client: Options of the HTTP client that replace the defaults.
@@ -286,7 +280,7 @@ def new_store(
     if _runtime_pid is None:
         _runtime_pid = os.getpid()
     config, provider = dict(settings.config), None
-    if place.kind == "s3":
+    if location.kind == "s3":
         more, provider = store_credentials.of_aws(settings.profile, config, is_forked=is_forked())
         if provider is not None and is_forked():
             # As keys, which obstore signs with; a callback would need its threads.
@@ -296,15 +290,15 @@ def new_store(
         if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
             more.pop("region", None)
         config = {**more, **config, **({"region": region} if region else {})}
-    elif place.kind == "gcs":
+    elif location.kind == "gcs":
         provider = store_credentials.of_google(config, is_forked=is_forked())
-    elif place.account is not None:
-        config.setdefault("account_name", place.account)
-    complete = Settings(config, _client(place.kind, config, settings.client) | client)
+    elif location.account is not None:
+        config.setdefault("account_name", location.account)
+    complete = StoreConfig(config, _client(location.kind, config, settings.client) | client)
     classes = {"s3": store.S3Store, "gcs": store.GCSStore, "azure": store.AzureStore}
     try:
-        made = classes[place.kind](
-            place.bucket,
+        made = classes[location.kind](
+            location.bucket,
             config=config,
             client_options=complete.client,
             # `with_retries` repeats and waits, and may hold back all requests to a busy server.
@@ -313,7 +307,7 @@ def new_store(
         )
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         raise FetchError(
-            f"{place.bucket}: expected options of a bucket, found: {type(error).__name__}: "
+            f"{location.bucket}: expected options of a bucket, found: {type(error).__name__}: "
             f"{urls.without_secrets(str(error).partition(chr(10))[0]):.200}; correct "
             "storage_options or the environment"
         ) from None
@@ -345,48 +339,21 @@ def _client(kind: str, config: Mapping[str, Any], client: Mapping[str, Any]) -> 
     return result
 
 
-class _Aside:
-    """Runs calls in a thread, so that Ctrl-C ends the wait for them.
-
-    obstore does not return from a request before its end, and Python handles signals in the main
-    thread, between its own steps.
-    """
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="wids-object-store", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            self._calls.get()()
-
-    def run(self, call: Callable[[], _T], timeout_s: float | None = None) -> _T:
-        """Return the result of a call.
-
-        Raises:
-            queue.Empty: It did not return in time.
-        """
-        results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
-
-        def answer() -> None:
-            try:
-                results.put((call(), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
-                results.put((None, error))
-
-        self._calls.put(answer)
-        result, error = results.get(timeout=timeout_s)
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value] # a result, where there is no error
+_Calls: TypeAlias = "SimpleQueue[Callable[[], None]]"
+_idle: Final[dict[int, _Calls]] = {}
+"""What the thread of this process waits for, by the id of the process, while it is idle."""
 
 
-_asides: dict[int, _Aside] = {}
-"""The thread of this process, by its id."""
+def _work(calls: _Calls) -> None:
+    while True:
+        calls.get()()
 
 
 def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
-    """Call a function of obstore so that Ctrl-C interrupts it.
+    """Call a function of obstore in another thread, so that Ctrl-C ends the wait for it.
+
+    obstore does not return from a request before its end, and Python handles signals in the main
+    thread, between its own steps.
 
     Args:
         call: The function.
@@ -395,18 +362,27 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     Raises:
         TimeoutError: It did not return in time.
     """
-    from queue import Empty
-
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()  # signals arrive in the main thread
     # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
-    aside = _asides.pop(os.getpid(), None) or _Aside()
+    calls = _idle.pop(os.getpid(), None)
+    if calls is None:
+        calls = SimpleQueue()
+        threading.Thread(target=_work, args=(calls,), name="wids-object-store", daemon=True).start()
+    results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+            results.put((None, error))
+
+    calls.put(answer)
     try:
-        result = aside.run(call, timeout_s)
+        result, error = results.get(timeout=timeout_s)
     except Empty:
         raise TimeoutError from None
-    except Exception:
-        _asides[os.getpid()] = aside
-        raise
-    _asides[os.getpid()] = aside
-    return result
+    _idle[os.getpid()] = calls
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value] # a result, where there is no error

@@ -1,10 +1,4 @@
-"""Define the stream that every transport returns, and the errors that transports raise.
-
-A transport is a callable ``(url, start, stop, tag) -> Stream`` for one protocol. It asks once:
-`retry` repeats, and `download` resumes and verifies. A transport that cannot begin at ``start``
-sends the whole file instead and says so in `Stream.start`; if it cannot end at ``stop``,
-the reader closes the stream. From 0 to 0 only the length and the tag are wanted.
-"""
+"""Define what every transport is, the stream that it returns, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -12,10 +6,11 @@ import errno
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Final, NamedTuple, TypeAlias
+from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
@@ -127,9 +122,56 @@ class Stream:
         self.close()
 
 
-Transport: TypeAlias = Callable[[str, int, "int | None", "str | None"], Stream]
-"""``(url, start, stop, tag) -> Stream``: read ``url`` from ``start`` to ``stop`` (None: to its end)
-if it still has this tag, or else from 0."""
+class Transport(ABC):
+    """Reads the files of some schemes, and lists their folders.
+
+    It asks once: `retry` repeats, and `download` resumes and verifies. Threads can share it, and it
+    survives a fork and pickling.
+
+    Attributes:
+        states_nbytes: Whether the length of a file can be asked without reading the file.
+    """
+
+    states_nbytes: ClassVar[bool] = True
+
+    @abstractmethod
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open a file or a part of it.
+
+        A transport that cannot begin at ``start`` sends the whole file instead, and says so in
+        `Stream.start`. If it cannot end at ``stop``, the reader closes the stream. From 0 to 0 only
+        the length and the tag are wanted.
+
+        Args:
+            url: The file.
+            start: Position of the first byte.
+            stop: Position after the last byte; None for the end of the file.
+            tag: The version that the part must be of. If the file has another one, all of it is
+                returned.
+
+        Raises:
+            NotFoundError: There is no such file.
+            PastEndError: The file ends before ``start``.
+            TransientError: It cannot be read now.
+            FetchError: It cannot be read, or the options cannot be used.
+        """
+
+    def streams_parts(self, url: str) -> bool:  # noqa: ARG002 - it can depend on the bucket
+        """Return whether a part of a file arrives in pieces, with the tag of its version."""
+        return False
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what is in a folder.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            FetchError: It cannot be listed.
+        """
+        raise FetchError(
+            f"{urls.redact(folder)}: expected a scheme whose folders can be listed, found "
+            f"{urls.scheme(folder)}:; plain HTTP, commands and handlers have no lists: write the "
+            "names with braces, as in train-{000000..000146}.tar, or pass the URL of a spec"
+        )
 
 
 def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stream:

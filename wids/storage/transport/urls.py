@@ -1,4 +1,4 @@
-"""URLs as strings: split, resolve, compare, redact and rewrite them. No file is opened or fetched.
+"""Split, resolve, compare, redact and rewrite URLs as strings; no file is opened or fetched.
 
 A *URL* is any name of a file in a spec: a local path, ``file:…``, ``scheme://…`` or
 ``pipe:COMMAND``. Text without ``://`` and without one of the prefixes ``file:`` and ``pipe:`` is a
@@ -28,18 +28,24 @@ from wids.errors import (
 
 _T = TypeVar("_T")
 
+KINDS: Final = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
+}  # fmt: skip
+"""The kind of object store of each scheme; also the name of the extra that reads it."""
+
 # Values that stand in messages anyway, such as `original` or `604800`.
 _PLAIN_VALUE: Final = re.compile(r"[a-z]+|[0-9]{1,11}")
 
-# Names without dots to resolve, schemes, `~` or queries: joined without looking further.
+# Names without `..`, schemes, `~` or queries can be joined to a folder as they are.
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
-# Also that of a chain of fsspec, `simplecache::https://…`, which is no path (SEC-10).
+# Also that of a chain of fsspec, `simplecache::https://…`, which is not a path (SEC-10).
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
 _LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def _kept(function: Callable[[str], _T]) -> Callable[[str], _T]:
-    """Keep what is found in URLs, as each sample asks the same of few; no secrets (SEC-61)."""
+    """Cache a function of URLs, since each sample asks the same of few; no secrets (SEC-61)."""
     kept = lru_cache(maxsize=4096)(function)
 
     @wraps(function)
@@ -146,43 +152,33 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
         raise SpecError(f"{redact(base)}: expected a folder as base, found a pipe")
     if kind in ("", "file"):
         folder = os.path.abspath(local_path(base))
-        prefix = with_slashes(folder).rstrip("/") + "/"
+        prefix, suffix = with_slashes(folder).rstrip("/") + "/", ""
 
-        def from_local(reference: str) -> str:
+        def resolved(reference: str) -> str:
             if scheme(reference) not in ("", "file"):
                 return reference
             return with_slashes(os.path.normpath(os.path.join(folder, local_path(reference))))
 
-        return _joined(prefix, "", from_local, check)
+    else:
+        origin, path, suffix = _split(base)
+        folder = path.rstrip("/")
+        prefix = f"{origin}{folder}/"
 
-    origin, path, query = _split(base)
-    folder = path.rstrip("/")
+        def resolved(reference: str) -> str:
+            if scheme(reference):
+                return reference
+            if reference.startswith("//"):
+                return f"{kind}:{reference}"
+            path, own_mark, own_query = reference.partition("?")
+            path = path if path.startswith("/") else f"{folder}/{path}"
+            return origin + without_dots(path) + (own_mark + own_query or suffix)
 
-    def from_remote(reference: str) -> str:
-        if scheme(reference):
-            return reference
-        if reference.startswith("//"):
-            return f"{kind}:{reference}"
-        path, own_mark, own_query = reference.partition("?")
-        path = path if path.startswith("/") else f"{folder}/{path}"
-        return origin + without_dots(path) + (own_mark + own_query or query)
-
-    return _joined(f"{origin}{folder}/", query, from_remote, check)
-
-
-def _joined(
-    prefix: str,
-    suffix: str,
-    resolve: Callable[[str], str],
-    check: Callable[[str, str], object] | None,
-) -> Callable[[str], str]:
-    """Return the function that puts plain references between two texts, and resolves others."""
     is_plain = _PLAIN.fullmatch
 
     def join(reference: str) -> str:
         if is_plain(reference):
             return prefix + reference + suffix
-        url = resolve(reference)
+        url = resolved(reference)
         if check is not None:
             check(url, reference)
         return url
@@ -386,7 +382,7 @@ def _by_aistore(url: str, endpoint: str) -> str:
 
 
 def _by_rules(url: str, rules: str) -> str:
-    """Apply rules ``regex=replacement;…`` to a URL, one after the other."""
+    """Apply rules ``regex=replacement;…`` to a URL, in sequence."""
     result = url
     for rule in rules.split(";"):
         pattern, equals, replacement = rule.partition("=")
