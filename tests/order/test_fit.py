@@ -262,6 +262,17 @@ def test_ranks_of_a_machine_share_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert "up to 24 shards (240 B) in hand at a time" in runs
 
 
+def test_peers_have_one_chunk_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes of a machine that share their samples in pairs read as two do (ORDER-66)."""
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    data = Data([10] * 100, cache_nbytes=200)
+
+    (found,) = warned(DistributedChunkedSampler(data, replication=2, chunksize=60))
+    assert "up to 12 shards (120 B) in hand at a time" in found
+    assert "cache_size=280, for all that is read" in found
+
+
 def test_no_chunks_fit_a_cache_that_is_too_small() -> None:
     """Where even one shard for each run does not fit, the size of the cache is the cure."""
     sampler = MixedSampler(Data([10] * 100, cache_nbytes=80), num_canonical=8, chunksize=10)

@@ -115,7 +115,10 @@ OF_CHUNKED = {
     "chunksize": {"chunksize": 3},
     "shufflefirst": {"shufflefirst": False},
 }
-OF_RANKS = {"num_replicas": None, "rank": None, "num_canonical": {"num_canonical": 4}}
+OF_RANKS = {
+    **dict.fromkeys(("num_replicas", "rank", "mesh", "replication")),
+    "num_canonical": {"num_canonical": 4},
+}
 ARGUMENTS: dict[Any, Mapping[str, Mapping[str, Any] | None]] = {
     ChunkedSampler: {**OF_CHUNKED, "dslength_per_replica": None},
     DistributedChunkedSampler: {

@@ -130,11 +130,18 @@ def test_dir_has_what_programs_use() -> None:
         return {name for name in dir(made) if not name.startswith("_")}
 
     common = {"ahead", "drop_last", "epoch", "load_state_dict", "num_canonical", "num_replicas"}
-    common |= {"rank", "set_epoch", "shuffle", "state_dict"}
+    common |= {
+        "dataset_length",
+        "indices",
+        "rank",
+        "set_epoch",
+        "shuffle",
+        "state_dict",
+        "steps_of",
+    }
     own = {
         "chunksize",
         "dataset",
-        "dataset_length",
         "even",
         "num_samples",
         "redeal",

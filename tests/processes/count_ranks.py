@@ -26,12 +26,13 @@ def main(folder: Path) -> None:
         own = folder / name / str(rank)
         for shards in ([own / "a.tar", own / "b.tar"], [(own / "a.tar", 4), (own / "b.tar", 4)]):
             dataset = wids.ShardListDataset(list(shards), on_error="skip")
-            try:
-                num_steps = len(wids.DistributedChunkedSampler(dataset))
-            except wids.MismatchError as error:
-                say(f"{name} {rank}: {error}")
-            else:
-                say(f"{name} {rank}: {num_steps} steps")
+            for replication in (None, 2):
+                label = "shared " * bool(replication) + name
+                try:
+                    sampler = wids.DistributedChunkedSampler(dataset, replication=replication)
+                    say(f"{label} {rank}: {len(sampler)} steps")
+                except wids.MismatchError as error:
+                    say(f"{label} {rank}: {error}")
     dist.destroy_process_group()
 
 

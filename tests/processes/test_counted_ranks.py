@@ -13,7 +13,10 @@ pytestmark = pytest.mark.long
 
 
 def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
-    """Each rank gets the error before its first step; stated counts need no question (ORDER-65)."""
+    """Each rank gets the error before its first step; stated counts need no question (ORDER-65).
+
+    So do two processes that share a rank (ORDER-66).
+    """
     for name in ("same", "different"):
         for rank in (0, 1):
             folder = tmp_path / name / str(rank)
@@ -22,11 +25,15 @@ def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
             if (name, rank) != ("different", 1):
                 write_tar(folder / "b.tar", sample_members(4, 8))
     output = run(torchrun(2, Path(__file__).parent / "count_ranks.py", tmp_path))
-    lines = [line for line in output.splitlines() if line.startswith(("same ", "different "))]
+    lines = [line for line in output.splitlines() if "same " in line or "different " in line]
     assert Counter(line for line in lines if line.endswith("steps")) == {
-        **{f"same {rank}: 4 steps": 2 for rank in (0, 1)},
-        **{f"different {rank}: 4 steps": 1 for rank in (0, 1)},
+        f"{label}{name} {rank}: {steps} steps": count
+        for name, count in (("same", 2), ("different", 1))
+        for label, steps in (("", 4), ("shared ", 8))
+        for rank in (0, 1)
     }
     errors = sorted(line for line in lines if "expected the same samples" in line)
-    assert [line[:12] for line in errors] == ["different 0:", "different 1:"]
+    assert [line.partition(":")[0] for line in errors] == [
+        f"{label}different {rank}" for label in ("", "shared ") for rank in (0, 1)
+    ]
     assert all("found 8 on rank 0 and 4 on rank 1; their datasets" in line for line in errors)

@@ -317,6 +317,37 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_exact(runs, 2400, 50)
 
 
+@pytest.mark.long
+def test_grain(tmp_path: Path) -> None:
+    """Two processes read with grain in the order of a sampler, one by workers; both are killed.
+
+    They share no state: each resumes with the batch after its own checkpoint (ORDER-67).
+    """
+    spec = jobs.write_pictures(tmp_path, [350, 3, 350, 497])
+    script = program("train_grain.py", "grain")
+    seen = []
+    for process, num_workers in enumerate((0, 2)):
+        folder = tmp_path / str(process)
+        folder.mkdir()
+        command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
+        command += ["--process", str(process), "--processes", "2"]
+        # An epoch has 25 steps: the second kill is after a checkpoint at its end.
+        runs = killed_and_restarted(folder, command, "--checkpoint", 11, 26, save_every=5)
+        with ShardListDataset(spec) as dataset:
+            order = DistributedChunkedSampler(dataset, rank=process, num_replicas=2)
+            epochs = [list(order.indices(epoch)) for epoch in range(2)]
+        steps: list[jobs.Step] = []
+        for run in runs:
+            steps = [step for step in steps if step.number < run[0].number] + run
+        assert [step.number for step in steps] == list(range(1, 51))
+        assert [run[0].number for run in runs] == [1, 11, 26]
+        for step in steps:
+            at = (step.number - 1) % 25 * 24
+            assert list(step.indices) == epochs[step.epoch][at : at + 24]
+        seen += epochs
+    assert sorted(seen[0] + seen[2]) == sorted(seen[1] + seen[3]) == list(range(1200))
+
+
 def test_examples_have_no_switches_of_tests() -> None:
     """What tests need to see they log themselves (traced.py)."""
     for path in jobs.EXAMPLES.glob("*.py"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 import wids
@@ -19,12 +20,20 @@ parser = argparse.ArgumentParser()
 parser.add_argument("spec")
 parser.add_argument("--checkpoint", type=Path)
 parser.add_argument("--trace", type=Path)
+parser.add_argument("--peers", type=int, default=1, help="processes that hold parts of one model")
+parser.add_argument("--redeal", action="store_true")
 options = parser.parse_args()
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-dataset = wids.ShardListDataset(options.spec, transformations="torch", fields=[".cls"])
-sampler = wids.DistributedChunkedSampler(dataset, chunksize=100)
+dataset = wids.ShardListDataset(
+    options.spec, transformations="torch", fields=[".cls"], on_error="skip", access="download"
+)
+shape = dist.get_world_size() // options.peers, options.peers
+mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+sampler = wids.DistributedChunkedSampler(
+    dataset, chunksize=100, redeal=options.redeal, mesh=mesh["dp"]
+)
 loader = DataLoader(dataset, batch_size=4, sampler=wids.Prefetcher(sampler, dataset), num_workers=1)
 step = 0
 if options.checkpoint.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Sampler
 
 import wids
@@ -95,10 +96,17 @@ def samplers() -> None:
     mixed: Sampler[int] = wids.MixedSampler(range(3), [1], num_samples=9, num_canonical=2)
     named: DistributedSampler[Any] = wids.MixedSampler(range(3), {"a": 0.5, "b": Fraction(1, 3)})
     cost: wids.SamplingCost = wids.sampling_cost(wids.load_spec("a.json"), chunked, num_nodes=2)
-    batches: Sampler[list[int]] = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
+    batches = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
     loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
     repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated
-    del plain, ranked, state, mixed, named, cost, loader, repeated
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    shared: Sampler[int] = wids.DistributedChunkedSampler(range(3), mesh=mesh["dp"])
+    shared = wids.MixedSampler(range(3), [1], replication=2)
+    order: Sequence[int] = chunked.indices(epoch=3)[5:-1]
+    in_batches: Sequence[list[int]] = batches.indices()
+    places: list[tuple[int, int]] = chunked.steps_of(2) + batches.steps_of(2, epoch=1)
+    del order, in_batches, places
+    del plain, ranked, shared, state, mixed, named, cost, loader, repeated
 
 
 def remote() -> None:

@@ -7,7 +7,6 @@ Each batch has one bucket, and all ranks have equally many batches. `wids.order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
@@ -15,6 +14,7 @@ from wids.order.elastic import History, Place
 from wids.order.passes import EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
+from wids.order.sequences import BatchSequence
 
 _MOST_COUNTED: Final = 1_000_000
 """Samples for which ``repr`` counts batches: a tenth of a second."""
@@ -94,6 +94,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self.tell_epoch = sampler.tell_epoch
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
+        self.dataset_length = sampler.dataset_length
         self.num_canonical = sampler.num_canonical
         self.is_elastic = sampler.is_elastic
         self._epochs_made: dict[tuple[int, int, History], Rounds] = {}
@@ -129,6 +130,21 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     def blocks(self, start: Place) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         return in_turn(self._rounds(start), self._my_runs(), start.position)
 
+    def sequence(self, place: Place) -> BatchSequence:  # noqa: D102 - inherited
+        return BatchSequence(self._rounds(place), self._my_runs())
+
+    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:  # noqa: D102 - inherited
+        _, num_replicas = self.replica()
+        rounds, width = self._rounds(place), self.num_runs // num_replicas
+        return [
+            (rank, position)
+            for rank in range(num_replicas)
+            for position, batch in enumerate(
+                BatchSequence(rounds, range(rank * width, (rank + 1) * width))
+            )
+            if index in batch
+        ]
+
     def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
         return self._rounds(place).num_rounds * len(self._my_runs())
 
@@ -161,7 +177,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     def _made(self, place: Place) -> Rounds:
         num_runs = place.history[0].num_runs if place.history else self.num_runs
         kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
-        run_blocks = partial(self.sampler.run_blocks, place.epoch, num_runs=num_runs)
+        run_blocks = self.sampler.run_blocks(place.epoch, num_runs)
         whole = kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
         if not place.history:
             return whole

@@ -109,20 +109,35 @@ class Chunks:
 
     def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
         """Yield the indices at positions ``start`` to ``stop`` of the sequence, chunk by chunk."""
-        epoch, run = self.key
-        # `right`: a position that equals the end of a chunk belongs to the next one.
-        at = int(np.searchsorted(self.ends, start, side="right"))
+        at = self.number_at(start)
         while start < stop:
-            chunk_stop = int(self.ends[at])
-            chunk_start = int(self.ends[at - 1]) if at else 0
-            length = chunk_stop - chunk_start
-            if self.shuffle:
-                key = (epoch, _IN_CHUNK, run, int(self.numbers[at]))
-                indices = self.starts[at] + permutation(length, self.seed, *key)
-            else:
-                indices = self.starts[at] + np.arange(length)
-            yield indices[start - chunk_start : stop - chunk_start]
+            chunk_start, chunk_stop = self.start(at), int(self.ends[at])
+            yield self.chunk(at)[start - chunk_start : stop - chunk_start]
             start, at = chunk_stop, at + 1
+
+    def number_at(self, position: int) -> int:
+        """Return which chunk of the sequence has a position."""
+        # `right`: a position that equals the end of a chunk belongs to the next one.
+        return int(np.searchsorted(self.ends, position, side="right"))
+
+    def start(self, at: int) -> int:
+        """Return the position at which a chunk of the sequence starts."""
+        return int(self.ends[at - 1]) if at else 0
+
+    def chunk(self, at: int) -> IntArray:
+        """Return the indices of a chunk of the sequence."""
+        length = int(self.ends[at]) - self.start(at)
+        order: IntArray = np.arange(length)
+        if self.shuffle:
+            epoch, run = self.key
+            order = permutation(length, self.seed, epoch, _IN_CHUNK, run, int(self.numbers[at]))
+        indices: IntArray = self.starts[at] + order
+        return indices
+
+    def number_of(self, index: int) -> int:
+        """Return which chunk of the sequence has an index, which one of them has."""
+        is_in = (self.starts <= index) & (index < self.starts + np.diff(self.ends, prepend=0))
+        return int(np.argmax(is_in))
 
 
 def interleaved(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:

@@ -39,7 +39,9 @@ class Hand:
     nbytes: float
 
 
-def remarks(dataset: Any, order: Order, num_replicas: int, ahead_nbytes: int = 0) -> Iterator[str]:
+def remarks(
+    dataset: Any, order: Order, num_replicas: int, ahead_nbytes: int = 0, num_peers: int = 1
+) -> Iterator[str]:
     """Yield what users of an order over a dataset should know, for warnings.
 
     Args:
@@ -47,12 +49,13 @@ def remarks(dataset: Any, order: Order, num_replicas: int, ahead_nbytes: int = 0
         order: The order.
         num_replicas: Number of ranks.
         ahead_nbytes: Bytes of shards that are fetched ahead.
+        num_peers: Number of neighbouring processes that read the same.
     """
     limits = getattr(dataset, "limits", None)
     if isinstance(limits, Capacity):
         # As set by torchrun; all processes of a machine share its cache.
         text = os.environ.get("LOCAL_WORLD_SIZE", "")
-        num_processes = max(1, int(text)) if text.isdecimal() else 1
+        num_processes = -(-max(1, int(text)) // num_peers) if text.isdecimal() else 1
         machine = Machine(
             order.num_runs // num_replicas,
             min(num_processes, num_replicas),

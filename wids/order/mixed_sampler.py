@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ from wids.order.elastic import lengths_digest, stated
 from wids.order.epoch_order import Chunks, chunk_edges, touched
 from wids.order.samplers import DistributedChunkedSampler
 from wids.storage.arrays import IntArray
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 MAX_PERIOD: Final = 1 << 20
 """Longest period. It takes half a second to tabulate, and represents six decimals exactly."""
@@ -97,6 +101,23 @@ class Pattern:
             return self.sources[first:last]
         # Not `take(mode="wrap")`, which subtracts the length repeatedly.
         return self.sources[np.arange(first, last) % len(self.sources)]
+
+    @cached_property
+    def _draws_of(self) -> list[IntArray]:
+        """The draws of the period that each source has."""
+        return [np.flatnonzero(self.sources == source) for source in range(self.num_sources)]
+
+    def count(self, source: int, num_draws: int) -> int:
+        """Return how many of the first draws one source has."""
+        own = self._draws_of[source]
+        num_periods, rest = divmod(num_draws, len(self.sources))
+        return num_periods * len(own) + int(np.searchsorted(own, rest))
+
+    def draw(self, source: int, number: int) -> int:
+        """Return the draw that is number 0, 1, … of a source."""
+        own = self._draws_of[source]
+        num_periods, rest = divmod(number, len(own))
+        return num_periods * len(self.sources) + int(own[rest])
 
     def counts(self, num_draws: int) -> list[int]:
         """Return how many of the first draws each source has."""
@@ -173,6 +194,10 @@ class Source:
     name: str
     ranges: IntArray
 
+    def __reduce__(self) -> Any:
+        # By differences, which are mostly alike: they are compressed to a few bytes.
+        return _from_steps, (self.name, np.diff(self.ranges.ravel(), prepend=0))
+
     @cached_property
     def lengths(self) -> IntArray:
         """Number of indices in each range."""
@@ -200,6 +225,13 @@ class Source:
         # An empty range may stand at the very end.
         return np.minimum(shards, len(lengths) - 1)
 
+    def place(self, index: int) -> int | None:
+        """Return the place of an index in the source; None if another source has it."""
+        at = int(np.searchsorted(self.ranges[:, 0], index, side="right")) - 1
+        if at < 0 or index >= self.ranges[at, 1]:
+            return None
+        return int(self.lengths[:at].sum() + index - self.ranges[at, 0])
+
     def indices(self, places: IntArray) -> IntArray:
         """Return the indices at some places of the source."""
         ends, shifts = self._pieces
@@ -208,6 +240,10 @@ class Source:
             shifted: IntArray = places + shifts[low]
             return shifted
         return places + shifts[np.searchsorted(ends, places, side="right")]
+
+
+def _from_steps(name: str, steps: IntArray) -> Source:
+    return Source(name, np.cumsum(steps).reshape(-1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +305,14 @@ class Mix:
         """Yield some of the runs of an epoch."""
         return (MixedRun(self, seed, epoch, number) for number in numbers)
 
+    def edge(self, source: int, number: int, run: int) -> int:
+        """Return where the slice of a run starts in a pass of a source (ORDER-24)."""
+        n = self.sources[source].num_samples
+        before, after = (
+            _in_earlier_runs(passes * n, self.num_runs, run) for passes in (number, number + 1)
+        )
+        return after - before
+
     def settings(self, number: int, num_runs: int = 1) -> epoch_order.Settings:
         """Return the settings of the passes over a source."""
         source = self.sources[number]
@@ -295,9 +339,8 @@ class MixedRun:
 
     def blocks(self, position: int) -> Iterator[IntArray]:
         """Yield the indices from a position in the run on, in arrays."""
-        mix, start = self.mix, self._start
-        first = start + self.epoch * mix.length + position
-        stop = start + (self.epoch + 1) * mix.length
+        mix, first = self.mix, self.first + position
+        stop = self.first + mix.length
         streams = [
             _Stream(self._passes(source, draw)) for source, draw in enumerate(self._drawn(first))
         ]
@@ -313,7 +356,7 @@ class MixedRun:
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source (see `epoch_order.visits`)."""
-        mix, first = self.mix, self._start + self.epoch * self.mix.length
+        mix, first = self.mix, self.first
         found = [np.empty(0, np.int64)]
         draws = zip(self._drawn(first), self._drawn(first + mix.length), strict=True)
         for number, (start, stop) in enumerate(draws):
@@ -332,6 +375,21 @@ class MixedRun:
     @property
     def _start(self) -> int:
         return self.mix.pattern.start(self.number, self.mix.num_runs)
+
+    @property
+    def first(self) -> int:
+        """The draw of the pattern with which the epoch begins."""
+        return self._start + self.epoch * self.mix.length
+
+    def number_of_draw(self, source: int, draw: int) -> int:
+        """Return how often the run has drawn a source before a draw of the pattern."""
+        pattern = self.mix.pattern
+        return pattern.count(source, draw) - pattern.count(source, self._start)
+
+    def draw_of_number(self, source: int, number: int) -> int:
+        """Return the draw of the pattern that is number 0, 1, … of a source in this run."""
+        pattern = self.mix.pattern
+        return pattern.draw(source, pattern.count(source, self._start) + number)
 
     def _drawn(self, draw: int) -> list[int]:
         """Return how often the run has drawn each source before a draw of the pattern."""
@@ -355,24 +413,32 @@ class MixedRun:
             The chunks, their number of samples, how many of these were already drawn, and the
             number of the first draw that is left.
         """
-        settings = self.mix.settings(source)
-        n, num_runs, run = settings.num_indices, self.mix.num_runs, self.number
-        number = ((draw + 1) * num_runs - run - 1) // n
+        number = self.pass_of(source, draw)
         while stop is None or draw < stop:
-            before, after = (((number + more) * n + run) // num_runs for more in (0, 1))
+            before, after = self.first_draw(source, number), self.first_draw(source, number + 1)
             if (
                 draw < after
             ):  # a run may have nothing of a pass, if there are more runs than samples
-                start, end = (
-                    _in_earlier_runs((number + 1) * n, num_runs, other)
-                    - _in_earlier_runs(number * n, num_runs, other)
-                    for other in (run, run + 1)
-                )
-                key = source * num_runs + run
-                chunks = epoch_order.shuffled_chunks(settings, self.seed, number, key, start, end)
-                yield chunks, end - start, draw - before, draw
+                yield self.chunks(source, number), after - before, draw - before, draw
                 draw = after
             number += 1
+
+    def pass_of(self, source: int, draw: int) -> int:
+        """Return the pass that a draw of a source belongs to (ORDER-24)."""
+        return ((draw + 1) * self.mix.num_runs - self.number - 1) // self.mix.sources[
+            source
+        ].num_samples
+
+    def first_draw(self, source: int, number: int) -> int:
+        """Return the first draw of a source that belongs to a pass, or to a later one."""
+        return (number * self.mix.sources[source].num_samples + self.number) // self.mix.num_runs
+
+    def chunks(self, source: int, number: int) -> Chunks:
+        """Return what the run has of a pass of a source, in the order of its draws."""
+        mix, run = self.mix, self.number
+        bounds = (mix.edge(source, number, other) for other in (run, run + 1))
+        key = source * mix.num_runs + run
+        return epoch_order.shuffled_chunks(mix.settings(source), self.seed, number, key, *bounds)
 
 
 def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
@@ -437,6 +503,8 @@ class MixedSampler(DistributedChunkedSampler):
             `ChunkedSampler`, for a chunk of each source at a time.
         seed: Must be the same on all ranks.
         shuffle: False to read each source in ascending order.
+        mesh, replication: Which processes yield the same samples, as in
+            `DistributedChunkedSampler`.
 
     Attributes:
         weights: The share of each source, which add up to 1. They are exact; if their common
@@ -472,6 +540,8 @@ class MixedSampler(DistributedChunkedSampler):
         chunksize: int | Literal["auto"] = 2000,
         seed: int = 0,
         shuffle: bool = True,
+        mesh: DeviceMesh | None = None,
+        replication: int | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -481,6 +551,8 @@ class MixedSampler(DistributedChunkedSampler):
             seed=seed,
             shuffle=shuffle,
             num_canonical=num_canonical,
+            mesh=mesh,
+            replication=replication,
         )
         sources = _sources(dataset, self._lengths, weights)
         if weights is None:

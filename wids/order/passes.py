@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import FrameType
@@ -276,8 +276,8 @@ class _Pass(Generic[T]):
 _FOR_SUBCLASSES: Final = frozenset((
     "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_elastic", "is_over",
     "most_items", "note_second_dealing", "note_skipping", "num_items", "num_left",
-    "num_noticed", "num_runs", "order_of", "place_of", "replica", "rewind", "run_blocks",
-    "settings_of", "state_at", "tell_epoch", "yields_indices",
+    "num_noticed", "num_peers", "num_runs", "order_of", "place_of", "remarks", "replica", "rewind",
+    "run_blocks", "sequence", "settings_of", "state_at", "steps_at", "tell_epoch", "yields_indices",
 ))  # fmt: skip
 """What samplers ask of one another and of their subclasses."""
 
@@ -290,6 +290,7 @@ class EpochSampler(Sampler[T]):
     """
 
     shuffle: bool
+    dataset_length: int
     num_canonical: int | None = None
     """Number of runs that the caller has fixed for any number of ranks; None for one per rank."""
     is_elastic: bool = True
@@ -348,6 +349,14 @@ class EpochSampler(Sampler[T]):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
+        raise NotImplementedError
+
+    def sequence(self, place: Place) -> Sequence[T]:
+        """Return the items of this rank in the part of an epoch that a place is in."""
+        raise NotImplementedError
+
+    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:
+        """Return the ranks and positions at which an index comes in such a part, ascending."""
         raise NotImplementedError
 
     def __dir__(self) -> list[str]:
@@ -459,6 +468,54 @@ class EpochSampler(Sampler[T]):
         unless ``shuffle=False``.
         """
         self.epochs.set(at_least(0, epoch, "epoch"))
+
+    # The order, as a whole.
+
+    def indices(self, epoch: int | None = None) -> Sequence[T]:
+        """Return what this rank yields in an epoch, as a sequence of which nothing is listed.
+
+        ``sampler.indices()[k]`` computes one chunk, whatever ``k`` is. The sequence needs no torch,
+        does not change with the sampler, is safe to share between threads, and is pickled in a few
+        kB, so that other loaders can read in this order. It has the whole epoch, also after a
+        restore: what is left starts at ``state["position"] // state["num_replicas"]``. After a
+        restore on another number of ranks, it has what they share out (ORDER-50).
+
+        Batches of buckets are found by a walk: one after another they take as long as a pass, and
+        a jump back takes about a second for ten million samples.
+
+        Args:
+            epoch: The epoch; None for that of the next pass.
+
+        Raises:
+            ValueError: ``epoch`` is not an integer of at least 0.
+        """
+        return self.sequence(self._asked(epoch))
+
+    def steps_of(self, index: int, epoch: int | None = None) -> list[tuple[int, int]]:
+        """Return where a sample comes in an epoch: each rank, and the position in its `indices`.
+
+        A sample that is repeated comes several times, and one that is left out nowhere. It takes
+        milliseconds. For batches the position is that of the batch, and it takes a walk over the
+        epoch, about three seconds for ten million samples.
+
+        Args:
+            index: The sample.
+            epoch: The epoch; None for that of the next pass.
+
+        Raises:
+            ValueError: The dataset has no such sample, or ``epoch`` is not an integer of at least
+                0.
+        """
+        number = at_least(0, index, "index")
+        if number >= self.dataset_length:
+            raise ValueError(
+                f"index: expected less than the {self.dataset_length} samples of the dataset, "
+                f"found {number}; dataset.find_key(key) returns the index of a key"
+            )
+        return self.steps_at(number, self._asked(epoch))
+
+    def _asked(self, epoch: int | None) -> Place:
+        return self.place_of(self.epoch if epoch is None else at_least(0, epoch, "epoch"))
 
     # The state.
 

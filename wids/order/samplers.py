@@ -8,11 +8,15 @@ rank had to count are compared, once.
 
 from __future__ import annotations
 
+import gc
+import math
 import operator
 import os
-from collections.abc import Iterator, Sequence, Sized
+import sys
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch  # noqa: F401 - whole, before its parts: threads must not import both at once
 import torch.distributed as dist
@@ -38,7 +42,12 @@ from wids.order.elastic import (
     rest_of_epoch,
 )
 from wids.order.passes import EpochSampler
+from wids.order.sequences import EpochOrder, RankSequence, epoch_order_of
 from wids.storage.arrays import IntArray
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 _PART_LENGTH: Final = 1 << 14
 """Number of indices that become Python ints at once; a large chunk would delay its first index."""
@@ -79,6 +88,9 @@ class ChunkedSampler(EpochSampler[int]):
         ([5, 4, 3, 0, 2, 1], [2, 0, 1, 4, 3, 5])
     """
 
+    num_peers = 1
+    """Number of processes that yield the same samples."""
+    _latest_order: tuple[Any, EpochOrder] | None = None
     _stated_length: int | None = None
     _shown: tuple[str, ...] = ("seed", "shuffle")
 
@@ -200,11 +212,29 @@ class ChunkedSampler(EpochSampler[int]):
             for at in range(0, len(block), _PART_LENGTH):
                 yield block[at : at + _PART_LENGTH].tolist()
 
-    def run_blocks(self, epoch: int, run: int, num_runs: int) -> Iterator[IntArray]:
-        """Yield the indices of a run of an epoch that is cut into so many, in arrays."""
+    def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
+        """Return what yields the indices of a run of an epoch that is cut into so many."""
         self.check_fit(self._dataset)
+        # Of functions and numbers alone: batches go where there is no torch.
         settings = self.settings_of(num_runs)
-        return epoch_order.rank_blocks(settings, self.seed, epoch, run, num_runs)
+        return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
+
+    def sequence(self, place: Place) -> RankSequence:  # noqa: D102 - inherited
+        self.check_fit(self._dataset)
+        rank, _ = self.replica()
+        return RankSequence(self._order_at(place), rank, range(self.num_items(place)))
+
+    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:  # noqa: D102 - inherited
+        return self._order_at(place).steps(index)
+
+    def _order_at(self, place: Place) -> EpochOrder:
+        """Return the look-up of a part of an epoch; the latest one is kept, with its chunks."""
+        _, num_replicas = self.replica()
+        key = place.epoch, place.history, num_replicas, self.fingerprint()
+        if self._latest_order is None or self._latest_order[0] != key:
+            runs = self.order_of(place.history)
+            self._latest_order = key, epoch_order_of(runs, self.seed, place.epoch, num_replicas)
+        return self._latest_order[1]
 
     def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
         """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).
@@ -215,9 +245,13 @@ class ChunkedSampler(EpochSampler[int]):
         """
         if not self._is_fit_checked:
             self._is_fit_checked = True
-            _, num_replicas = self.replica()
-            for remark in fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes):
+            for remark in self.remarks(dataset, ahead_nbytes):
                 warn(f"{type(self).__name__}: {remark}")
+
+    def remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
+        """Yield what `check_fit` warns of."""
+        _, num_replicas = self.replica()
+        yield from fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes, self.num_peers)
 
     def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
         # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.
@@ -262,6 +296,10 @@ class ShardListSampler(ChunkedSampler):
 ShardedSampler = ShardListSampler
 
 
+_SHARED: Final = frozenset(("tp", "cp", "pp"))
+"""Dimensions of a mesh whose ranks need the same samples, by the names that torchtitan uses."""
+
+
 class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     """A `ChunkedSampler` for each rank of a distributed job, all exactly ``len(sampler)`` long.
 
@@ -269,6 +307,11 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
     not given are looked up at first use: in the process group, then in ``RANK`` and
     ``WORLD_SIZE``; otherwise there is a single process. It is a torch ``DistributedSampler``, so
     trainers do not replace it with their own. specs/sampler-order.md specifies the order.
+
+    Processes that hold parts of one model (tensor, pipeline or context parallelism) need the same
+    samples, and share a rank: pass ``mesh``, or ``replication``, or for a process group
+    ``rank=get_rank(group), num_replicas=get_world_size(group)``. docs/trainers.md has the names of
+    Megatron and torchtitan.
 
     Args:
         dataset: The dataset, or anything with ``len()``.
@@ -288,9 +331,17 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         num_canonical: Number of runs that the epoch is cut into; None for one per rank. With a
             fixed number, a step has the same samples on any number of ranks that divides it. A job
             resumes on any number of ranks without it.
+        mesh: The data-parallel dimension of a ``torch.distributed`` ``DeviceMesh``, such as
+            ``mesh["dp"]``: processes with the same place in it yield the same samples. In place of
+            ``rank`` and ``num_replicas``.
+        replication: Number of neighbouring processes that yield the same samples: ``0`` to
+            ``replication - 1``, and so on. In place of ``rank`` and ``num_replicas``; 1 states that
+            no processes share.
 
     Raises:
-        ValueError: The numbers contradict each other.
+        ValueError: The numbers contradict each other, ``mesh`` has several dimensions or not this
+            process, or ``replication`` does not divide the number of processes.
+        TypeError: ``mesh`` is not a ``DeviceMesh``.
         MismatchError: In a process group, ranks have counted different samples, since each passes
             over shards that it finds broken (``on_error``). Construct it on all ranks
             then: they compare what they have counted, and wait for each other.
@@ -323,6 +374,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         even: bool = True,
         redeal: bool = False,
         num_canonical: int | None = None,
+        mesh: DeviceMesh | None = None,
+        replication: int | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -345,10 +398,41 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
         )
         self._rank = None if rank is None else at_least(0, rank, "rank")
+        stated = {"num_replicas": num_replicas, "rank": rank, "mesh": mesh}
+        stated = {k: v for k, v in (stated | {"replication": replication}).items() if v is not None}
+        if ("mesh" in stated or "replication" in stated) and len(stated) > 1:
+            raise ValueError(
+                f"{type(self).__name__}: expected either mesh, or replication, or rank and "
+                f"num_replicas, found {' and '.join(stated)}; choose one"
+            )
+        self._is_told = bool(stated)
+        self._replication = 1 if replication is None else at_least(1, replication, "replication")
+        self.num_peers = self._replication
+        if mesh is not None:
+            # As numbers: a mesh has process groups, which are not of the workers of a loader.
+            self._rank, self._num_replicas = _place_in(mesh)
+            self.num_peers = max(1, dist.get_world_size() // self._num_replicas)
         if self._num_replicas is not None and self._rank is not None:
             self.replica()  # raises now if they contradict each other
-        if may_differ(dataset) and _is_rank_of_group(*self.replica()):
+        if may_differ(dataset) and self._is_of_job():
             _compare(type(self).__name__, len(dataset), lengths_digest(self._lengths))
+
+    def _is_of_job(self) -> bool:
+        """Whether it was made for the place of this process in the process group."""
+        if not _has_group() or get_worker_info() is not None or dist.get_world_size() < 2:
+            return False
+        is_alone = self.replica() == (dist.get_rank(), dist.get_world_size())
+        return is_alone or self.num_peers > 1
+
+    def remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:  # noqa: D102 - inherited
+        if not self._is_told and (what := _model_parallelism()):
+            yield (
+                f"{what}, so that some ranks need the same samples, but each rank yields its own; "
+                'pass mesh=mesh["dp"] (of dimensions that share no samples), replication=n for n '
+                "neighbouring ranks that share, rank= and num_replicas= of a process group, or "
+                "replication=1 if each rank needs its own"
+            )
+        yield from super().remarks(dataset, ahead_nbytes)
 
     @property
     def num_runs(self) -> int:  # noqa: D102 - inherited
@@ -378,13 +462,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch has a plain attribute
-        """Number of ranks."""
-        return _of_process(self._num_replicas, "get_world_size", "WORLD_SIZE", 1)
+        """Number of ranks; processes that share their samples are one rank."""
+        number = _of_process(self._num_replicas, "get_world_size", "WORLD_SIZE", 1)
+        if number % self._replication:
+            raise ValueError(
+                f"replication: expected a divisor of the {number} processes of the job, "
+                f"{either(divisors(number))}, found {self._replication}"
+            )
+        return number // self._replication
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch has a plain attribute
-        """Rank of this process."""
-        return _of_process(self._rank, "get_rank", "RANK", 0)
+        """Rank of this process, which it may share with others."""
+        return _of_process(self._rank, "get_rank", "RANK", 0) // self._replication
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # torch has a plain attribute
@@ -398,11 +488,49 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         return sum(epoch_order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
 
 
-def _is_rank_of_group(rank: int, num_replicas: int) -> bool:
-    """Whether a rank is that of this process in the process group."""
-    if not _has_group() or get_worker_info() is not None:
-        return False
-    return (rank, num_replicas) == (dist.get_rank(), dist.get_world_size()) and num_replicas > 1
+def _place_in(mesh: Any) -> tuple[int, int]:
+    """Return the rank of this process in a mesh of one dimension, and its number of ranks."""
+    if not hasattr(mesh, "get_coordinate"):
+        raise TypeError(
+            'mesh: expected a DeviceMesh, such as mesh["dp"], found '
+            f"{type(mesh).__name__}; for a process group pass rank=get_rank(group), "
+            "num_replicas=get_world_size(group)"
+        )
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"mesh: expected one dimension, found {mesh.ndim} {tuple(mesh.mesh_dim_names or ())}; "
+            'pass the one whose ranks have samples of their own, such as mesh["dp"], or several as '
+            'one, such as mesh["dp_replicate", "dp_shard"]._flatten()'
+        )
+    place = mesh.get_coordinate() if _has_group() else None
+    if place is None:
+        raise ValueError(
+            "mesh: expected a mesh that has this process, of a process group that is initialised, "
+            f"found {mesh!r:.200}; make the sampler between init_process_group and "
+            "destroy_process_group, on the ranks of the mesh"
+        )
+    return int(place[0]), mesh.size()
+
+
+def _model_parallelism() -> str | None:
+    """Return what shows that ranks of this job hold parts of one model; None if nothing does."""
+    if not _has_group() or dist.get_world_size() < 2:
+        return None
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is not None and state.model_parallel_is_initialized():
+        names = "tensor_model", "pipeline_model", "context"
+        sizes = {name: getattr(state, f"get_{name}_parallel_world_size")() for name in names}
+        if math.prod(sizes.values()) > 1:
+            found = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+            return f"Megatron's parallel_state has parallel groups ({found})"
+    meshes: Any = sys.modules.get("torch.distributed.device_mesh")
+    # torch has no list of meshes that is public (decision 0180).
+    for mesh in gc.get_referrers(meshes.DeviceMesh) if hasattr(meshes, "DeviceMesh") else ():
+        if type(mesh) is meshes.DeviceMesh:
+            dims = mesh.mesh_dim_names or ()
+            if shared := [n for at, n in enumerate(dims) if n in _SHARED and mesh.size(at) > 1]:
+                return f"a DeviceMesh has the dimensions {', '.join(dims)} ({', '.join(shared)})"
+    return None
 
 
 def _compare(name: str, length: int, digest: str) -> None:
