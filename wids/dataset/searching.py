@@ -11,8 +11,8 @@ import numpy as np
 from wids.look.page.page_columns import PageColumns
 from wids.look.page.questions import Selection
 from wids.look.page.search import Hits, Scan, parse_conditions
-from wids.look.preview import Browsable
 from wids.shards.positions import Positions, as_int_array
+from wids.shards.sample_access import ReadableDataset
 
 if TYPE_CHECKING:
     from wids.storage.arrays import IntArray
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 def found_in(
-    dataset: Browsable, positions: Positions, query: dict[str, str], seed: int | None
+    dataset: ReadableDataset, positions: Positions, query: dict[str, str], seed: int | None
 ) -> IntArray:
     """Return the places in ``positions`` of the samples that satisfy conditions.
 

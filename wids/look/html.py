@@ -26,7 +26,6 @@ from wids.look.field_facts import (
     CAPTION_EXTENSIONS,
     MAX_PIXELS,
     THUMBNAIL_PIXELS,
-    FieldStats,
     facts_of_bytes,
     thumbnail,
 )
@@ -40,6 +39,7 @@ from wids.look.text import (
     value_text,
 )
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
+from wids.shards.sample_access import FieldStats
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls

@@ -12,34 +12,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError
 from wids.shards.reader import Group, OpenByNumber, ShardReader
-from wids.shards.sample_access import SampleAccess, required_access
+from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.shards.tars.raw_samples import Labels
 from wids.storage.arrays import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Fields, Names, as_bytes
-
-
-class JoinableDataset(Protocol):
-    """What a join asks of a dataset."""
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples."""
-
-    def only(self, fields: Collection[str] | None) -> JoinableDataset:
-        """Return the same samples, fetching no shards, and undecoded if fields are named."""
-
-    def undecoded(self) -> JoinableDataset:
-        """Return the same samples as they are stored."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the transformations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +35,7 @@ class KeyedSamples:
         is_compared: Whether samples are compared with checksums although they are not decoded here.
     """
 
-    dataset: JoinableDataset
+    dataset: IndexedDataset
     is_compared: bool = False
 
     @cached_property

@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import DecodeError, ShardFormatError, WidsError
-from wids.look.field_facts import CAPTION_EXTENSIONS, is_small, is_text, latest
-from wids.look.preview import Browsable, sample_sizes
+from wids.look.field_facts import CAPTION_EXTENSIONS, is_small, is_text
+from wids.look.preview import sample_sizes
 from wids.shards.fields.codecs import extension
+from wids.shards.sample_access import IndexedDataset, ReadableDataset
 from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.storage.reading_threads import latest
 from wids.storage.transport import urls
 from wids.tables.column_values import (
     ColumnPath,
@@ -33,7 +35,7 @@ from wids.tables.column_values import (
     path_text,
 )
 from wids.tables.table import members_among, members_that_count
-from wids.tables.table_file import Tabular, load_table, saved_columns
+from wids.tables.table_file import load_table, saved_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,7 +166,7 @@ class ShardRows:
 
 
 @contextmanager
-def opened_rows(dataset: Browsable, number: int) -> Iterator[ShardRows]:
+def opened_rows(dataset: ReadableDataset, number: int) -> Iterator[ShardRows]:
     """Provide the fields of a shard of a dataset, which is not downloaded.
 
     Raises:
@@ -208,7 +210,7 @@ class PageColumns:
         column: Returns the column of the saved table that has a name.
     """
 
-    def __init__(self, dataset: Browsable) -> None:
+    def __init__(self, dataset: ReadableDataset) -> None:
         self._dataset = dataset
         self.column = latest(self._load, _MAX_COLUMNS)
         self._saved: SavedTable | None = None
@@ -237,7 +239,7 @@ class PageColumns:
         return name in self.saved.columns
 
     def _load(self, name: str) -> pa.ChunkedArray:
-        assert isinstance(self._dataset, Tabular)  # noqa: S101 - or it has no saved table
+        assert isinstance(self._dataset, IndexedDataset)  # noqa: S101 - or it has no saved table
         return load_table(self._dataset, [name])[name]
 
 
@@ -250,9 +252,9 @@ def path_of(name: str) -> ColumnPath:
     return parse_columns([name])[0]
 
 
-def _saved_table(dataset: Browsable) -> SavedTable:
+def _saved_table(dataset: ReadableDataset) -> SavedTable:
     table = dataset.spec.table
-    if table is None or not isinstance(dataset, Tabular):
+    if table is None or not isinstance(dataset, IndexedDataset):
         return SavedTable()
     if not urls.is_local(table.url):
         return SavedTable(problem="The saved table is remote, and not fetched for this page.")
@@ -264,7 +266,7 @@ def _saved_table(dataset: Browsable) -> SavedTable:
         return SavedTable(problem=str(error))
 
 
-def _paths_in_samples(dataset: Browsable) -> Iterator[str]:
+def _paths_in_samples(dataset: ReadableDataset) -> Iterator[str]:
     first = range(min(len(dataset), _NUM_SEEN))
     groups: dict[tuple[str, ...], list[int]] = {}
     for index in first:

@@ -25,9 +25,9 @@ from wids.look.page.answers import parsed_number
 from wids.look.page.page_columns import PageColumns, path_of
 from wids.look.page.search import Conditions, Hits, Progress, Scan, Scans, parse_conditions
 from wids.look.page.tally import Tally
-from wids.look.preview import Browsable
 from wids.look.text import class_names
 from wids.order.shuffle import Shuffle
+from wids.shards.sample_access import ReadableDataset
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.tables.conditions import as_typed, parsed
 
@@ -138,7 +138,7 @@ class Questions:
         scans: Its scans, which others may share; None for new ones.
     """
 
-    def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
+    def __init__(self, dataset: ReadableDataset, scans: PageScans | None = None) -> None:
         self._dataset = dataset
         self._scans = scans or PageScans()
         self._columns = PageColumns(dataset)

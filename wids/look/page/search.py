@@ -28,7 +28,7 @@ import numpy.typing as npt
 from wids.errors import message_of, printable
 from wids.look.field_facts import MAX_TEXT_NBYTES, is_text
 from wids.look.page.page_columns import PageColumns, Rows, ShardRows, opened_rows, path_of
-from wids.look.preview import Browsable
+from wids.shards.sample_access import ReadableDataset
 from wids.tables.column_values import INDEX, KEY, ColumnPath
 from wids.tables.conditions import Comparison, mask, parsed
 
@@ -246,7 +246,7 @@ class Scan(Generic[AnyVisitor]):
         problem: The error that ended the pass; ``""`` if there was none.
     """
 
-    def __init__(self, dataset: Browsable, visitor: AnyVisitor) -> None:
+    def __init__(self, dataset: ReadableDataset, visitor: AnyVisitor) -> None:
         self._dataset = dataset
         self.visitor = visitor
         self.problem = ""

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, unquote
 
 from wids.look.page.answers import Answer, FieldBytes, Site, error_answer, requested_span
 from wids.look.page.pages import Pages
-from wids.look.preview import Browsable
+from wids.shards.sample_access import ReadableDataset
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -159,7 +159,7 @@ class Browser:
         OSError: The port is in use, or may not be used.
     """
 
-    def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
+    def __init__(self, dataset: ReadableDataset | Site, port: int = 0, python: str = "") -> None:
         self._site = dataset if isinstance(dataset, Site) else _pages_of(dataset, python)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
@@ -193,7 +193,7 @@ class Browser:
         self._site.close()
 
 
-def _pages_of(dataset: Browsable, python: str) -> Pages:
+def _pages_of(dataset: ReadableDataset, python: str) -> Pages:
     if dataset.is_view:
         raise ValueError(
             "dataset: expected a complete dataset, found a view; use the view's show()"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain, pairwise
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,9 @@ from wids.publish.rewriting.rewrite_plan import (
     repeated_key_error,
 )
 from wids.publish.tar_writer import MAX_OCTAL_NBYTES, ToMembers, member_encoder, members_as_read
-from wids.shards.positions import Positions, select_batch
+from wids.shards.positions import select_batch
 from wids.shards.reader import ShardReader
+from wids.shards.sample_access import IndexedDataset
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import changed_payload_error
@@ -44,22 +45,6 @@ from wids.shards.tars.shard import Shard
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
-
-
-class View(Protocol):
-    """What rewriting needs of a view: its samples, and where they are stored."""
-
-    reader: Any
-
-    @property
-    def positions(self) -> Positions:
-        """The positions of its samples in all shards."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read several samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +66,7 @@ class StoredMembers:
     crcs: list[int]
 
 
-def stored_members(view: View, start: int, stop: int) -> StoredMembers | None:
+def stored_members(view: IndexedDataset, start: int, stop: int) -> StoredMembers | None:
     """Return the members of the samples ``start`` to ``stop`` of a view.
 
     Returns:
@@ -302,7 +287,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: View = task.samples.view()
+    view: IndexedDataset = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -316,7 +301,11 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: View, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask,
+    view: IndexedDataset,
+    first: dict[str, Place],
+    writer: CopyingTar,
+    batch: range,
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -342,7 +331,9 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: View, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(
+    task: RewriteTask, view: IndexedDataset, batch: range
+) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -360,7 +351,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: View, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: IndexedDataset, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -402,7 +393,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: View, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: IndexedDataset, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -345,39 +344,35 @@ def _joined(blocks: list[Samples], num_channels: int) -> Samples:
 # Encoding.
 
 
-def audio_encoder(format_name: str, subtype: str | None = None) -> Callable[[Any], bytes]:
-    """Return the function that encodes ``(samples, rate)`` in a format of libsndfile.
+def encode_audio(value: Any, format_name: str, subtype: str | None) -> bytes:
+    """Return ``(samples, rate)`` in a format of libsndfile.
 
     Args:
+        value: The samples, of shape ``(channels, frames)``, and their rate in Hz.
         format_name: libsndfile's name of the format.
         subtype: libsndfile's name of the encoding; None for 16 bits if the samples are int16, and
             otherwise for as many bits as the format has.
     """
+    import soundfile
 
-    def encode_audio(value: Any) -> bytes:
-        import soundfile
-
-        samples, rate = _checked(value)
-        chosen = subtype
-        if chosen is None:
-            deep = "FLOAT" if format_name == "WAV" else "PCM_24"
-            chosen = "PCM_16" if samples.dtype == np.int16 else deep
-        if chosen == "OPUS" and rate not in _OPUS_RATES:
-            raise ValueError(f"opus: expected a rate of {_OPUS_RATES} Hz, found {rate}")
-        if chosen != "FLOAT" and samples.dtype != np.int16 and np.abs(samples).max(initial=0) > 1:
-            raise ValueError(
-                f"{format_name} stores samples from -1 to 1, and would clip those beyond; found "
-                f"{np.abs(samples).max():.3g}; scale them, or store them as wav"
-            )
-        stream = io.BytesIO()
-        options = {"samplerate": rate, "channels": len(samples), "subtype": chosen}
-        with soundfile.SoundFile(stream, "w", format=format_name, **options) as file:
-            # In short pieces: the encoder of Vorbis keeps each piece on its stack.
-            for start in range(0, samples.shape[1], _WRITTEN_FRAMES):
-                file.write(samples[:, start : start + _WRITTEN_FRAMES].T)
-        return stream.getvalue()
-
-    return encode_audio
+    samples, rate = _checked(value)
+    if subtype is None:
+        deep = "FLOAT" if format_name == "WAV" else "PCM_24"
+        subtype = "PCM_16" if samples.dtype == np.int16 else deep
+    if subtype == "OPUS" and rate not in _OPUS_RATES:
+        raise ValueError(f"opus: expected a rate of {_OPUS_RATES} Hz, found {rate}")
+    if subtype != "FLOAT" and samples.dtype != np.int16 and np.abs(samples).max(initial=0) > 1:
+        raise ValueError(
+            f"{format_name} stores samples from -1 to 1, and would clip those beyond; found "
+            f"{np.abs(samples).max():.3g}; scale them, or store them as wav"
+        )
+    stream = io.BytesIO()
+    options = {"samplerate": rate, "channels": len(samples), "subtype": subtype}
+    with soundfile.SoundFile(stream, "w", format=format_name, **options) as file:
+        # In short pieces: the encoder of Vorbis keeps each piece on its stack.
+        for start in range(0, samples.shape[1], _WRITTEN_FRAMES):
+            file.write(samples[:, start : start + _WRITTEN_FRAMES].T)
+    return stream.getvalue()
 
 
 def _checked(value: Any) -> tuple[npt.NDArray[Any], int]:
@@ -406,16 +401,6 @@ def _checked(value: Any) -> tuple[npt.NDArray[Any], int]:
     if not np.isfinite(samples).all():
         raise ValueError("expected finite samples, found infinity or NaN")
     return samples, rate
-
-
-AUDIO_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
-    "wav": audio_encoder("WAV"),
-    "flac": audio_encoder("FLAC"),
-    "ogg": audio_encoder("OGG", "VORBIS"),
-    "opus": audio_encoder("OGG", "OPUS"),
-    "mp3": audio_encoder("MP3", "MPEG_LAYER_III"),
-}
-"""Encoders by extension. All but wav and flac are lossy."""
 
 
 def audio_decoder(audio: Any, max_nbytes: int | None) -> Audio:

@@ -162,6 +162,14 @@ MEDIA_TYPES: Final = {
     "ogv": "video/ogg",
     "webm": "video/webm",
 }
+AUDIO_FORMATS: Final = {
+    "wav": ("WAV", None),
+    "flac": ("FLAC", None),
+    "ogg": ("OGG", "VORBIS"),
+    "opus": ("OGG", "OPUS"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+}
+"""libsndfile's names of the formats in which audio is encoded. All but wav and flac are lossy."""
 _UNPLAYED: Final = frozenset(("avi", "mkv", "mov"))
 """Extensions that not all browsers play."""
 

@@ -13,15 +13,22 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from wids.errors import printable
-from wids.shards.fields.audio import AUDIO_ENCODERS
-from wids.shards.fields.codecs import BY_EXTENSION, Encode, find, how_to_install
+from wids.shards.fields.codecs import AUDIO_FORMATS, BY_EXTENSION, Encode, find, how_to_install
 
-_ENCODERS: Final = {
+
+def _encode_audio(form: tuple[str, str | None], value: Any) -> bytes:
+    from wids.shards.fields.audio import encode_audio
+
+    return encode_audio(value, *form)
+
+
+_ENCODERS: Final[dict[str, Encode]] = {
     **{extension: codec.encode for extension, codec in BY_EXTENSION.items()},
-    **AUDIO_ENCODERS,
+    **{extension: partial(_encode_audio, form) for extension, form in AUDIO_FORMATS.items()},
 }
 
 
@@ -61,7 +68,7 @@ def encode(field: str, value: Any, encoders: Mapping[str, Encode] | None = None)
         package = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(
             f'field "{printable(field)}": its encoder needs a package that is not installed '
-            f"({package}); {how_to_install(package)}",
+            f"({error.name}); {how_to_install(package)}",
             name=error.name,
         ) from error
     except Exception as error:
