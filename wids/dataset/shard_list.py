@@ -511,7 +511,9 @@ class ShardListDataset(TorchDataset):
             >>> dataset.limits.cache_nbytes is None
             True
         """
-        return self.reader.limits(counts_per_shard(self.positions, self.reader.edges))
+        from wids.shards.capacity import capacity_of
+
+        return capacity_of(self.reader, self.lengths)
 
     # Samples by key.
 
@@ -753,7 +755,8 @@ class ShardListDataset(TorchDataset):
 
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)
-        self.reader.set_epoch(number)
+        if self._access.joint is not None:
+            self._access.joint.set_epoch(number)
         if self._access.failures is not None:
             self._access.failures.begin_epoch()
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from wids.storage.arrays import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from wids.shards.reader import ShardReader
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,3 +30,20 @@ class Capacity:
     nbytes: FloatArray
     cache_nbytes: int | None
     num_open: int
+
+
+def capacity_of(reader: ShardReader, lengths: Sequence[int]) -> Capacity:
+    """Return what this machine can hold of a view.
+
+    Args:
+        reader: The shards.
+        lengths: Number of samples of the view in each shard; a single number if the order of the
+            view does not follow the shards, so that they count as one.
+    """
+    cache_nbytes, nbytes = reader.cache_nbytes, np.zeros(len(reader.shards))
+    if cache_nbytes is not None:
+        nbytes = reader.all_stored_nbytes
+    if len(lengths) != len(reader.shards):
+        nbytes = nbytes.sum(keepdims=True)
+    counts = np.array(lengths, np.int64)
+    return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, reader.pool.size)

@@ -138,6 +138,10 @@ class SampleAccess(Protocol):
         """The transformations that a sample passes through."""
 
     @property
+    def steps(self) -> list[Any]:
+        """All transformations that samples pass through, beginning with those of joined sides."""
+
+    @property
     def is_overridden(self) -> bool:
         """Whether a subclass of the dataset decides what a sample is."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import JoinError
-from wids.shards.reader import Group, OpenByNumber, ShardReader
+from wids.shards.reader import Group, OpenByNumber, ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.shards.tars.raw_samples import Labels
 from wids.storage.arrays import IntArray
@@ -82,7 +82,8 @@ class KeyedSamples:
             indices = [start + local_index for local_index in local_indices]
             return list(map(index.key, local_indices)), self.dataset.__getitems__(indices)
         verify, labels = self._settings(number)
-        samples: list[Any] = reader.read_from(
+        samples: list[Any] = read_from(
+            reader,
             number,
             reader.fetches_for_many,
             lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
@@ -106,8 +107,8 @@ class KeyedSamples:
             return key, sample
         number, local_index = self.reader.locate(position)
         verify, labels = self._settings(number)
-        sample = self.reader.read_from(
-            number, local, lambda shard: shard.read(local_index, verify, labels)
+        sample = read_from(
+            self.reader, number, local, lambda shard: shard.read(local_index, verify, labels)
         )
         key = sample["__key__"]
         return key, access.transformed_together([sample])[0] if access.transformations else sample
@@ -135,7 +136,7 @@ class KeyedSamples:
         """Its transformations, those of joins, and its class if that overrides samples."""
         access = self.access
         own = [type(self.dataset)] if access.is_overridden else []
-        return *access.reader.transformations, *access.transformations, *own
+        return *access.steps, *own
 
     def undecoded(self) -> KeyedSamples:
         """Return the samples as they are stored, compared with their checksums."""

@@ -331,8 +331,7 @@ def _real(folder: str) -> str:
 def _check_stored(dataset: IndexedDataset) -> None:
     """Raise PackError if the dataset does more than decode stored bytes."""
     access = required_access(dataset)
-    steps = (*access.reader.transformations, *access.transformations)
-    others = [step for step in steps if not isinstance(step, Decoder)]
+    others = [step for step in access.steps if not isinstance(step, Decoder)]
     if others or access.is_overridden:
         found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
         raise PackError(

@@ -35,7 +35,7 @@ from wids.publish.rewriting.rewrite_plan import (
 )
 from wids.publish.tar_writer import MAX_OCTAL_NBYTES, ToMembers, member_encoder, members_as_read
 from wids.shards.positions import select_batch
-from wids.shards.reader import ShardReader
+from wids.shards.reader import ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
@@ -87,7 +87,7 @@ def _read(reader: ShardReader, positions: IntArray) -> StoredMembers | None:
     keys: list[bytes] = [b""] * len(positions)
     for number, places, local_indices in reader.groups(positions):
         read = partial(_of_shard, reader, local_indices)
-        part = reader.read_from(number, reader.fetches_for_many, read)
+        part = read_from(reader, number, reader.fetches_for_many, read)
         if part is None:
             return None
         for place, key in zip(places, part.keys, strict=True):

@@ -314,9 +314,10 @@ def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> 
             if os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:
                 return fetcher.read(url, limit_nbytes)
     elif not os.path.exists(document_note_path(folder, url)):  # no large one was read before
-        known = fetcher.read_short(url, limit_nbytes, parsing.LARGE_NBYTES)
-        if isinstance(known, bytes):
-            return known
+        found = fetcher.read_short(url, limit_nbytes, parsing.LARGE_NBYTES)
+        if isinstance(found, bytes):
+            return found
+        known = found
     # Ten modules, which most programs do not need.
     from wids.shards.specs.spec_tables import SpecTables
 

@@ -208,11 +208,11 @@ class SpecTables:
             except (OSError, ValueError):
                 return None
             return State(status.st_size, _time_tag(status.st_mtime_ns))
-        if known is None:
-            # One byte: as cheap as a conditional request, and every transport has it.
-            self._fetcher.bind_options(url)
-            known = self._fetcher.head(url)
-        nbytes, tag = known
+        if known is not None:
+            return State(*known)
+        # One byte: as cheap as a conditional request, and every transport has it.
+        self._fetcher.bind_options(url)
+        nbytes, tag = self._fetcher.head(url)
         return None if nbytes is None or not tag else State(nbytes, tag)
 
 
