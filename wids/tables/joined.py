@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -326,6 +326,13 @@ class SampleShard(ReadableShard):
         return plain_values([self._values[member] for member in members.tolist()], decode)
 
 
+_LOOKED_UP: Final = (
+    *("ends", "fetches_for_many", "fetches_for_one", "labels", "shards", "starts"),
+    *("verifies_decoded", "verifies_raw"),
+)
+"""What each read of a sample looks up; `__getattr__` takes longer."""
+
+
 class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[misc]
     """The shards of a dataset, with fields of another side, for those who ask a `ShardReader`.
 
@@ -347,9 +354,8 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
         self._needed: dict[int, list[int]] = {}
         self.open = self._joined_shard
         self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
-        # Every read of a sample looks these up.
-        self.starts, self.ends, self.shards = inner.starts, inner.ends, inner.shards
-        self.verifies_raw, self.verifies_decoded = inner.verifies_raw, inner.verifies_decoded
+        for name in _LOOKED_UP:
+            setattr(self, name, getattr(inner, name))
 
     if not TYPE_CHECKING:
 
