@@ -151,6 +151,21 @@ class SampleAccess(Protocol):
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Apply the transformations to labelled samples."""
 
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def with_on_error(self, on_error: Any) -> SampleAccess:
+        """Return the same samples, with another policy for those that cannot be produced."""
+
+    def in_next_shard(self, index: int) -> int:
+        """Return the index of a sample in the next shard, in place of one of this shard."""
+
+    def batch(self, indices: Any) -> list[Any]:
+        """Read several samples."""
+
+    def in_turn(self) -> Iterator[Any]:
+        """Read all samples."""
+
 
 def access_of(dataset: Any) -> SampleAccess | None:
     """Return how the samples of a dataset are read; None for a dataset of another library."""

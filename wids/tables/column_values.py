@@ -81,16 +81,14 @@ def _parsed(name: str, text: str) -> ColumnPath:
         raise ValueError(f"columns: expected a name for the path {text!r}, found none")
     field = field if field.startswith(".") else f".{field}"
     _check_has_values(name, field, bool(steps))
-    return ColumnPath(name, text, field, tuple(map(_unescaped, steps)))
+    return ColumnPath(
+        name, text, field, tuple(s.replace("~1", "/").replace("~0", "~") for s in steps)
+    )
 
 
 def path_text(field: str, steps: Iterable[str]) -> str:
     """Return a field and the keys that lead into it as a path."""
     return "/".join((field, *(step.replace("~", "~0").replace("/", "~1") for step in steps)))
-
-
-def _unescaped(step: str) -> str:
-    return step.replace("~1", "/").replace("~0", "~")
 
 
 def codec_of(field: str) -> Codec | None:
