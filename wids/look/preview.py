@@ -1,4 +1,4 @@
-"""Compute statistics of fields, and cards of samples, for notebooks and pages alike.
+"""Make cards of samples, for notebooks and pages alike.
 
 Fields and their sizes come from indexes. Of a sample only small pictures and texts are read, by
 byte range if the shard is remote. No whole shard is downloaded.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import NotFoundError, WidsError
@@ -128,9 +128,11 @@ def count_samples(
         and (opener.local.path(number) is not None or not opener.is_local(number))
     ]
     if beside:
-        with suppress(ModuleNotFoundError):  # the shards are counted without it
+        try:
             from wids.shards.foreign.foreign_counts import with_stated_counts
-
+        except ModuleNotFoundError:  # the shards are counted without it
+            pass
+        else:
             stated = with_stated_counts(opener.shards, beside, opener.facts.store.fetcher)
             for number in beside:
                 counts[number] = stated[number].num_samples
