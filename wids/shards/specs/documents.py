@@ -276,7 +276,8 @@ class Documents:
         listed = document.get("shardlist")
         if callable(listed):  # of a table
             shards: LazyShards = listed(context, key_split)
-            shards.check()
+            # By one name of each scheme; the others are checked when they are asked for.
+            _ = shards.are_remote  # SPEC-12, SPEC-13: what the document may not name is an error
             return shards
         label, join = context.name, context.join
         return tuple(

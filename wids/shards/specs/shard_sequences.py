@@ -48,10 +48,6 @@ class LazyShards(Sequence[ShardSpec]):
         """The length of each shard, NaN where it is not stated."""
         raise NotImplementedError
 
-    def check(self) -> None:
-        """Reject what the document may not name (SPEC-12, SPEC-13)."""
-        raise NotImplementedError
-
     def has_key(self, key: str) -> bool:
         """Whether any entry may state a key."""
         raise NotImplementedError

@@ -143,13 +143,6 @@ class ShardTable(LazyShards):
         found = self.file.lengths[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
         return np.where(found < 0, np.nan, found)
 
-    def check(self) -> None:
-        """Reject what the document may not name, by one name of each scheme (SPEC-12, SPEC-13).
-
-        The others are checked when they are asked for.
-        """
-        _ = self.are_remote
-
     @property
     def are_remote(self) -> frozenset[bool]:
         """Whether shards are remote, for each scheme that occurs."""
