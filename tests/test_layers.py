@@ -1,4 +1,4 @@
-"""The eight wings, the direction of their imports, and what every module opens with."""
+"""The eight packages, the direction of their imports, and what every module opens with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import wids
 
-WINGS = ("storage", "shards", "order", "publish", "tables", "look", "dataset", "cli")
+PACKAGES = ("storage", "shards", "order", "publish", "tables", "look", "dataset", "cli")
 """Each imports from those before it, and from `errors`."""
 TOP = ("errors", "migration", "__main__", "__init__")
 ROOT = Path(wids.__file__).parent
@@ -19,7 +19,7 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
     for path in sorted(ROOT.rglob("*.py"))
 }
-IN_WINGS = [name for name in MODULES if name not in TOP]
+IN_PACKAGES = [name for name in MODULES if name not in TOP]
 
 
 def imported(module: str, source: str) -> set[str]:
@@ -37,26 +37,26 @@ def imported(module: str, source: str) -> set[str]:
 
 
 def forbidden(module: str, source: str) -> list[str]:
-    """Return the wings that a module may not import from, but does."""
+    """Return the packages that a module may not import from, but does."""
     own = module.split(".", maxsplit=1)[0]
-    allowed = ["errors", *WINGS[: WINGS.index(own) + 1]]
+    allowed = ["errors", *PACKAGES[: PACKAGES.index(own) + 1]]
     return sorted({name.split(".")[0] for name in imported(module, source)} - {*allowed})
 
 
-def test_there_are_eight_wings() -> None:
+def test_there_are_eight_packages() -> None:
     """Nothing else is at the top, except for a few modules."""
-    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} == {*WINGS}
+    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} == {*PACKAGES}
     assert {path.stem for path in ROOT.glob("*.py")} == {*TOP}
 
 
-@pytest.mark.parametrize("module", IN_WINGS)
+@pytest.mark.parametrize("module", IN_PACKAGES)
 def test_no_import_leads_upward(module: str) -> None:
-    """A module imports from its own wing, and from those before it."""
+    """A module imports from its own package, and from those before it."""
     assert forbidden(module, MODULES[module]) == []
 
 
 def test_the_order_reads_no_files() -> None:
-    """Of the wings before it, the order of an epoch has only data and texts of numbers."""
+    """Of the packages before it, the order of an epoch has only data and texts of numbers."""
     found = {
         name.rpartition(".")[0]
         for module, source in MODULES.items()
@@ -73,7 +73,7 @@ def test_the_order_reads_no_files() -> None:
 def test_no_import_circle() -> None:
     """Modules can be put in an order in which each imports only earlier ones."""
     names = {}
-    for module in IN_WINGS:
+    for module in IN_PACKAGES:
         found = imported(module, MODULES[module])
         found |= {name.rpartition(".")[0] for name in found}  # a module, or a name in it
         names[module] = found & MODULES.keys() - {module}
@@ -96,7 +96,7 @@ def test_no_import_circle() -> None:
     ],
 )
 def test_an_upward_import_is_found(line: str) -> None:
-    """An import from a later wing is found in every spelling, relative ones included."""
+    """An import from a later package is found in every spelling, relative ones included."""
     assert forbidden("shards.tars.shard", line) != []
     assert forbidden("shards.tars.shard", "from .. import fields") == []
 
@@ -128,13 +128,13 @@ def test_modules_have_no_vague_names() -> None:
     assert not {"utils", "common", "helpers", "base", "types"} & stems
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_a_wing_names_what_to_read_first(wing: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_names_what_to_read_first(package: str) -> None:
     """Its docstring names modules that exist, three of them except for the commands."""
-    text = ast.get_docstring(ast.parse(MODULES[f"{wing}.__init__"])) or ""
+    text = ast.get_docstring(ast.parse(MODULES[f"{package}.__init__"])) or ""
     names = re.findall(r"`([a-z_.]+)`", text.partition("Read first:")[2])
     assert len(names) == 3
-    assert [name for name in names if f"{wing}.{name}" not in MODULES] == []
+    assert [name for name in names if f"{package}.{name}" not in MODULES] == []
 
 
 def test_test_modules_have_names_of_their_own() -> None:

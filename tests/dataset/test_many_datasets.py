@@ -54,7 +54,7 @@ def test_a_dataset_is_small(specs: list[Path], monkeypatch: pytest.MonkeyPatch) 
 def test_a_mix_makes_no_shard(specs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A mix of datasets is opened without an object for any shard, also by its weights."""
     made: list[int] = []
-    monkeypatch.setattr("wids.shards.specs.shard_sequences.shard_of", made.append)
+    monkeypatch.setattr("wids.shards.specs.spec_tables.shard_of", made.append)
     parts = [{"source_url": path.name, "name": path.stem, "weight": 2} for path in specs]
     mix = specs[0].parent / "mix.json"
     mix.write_text(json.dumps({"datasets": parts}))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -244,3 +246,24 @@ def test_a_sample_by_key_is_counted_by_the_subclass(train: Path) -> None:
     dataset = Doubled(train)
     assert dataset.get_by_key("s00003")["twice"] == 6
     assert dataset.num_calls == 1
+
+
+def test_a_batch_read_one_by_one_concerns_its_thread_alone(train: Path) -> None:
+    """Other threads read as before meanwhile, and an error in the class leaves nothing behind."""
+    seen: list[set[int]] = []
+
+    class Own(wids.ShardListDataset):
+        def __getitem__(self, index: Any) -> Any:
+            seen.append({*self.reader.ways})
+            if index == 9:
+                raise ValueError("the ninth")
+            return super().__getitem__(index)
+
+    with Own(train) as dataset:
+        assert [sample[".txt"] for sample in dataset.__getitems__([3, 12])] == ["text 3", "text 12"]
+        with pytest.raises(ValueError, match="the ninth"):
+            dataset.__getitems__([1, 9])
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(dataset.__getitem__, 5).result()[".txt"] == "text 5"
+        assert seen == [{get_ident()}] * 4 + [set()]
+        assert dataset.reader.ways == {}

@@ -24,7 +24,7 @@ from wids import (
     StateError,
 )
 from wids.order.epoch_order import Settings
-from wids.order.mixed_sampler import Mix
+from wids.order.mixing import Mix
 
 DATA = Lengths(8, 5, 7)
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from laws import REPEATS, law
 
 from wids import MixedSampler, StateError
-from wids.order import epoch_order, mixed_sampler
-from wids.order.mixed_sampler import MAX_PERIOD, checked_weight, draws_per_period, pattern
+from wids.order import epoch_order, mixing
+from wids.order.mixing import MAX_PERIOD, checked_weight, draws_per_period, pattern
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "sampler-order.golden.json").read_text(encoding="utf-8")
@@ -141,12 +141,10 @@ def test_golden_patterns(vector: dict[str, Any]) -> None:
 
 def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     num_replicas, seed, epoch = (vector[name] for name in ("num_replicas", "seed", "epoch"))
-    sources = tuple(mixed_sampler.Source("", np.array(ranges)) for ranges in vector["ranges"])
+    sources = tuple(mixing.Source("", np.array(ranges)) for ranges in vector["ranges"])
     length = -(-vector["num_samples"] // vector["num_runs"])
     others = (vector[name] for name in ("chunksize", "shuffle", "num_runs"))
-    made = mixed_sampler.Mix(
-        np.empty(0, np.int64), sources, tuple(vector["weights"]), length, *others
-    )
+    made = mixing.Mix(np.empty(0, np.int64), sources, tuple(vector["weights"]), length, *others)
     return [
         [
             int(i)
@@ -297,13 +295,11 @@ def test_passes_are_shared_without_rest(n: int, num_runs: int, number: int) -> N
     def shares(p: int) -> list[int]:
         return [((p + 1) * n + r) // num_runs - (p * n + r) // num_runs for r in range(num_runs)]
 
-    source = mixed_sampler.Source("", np.array([[0, n]]))
-    mix = mixed_sampler.Mix(
-        np.array([n]), (source,), (1,), 1, 2000, shuffle=False, num_runs=num_runs
-    )
+    source = mixing.Source("", np.array([[0, n]]))
+    mix = mixing.Mix(np.array([n]), (source,), (1,), 1, 2000, shuffle=False, num_runs=num_runs)
     own = []
     for run in range(num_runs):
-        made = mixed_sampler.MixedRun(mix, 0, 0, run)
+        made = mixing.MixedRun(mix, 0, 0, run)
         drawn = (number * n + run) // num_runs
         share = shares(number)[run]
         mine = list(made._shares(0, drawn, drawn + share)) if share else []

@@ -25,8 +25,8 @@ from wids.publish.rewriting import rewrite_plan
 from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.publish.spec_job import SpecJob, prepare_spec
 from wids.shards.indexes import pack_writer
-from wids.shards.specs import saved_document, saving, shard_sequences, shard_table
-from wids.shards.specs.shard_sequences import ShardTable
+from wids.shards.specs import saved_document, saving, shard_table, spec_tables
+from wids.shards.specs.spec_tables import ShardTable
 from wids.storage.transport import urls
 
 
@@ -49,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "_MAX_LISTED", 1)
     monkeypatch.setattr(saved_document, "_NUM_PIECES", 1)
     monkeypatch.setattr(journal, "_MIN_RECENT", 16)
-    monkeypatch.setattr(shard_sequences, "_MAX_MADE", 16)
+    monkeypatch.setattr(spec_tables, "_MAX_MADE", 16)
     monkeypatch.setattr(shard_table, "_PART_NBYTES", 1 << 12)
     monkeypatch.setattr(shard_table, "BLOCK_LENGTH", 32)
     monkeypatch.setattr(pack_writer, "_SPOOLED_NBYTES", 512)

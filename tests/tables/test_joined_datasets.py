@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids.errors import FetchError, JoinError
+from wids.shards.sample_access import capacity_of
 from wids.tables.join_fields import Names
 from wids.tables.join_keys import PositionMap
 from wids.tables.join_sides import DatasetSide, KeyedSamples
@@ -193,11 +194,11 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
     reader = JoinedReader(joint)
     lengths = [length] * num_shards
     # This also imports modules, which take memory, and looks up how samples are read.
-    assert left.limits.nbytes.sum() == right.reader.limits(lengths).nbytes.sum()
+    assert left.limits.nbytes.sum() == capacity_of(right.reader, lengths).nbytes.sum()
     nbytes_pickled = len(pickle.dumps(reader))
     tracemalloc.start()
     try:
-        limits = reader.limits(lengths)
+        limits = capacity_of(reader, lengths)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

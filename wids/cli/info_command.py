@@ -28,7 +28,7 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.dataset.shard_list import ShardListDataset
-    from wids.look.field_facts import FieldStats
+    from wids.shards.sample_access import FieldStats
     from wids.shards.specs.model import DatasetSpec
 
 _BAR_WIDTH: Final = 10
@@ -145,13 +145,13 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the fields of a dataset as a table if it has a pack, else ``""``."""
     if not spec.all_packs():
         return ""
-    from wids.look import preview
+    from wids.shards.sample_access import field_stats
 
     try:
         with opened(
             spec, options, access="range", storage_options=_impatient(options), progress=False
         ) as dataset:
-            stats = preview.field_stats(dataset)
+            stats = field_stats(dataset)
             facts = _media_text(dataset, stats)
     except WidsError:  # a damaged pack; what the spec says is shown anyway
         return ""
@@ -186,8 +186,8 @@ def _table(stats: Iterable[FieldStats]) -> str:
 def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
     """Return the fields at the beginning of the first shard, if shards were named directly."""
     from wids.dataset.peeking import create_command, peek
-    from wids.look import preview
     from wids.look.notebook import known_text
+    from wids.shards.sample_access import field_stats
     from wids.shards.specs.naming import is_document
 
     # What a document says is shown at once; its servers may be slow or down.
@@ -195,7 +195,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
         return ""
     shards = peek(spec, storage_options=storage_options(options))
     shards.read_on(1)
-    stats = preview.field_stats(shards)
+    stats = field_stats(shards)
     found = f"\n\nfirst shard: {known_text(shards)}"
     glimpse = shards.glimpse
     if glimpse is not None:

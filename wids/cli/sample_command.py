@@ -23,7 +23,7 @@ from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
-    from wids.look.preview import Browsable
+    from wids.shards.sample_access import ReadableDataset
     from wids.shards.specs.model import DatasetSpec
 
 
@@ -109,7 +109,7 @@ def _from_dataset(
         return sample, _damage(dataset, sample["__index__"], sample)
 
 
-def _damage(dataset: Browsable, index: int, sample: dict[str, Any]) -> str:
+def _damage(dataset: ReadableDataset, index: int, sample: dict[str, Any]) -> str:
     """Return which fields of a sample are not as its index states, in a sentence; else ``""``."""
     from wids.look.field_facts import damage_text
     from wids.look.preview import damage_of

@@ -12,9 +12,10 @@ from __future__ import annotations
 import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -29,12 +30,15 @@ from wids.shards.positions import (
     select,
     select_batch,
 )
-from wids.shards.reader import OpenByNumber, ShardReader, together
+from wids.shards.reader import OpenByNumber, ShardReader
 from wids.shards.tars.samples import ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import RangeError
 from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, this_process, timed, timed_steps
 from wids.storage.transport import urls
+
+if TYPE_CHECKING:
+    from wids.tables.joined import Joint
 
 Transformation: TypeAlias = Callable[[Any], Any]
 
@@ -165,6 +169,16 @@ class Access:
         return not isinstance(self.positions, range) or len(self) != len(self.reader)
 
     @property
+    def joint(self) -> Joint | None:
+        """What is joined to the samples of the shards; None for nothing."""
+        return getattr(self.reader, "joint", None)
+
+    @property
+    def steps(self) -> list[Transformation]:
+        """All transformations that samples pass through, beginning with those of joined sides."""
+        return [*(self.joint.transformations if self.joint else ()), *self.transformations]
+
+    @property
     def may_differ(self) -> bool:
         """Whether other ranks may find other samples: shards are counted, and passed over."""
         if self.failures is None:
@@ -202,8 +216,8 @@ class Access:
         return start + (index - first) % (stop - start)
 
     def announce(self) -> None:
-        """Note that a pass will read these samples; see `ShardReader.announce`."""
-        self.reader.announce(self.positions)
+        """Note that a pass will read these samples; see `ShardReader.announce_shards`."""
+        self.reader.announce_shards(self.reader.large_parts(self.positions))
 
     # Derived accesses.
 
@@ -245,7 +259,8 @@ class Access:
 
     def undecoded(self) -> Access:
         """Return the same samples as they are stored, whose errors are raised."""
-        return replace(self.with_on_error(None), reader=self.reader.undecoded(), transformations=[])
+        reader = self.reader if self.joint is None else self.joint.undecoded().reader()
+        return replace(self.with_on_error(None), reader=reader, transformations=[])
 
     # Reading.
 
@@ -253,9 +268,8 @@ class Access:
         """Read, label and transform a single sample, by its position in the dataset."""
         reader = self.reader
         open_shard, local = reader.open, reader.fetches_for_one
-        others = together.get()
-        if others is not None and others[0] is reader:
-            _, open_shard, local = others
+        if reader.ways:  # in a batch of a class that overrides `__getitem__`
+            open_shard, local = reader.ways.get(get_ident(), (open_shard, local))
         return self.read(position, bisect_right(reader.ends, position), local, open_shard)
 
     def read(self, position: int, number: int, local: bool, open_shard: OpenByNumber) -> Any:
@@ -419,7 +433,7 @@ def batch(dataset: Any, indices: Indices) -> list[Any]:
     access: Access = dataset.sample_access
 
     def read() -> list[Any]:
-        with access.reader.reading(_positions_of(access, indices)):
+        with _reading(access.reader, _positions_of(access, indices)):
             return timed(TRANSFORM, list, _each(dataset, indices))
 
     return timed(READ, read)
@@ -431,9 +445,32 @@ def one_by_one(dataset: Any) -> Iterator[Any]:
     for index in range(len(dataset)):
         # A view may have one sample of each shard, so it reads as single samples do. Not around
         # `yield`: others read in between.
-        with nullcontext() if access.is_view else access.reader.reading():
+        with nullcontext() if access.is_view else _reading(access.reader):
             samples = timed(TRANSFORM, list, _each(dataset, (index,)))
         yield from samples
+
+
+@contextmanager
+def _reading(reader: ShardReader, positions: IntArray | None = None) -> Iterator[None]:
+    """Have this thread read single samples together inside the block.
+
+    Args:
+        reader: The shards.
+        positions: The samples of a batch, as far as they are known; None for a pass over the whole
+            dataset, which fetches its shards.
+    """
+    way = reader.open, reader.fetches_for_many
+    if positions is not None:
+        way = reader.of_batch(positions)[1], reader.fetches_for_one
+    thread = get_ident()
+    previous = reader.ways.get(thread)  # of a class around this one
+    reader.ways[thread] = way
+    try:
+        yield
+    finally:
+        del reader.ways[thread]
+        if previous is not None:
+            reader.ways[thread] = previous
 
 
 def _positions_of(access: Access, indices: Indices) -> IntArray:

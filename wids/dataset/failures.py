@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
@@ -27,6 +27,9 @@ from wids.shards.reader import ShardReader
 from wids.storage.sizes import first_of
 from wids.storage.stages import SharedNumber, SharedRows, this_process, writing
 
+if TYPE_CHECKING:
+    from wids.shards.sample_access import SampleAccess
+
 Policy = Literal["skip", "next"]
 Indices: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 
@@ -38,29 +41,6 @@ _MIN_MOST: Final = 1000
 """Samples that fail as long as none succeeds, or of which half may fail: more are no damage."""
 
 _READ, _ALONE, _WITH_SHARD, _EPOCH = range(4)
-
-
-class Collectable(Protocol):
-    """The part of an `Access` that `Failures` uses: samples, with a `Failed` for each failure."""
-
-    @property
-    def reader(self) -> ShardReader:
-        """The shards."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def with_on_error(self, on_error: Any) -> Collectable:
-        """Return the same samples, with another policy for those that cannot be produced."""
-
-    def in_next_shard(self, index: int) -> int:
-        """Return the index of a sample in the next shard, in place of one of this shard."""
-
-    def batch(self, indices: Indices) -> list[Any]:
-        """Read several samples."""
-
-    def in_turn(self) -> Iterator[Any]:
-        """Read all samples."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +125,7 @@ class Failures:
         self.__dict__.update(state)
         self._watch()
 
-    def batch(self, access: Collectable, indices: Indices) -> list[Any]:
+    def batch(self, access: SampleAccess, indices: Indices) -> list[Any]:
         """Return the samples of a batch, without those that failed, or with others in their place.
 
         Raises:
@@ -163,7 +143,7 @@ class Failures:
             samples[place] = found[int(indices[place]) % len(access)]
         return samples
 
-    def iterate(self, access: Collectable) -> Iterator[Any]:
+    def iterate(self, access: SampleAccess) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
         num_read = 0
         try:
@@ -180,7 +160,7 @@ class Failures:
         finally:
             self.count_read(num_read)
 
-    def one(self, access: Collectable, index: int, error: WidsError) -> Any:
+    def one(self, access: SampleAccess, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.
 
         A caller that asks for one sample gets one, so there is nothing to skip.
@@ -211,7 +191,7 @@ class Failures:
         for column, value in enumerate((num_read, alone, with_shard)):
             self._counts.common[column] = value
 
-    def pass_over_one(self, access: Collectable, error: WidsError) -> None:
+    def pass_over_one(self, access: SampleAccess, error: WidsError) -> None:
         """Count a single sample that failed, as `pass_over` does."""
         if not this_process.num_watchers:
             # Single samples are counted from now on; before one fails, that would only take time.
@@ -219,7 +199,7 @@ class Failures:
             self.count_read(1)
         self.pass_over(access, [failed(error)])
 
-    def pass_over(self, access: Collectable, samples: Sequence[Any]) -> dict[int, WidsError]:
+    def pass_over(self, access: SampleAccess, samples: Sequence[Any]) -> dict[int, WidsError]:
         """Count the samples that failed, and return their errors by their places.
 
         Raises:
@@ -250,7 +230,7 @@ class Failures:
             count, _ = self._causes.get((type(cause), kind), (0, error))
             self._causes[type(cause), kind] = count + 1, error
 
-    def _check(self, access: Collectable, length: int) -> None:
+    def _check(self, access: SampleAccess, length: int) -> None:
         """Raise the commonest error if more samples have failed than is allowed."""
         read, alone, with_shard, _ = self._counts.sums()
         if self.max_failed is not None:
@@ -319,7 +299,7 @@ def failed(error: WidsError) -> Failed:
     raise error
 
 
-def _replaced(access: Collectable, errors: Mapping[int, WidsError]) -> dict[int, Any]:
+def _replaced(access: SampleAccess, errors: Mapping[int, WidsError]) -> dict[int, Any]:
     """Return samples that can be produced, in place of those at some indices that have errors.
 
     Raises:

@@ -13,15 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.access import Transformation, as_transformations, locate_error
+from wids.dataset.views import show_in_notebooks
 from wids.errors import printable
-from wids.look import notebook
-from wids.look.field_facts import latest
-from wids.look.in_notebooks import show_in_notebooks
-from wids.look.notebook import Gallery
-from wids.look.preview import num_affordable
 from wids.shards.glimpse import Glimpse, ShardLook
 from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions, cache_folder, cache_limit
@@ -32,8 +28,12 @@ from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.raw_samples import position
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import latest
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
+
+if TYPE_CHECKING:
+    from wids.look.notebook import Gallery
 
 _MAX_KEPT: Final = 8
 """The number of recently used shards for which to keep what was read."""
@@ -334,10 +334,15 @@ class Peek:
             >>> wids.peek("cats.tar").show(2).indices
             [0, 1]
         """
+        from wids.look import notebook
+        from wids.look.preview import num_affordable
+
         self.read_on(num_samples)
         return notebook.gallery(self, num_affordable(self, 0, num_samples), None, None)
 
     def _repr_html_(self) -> str:
+        from wids.look import notebook
+
         return notebook.peek_html(self)
 
     def __repr__(self) -> str:

@@ -20,9 +20,15 @@ import numpy.typing as npt
 
 from wids.dataset.access import Access, OnError, Transformation, as_transformations, checked
 from wids.dataset.failures import Policy, as_failures
-from wids.dataset.views import TorchDataset, check_spawnable, join_torch, overrides
+from wids.dataset.views import (
+    TorchDataset,
+    check_spawnable,
+    dataset_repr,
+    join_torch,
+    overrides,
+    show_in_notebooks,
+)
 from wids.errors import missing_attribute
-from wids.look.in_notebooks import show_in_notebooks
 from wids.shards.counted_shards import counted_shards
 from wids.shards.positions import (
     Positions,
@@ -61,10 +67,10 @@ if TYPE_CHECKING:
 
     from wids.look.notebook import Gallery
     from wids.shards.capacity import Capacity
+    from wids.shards.sample_access import Keys
     from wids.tables.column_values import Columns
     from wids.tables.columns import Errors
     from wids.tables.joins import JoinableView, Missing
-    from wids.tables.keys import Keys
 
 _logger = logging.getLogger(__name__)
 
@@ -381,8 +387,6 @@ class ShardListDataset(TorchDataset):
         )
 
     def __repr__(self) -> str:
-        from wids.look.reprs import dataset_repr
-
         return dataset_repr(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -433,7 +437,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.fields
             ['.txt', '.cls']
         """
-        from wids.look.preview import field_stats
+        from wids.shards.sample_access import field_stats
 
         return list(self.reader.field_names([stats.field for stats in field_stats(self)]))
 
@@ -507,7 +511,9 @@ class ShardListDataset(TorchDataset):
             >>> dataset.limits.cache_nbytes is None
             True
         """
-        return self.reader.limits(counts_per_shard(self.positions, self.reader.edges))
+        from wids.shards.sample_access import capacity_of
+
+        return capacity_of(self.reader, self.lengths)
 
     # Samples by key.
 
@@ -554,7 +560,7 @@ class ShardListDataset(TorchDataset):
             >>> len(keys), keys[-1], "000001" in keys, list(keys[:2])
             (3, '000002', True, ['000000', '000001'])
         """
-        from wids.tables.keys import Keys
+        from wids.shards.sample_access import Keys
 
         return Keys(self.reader, self.positions)
 
@@ -749,7 +755,8 @@ class ShardListDataset(TorchDataset):
 
         number = at_least(0, epoch, "epoch")
         self._epoch.set(number)
-        self.reader.set_epoch(number)
+        if self._access.joint is not None:
+            self._access.joint.set_epoch(number)
         if self._access.failures is not None:
             self._access.failures.begin_epoch()
 

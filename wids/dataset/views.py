@@ -1,4 +1,4 @@
-"""Make views of a dataset: tuples of fields, and augmentations that can be repeated.
+"""Make views of a dataset: tuples of fields, augmentations that can be repeated, and a text.
 
 The random generator of an augmentation is derived from a seed, the epoch and the sample's index, so
 that neither the number of workers nor a resumed epoch changes what a sample becomes.
@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
+from wids.errors import WidsError, printable
 from wids.shards.positions import Positions, select_batch
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import BoolArray
+from wids.storage.sizes import count_text
 from wids.storage.stages import SharedNumber, passes_to_process
+from wids.storage.transport import urls
 
 _NUM_TOGETHER: Final = 1 << 20
 """Samples of a view that are looked up together."""
@@ -269,3 +272,55 @@ def overrides(cls: type, name: str, other: str) -> bool:
     # class does too.
     nearest = next(vars(base) for base in cls.__mro__ if {name, other} & vars(base).keys())
     return other not in nearest
+
+
+_MAX_SHARDS: Final = 16
+"""Shards that are asked whether they are open."""
+_MAX_FIELDS: Final = 12
+
+
+def dataset_repr(dataset: Any) -> str:
+    """Describe a dataset or view: its name, samples, shards, fields and transformations.
+
+    Reads nothing that is not at hand: fields are those of a shard that is open, or of a local pack.
+    """
+    name = f" {dataset.dataset_name!r}" if dataset.dataset_name else ""
+    total = f"of {len(dataset.reader):,} " if dataset.is_view else ""
+    samples = count_text(len(dataset), "sample").replace(" ", f" {total}", 1)
+    parts = [samples, count_text(len(dataset.spec.shards), "shard")]
+    fields = _known_fields(dataset)
+    if fields:
+        more = " …" if len(fields) > _MAX_FIELDS else ""
+        parts.append(f"fields {' '.join(fields[:_MAX_FIELDS])}{more}")
+    if dataset.transformations:
+        parts.append(f"through {', '.join(map(_step_name, dataset.transformations))}")
+    return printable(f"<{type(dataset).__name__}{name}: {', '.join(parts)}>")
+
+
+def _known_fields(dataset: Any) -> list[str]:
+    reader, spec = dataset.reader, dataset.spec
+    if reader.fields is not None:
+        return list(reader.field_names(sorted(reader.fields)))
+    # An error of a shard is reported when it is read.
+    with suppress(WidsError, OSError):
+        for number in range(min(len(spec.shards), _MAX_SHARDS)):
+            if reader.pool.peek(number) is not None:
+                return list(reader.field_names(reader.index(number).fields))
+        if any(pack.start == 0 and urls.is_local(pack.url) for pack in spec.all_packs()):
+            index = reader.known_index(0)
+            return [] if index is None else list(reader.field_names(index.fields))
+    return []
+
+
+def _step_name(function: Any) -> str:
+    """Return a callable as text: its name, its ``repr``, or the name of its type."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    return printable(type(function).__name__ if " at 0x" in name else name)
+
+
+def show_in_notebooks(*dataset: Any) -> None:
+    """Have IPython show samples, if the program runs it; see `wids.look.in_notebooks`."""
+    if "IPython" in sys.modules:
+        from wids.look import in_notebooks
+
+        in_notebooks.show_in_notebooks(*dataset)

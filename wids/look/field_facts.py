@@ -12,15 +12,12 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from queue import PriorityQueue
 from typing import IO, Any, Final, NamedTuple, TypeVar
-
-import numpy as np
 
 from wids.errors import printable
 from wids.shards.fields.codecs import (
@@ -307,41 +304,6 @@ _MAX_PICTURE_NBYTES: Final = 4_000_000
 _MAX_TEXTS: Final = 3
 
 
-@dataclass(frozen=True)
-class FieldStats:
-    """How frequent and how large one field is in some shards.
-
-    Attributes:
-        field: The name of the field, with the leading dot.
-        share: The share of samples that have the field, from 0 to 1.
-        median_nbytes: The median length in bytes.
-        max_nbytes: The greatest length in bytes.
-    """
-
-    field: str
-    share: float
-    median_nbytes: int
-    max_nbytes: int
-
-
-def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
-    """Return the fields of some shards, most frequent first."""
-    sizes: dict[str, list[np.ndarray]] = {}
-    num_samples = 0
-    for index in indexes:
-        num_samples += np.count_nonzero(np.diff(index.member_starts))  # others were not read
-        field_ids, lengths = np.asarray(index.field_ids), np.asarray(index.sizes)
-        for field_id, field in enumerate(index.fields):
-            sizes.setdefault(field, []).append(lengths[field_ids == field_id])
-    stats = []
-    for field, parts in sizes.items():
-        lengths = np.concatenate(parts)
-        if len(lengths):
-            share = len(lengths) / num_samples
-            stats.append(FieldStats(field, share, int(np.median(lengths)), int(lengths.max())))
-    return sorted(stats, key=lambda field_stats: -field_stats.share)
-
-
 def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "") -> list[str]:
     """Choose fields that show what a sample is: one picture and a few texts, all of them small.
 
@@ -375,21 +337,6 @@ def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
     """Return the fields of one sample with their lengths in bytes."""
     members = index.members(local_index)
     return {field: int(index.sizes[member]) for field, member in members.items()}
-
-
-Name = TypeVar("Name", bound=Hashable)
-Thing = TypeVar("Thing")
-
-
-def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
-    """Return `make` with its last `count` results cached, for any number of threads."""
-    kept, lock = lru_cache(count)(make), threading.Lock()
-
-    def get(name: Name) -> Thing:
-        with lock:  # or two threads would make the same thing twice
-            return kept(name)
-
-    return get
 
 
 _MAX_S: Final = 3.0

@@ -26,7 +26,6 @@ from wids.errors import SampleError, without_kept_secrets
 from wids.look.field_facts import (
     MAX_PIXELS,
     THUMBNAIL_PIXELS,
-    FieldStats,
     facts_of_file,
     thumbnail,
 )
@@ -46,6 +45,7 @@ from wids.shards.fields.codecs import (
     media_kind,
     played_type,
 )
+from wids.shards.sample_access import FieldStats
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls

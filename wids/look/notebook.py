@@ -12,20 +12,23 @@ from functools import partial
 from typing import Any, Final
 
 from wids.errors import WidsError
-from wids.look.field_facts import FieldStats
 from wids.look.html import dataset_html, gallery_html
 from wids.look.page.questions import Selection
 from wids.look.preview import (
-    MAX_SHARDS,
-    Browsable,
     Peekable,
     cards,
-    field_stats,
     num_affordable,
     problems_of,
 )
 from wids.look.text import class_names, classes_text, total_of
 from wids.order.arguments import at_least
+from wids.shards.sample_access import (
+    MAX_SHARDS,
+    FieldStats,
+    IndexedDataset,
+    ReadableDataset,
+    field_stats,
+)
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -80,7 +83,7 @@ class Gallery:
 
 
 def gallery(
-    dataset: Browsable,
+    dataset: ReadableDataset,
     num_samples: int,
     seed: int | None,
     where: Callable[[Any], Any] | None,
@@ -137,7 +140,7 @@ def _range_text(start: int, stop: int, total: int, seed: int | None) -> str:
 
 
 def _gallery(
-    dataset: Browsable, indices: Sequence[int], stats: Iterable[FieldStats], note: str = ""
+    dataset: ReadableDataset, indices: Sequence[int], stats: Iterable[FieldStats], note: str = ""
 ) -> str:
     shown = cards(dataset, indices, [each.field for each in stats])
     problems = [
@@ -146,7 +149,7 @@ def _gallery(
     return gallery_html((card.html for card in shown), note, problems)
 
 
-def _has_index(dataset: Browsable, index: int) -> bool:
+def _has_index(dataset: ReadableDataset, index: int) -> bool:
     try:
         return dataset.reader.index(dataset.locate(index)[0]) is not None
     except WidsError:  # its card has the error
@@ -154,7 +157,7 @@ def _has_index(dataset: Browsable, index: int) -> bool:
 
 
 def _accepted(
-    dataset: Browsable,
+    dataset: ReadableDataset,
     candidates: Sequence[int],
     num_samples: int,
     where: Callable[[Any], Any],
@@ -178,7 +181,7 @@ def _accepted(
     return accepted, num_tested
 
 
-def summary_html(dataset: Browsable) -> str:
+def summary_html(dataset: ReadableDataset) -> str:
     """Return a dataset as HTML: its size, its location, its fields and its first samples."""
     stats = field_stats(dataset)
     num_shards = len(dataset.spec.shards)
@@ -195,7 +198,7 @@ def summary_html(dataset: Browsable) -> str:
     return dataset_html(title, _facts(dataset), stats, note, first_samples, _distributions(dataset))
 
 
-def _distributions(dataset: Browsable) -> str:
+def _distributions(dataset: ReadableDataset) -> str:
     """Return how the columns of the saved table are distributed, or why they are not shown."""
     table = dataset.spec.table
     # A table is not fetched for this, since no user asked for it.
@@ -203,9 +206,9 @@ def _distributions(dataset: Browsable) -> str:
         return ""
     # Imported here, as they need a table, which few datasets have, and pyarrow.
     from wids.look.page.tally import distributions_text
-    from wids.tables.table_file import Tabular, load_table
+    from wids.tables.table_file import load_table
 
-    if not isinstance(dataset, Tabular):  # a glimpse of some shards
+    if not isinstance(dataset, IndexedDataset):  # a glimpse of some shards
         return ""
     if len(dataset.reader) > _MAX_ROWS:
         return (
@@ -244,7 +247,7 @@ def known_text(peek: Peekable) -> str:
     return count_text(len(peek), "sample") + ("" if peek.is_complete else " found so far")
 
 
-def _facts(dataset: Browsable) -> dict[str, str]:
+def _facts(dataset: ReadableDataset) -> dict[str, str]:
     shards = dataset.spec.shards
     nbytes = total_of([shard.nbytes for shard in shards])
     size = "not stated" if nbytes is None else nbytes_text(nbytes)

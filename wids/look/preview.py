@@ -1,4 +1,4 @@
-"""Compute statistics of fields, and cards of samples, for notebooks and pages alike.
+"""Make cards of samples, for notebooks and pages alike.
 
 Fields and their sizes come from indexes. Of a sample only small pictures and texts are read, by
 byte range if the shard is remote. No whole shard is downloaded.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
 from wids.look.field_facts import (
     THUMBNAIL_PIXELS,
-    FieldStats,
     card_fields,
-    compute_field_stats,
     damage_text,
     damaged_fields,
     facts_of_file,
@@ -29,13 +26,11 @@ from wids.look.text import class_names, shortened
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.sample_access import ReadableDataset, compute_field_stats, index_of
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.samples import read_or_errors
 
-MAX_SHARDS: Final = 16
-"""Shards whose indexes are used for statistics of fields."""
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
 _MAX_HEADER_NBYTES: Final = 1_000_000
@@ -44,75 +39,9 @@ _LENGTHS_S: Final = 1.0
 """Longest time for the lengths of audio and video on a page of cards."""
 _BEGINNING_NBYTES: Final = 3_000
 """Bytes of a long caption that fill a card in any language."""
-_NUM_READ: Final = 4
-"""Samples of a shard to read for statistics, where its index does not have all their fields."""
-_MAX_MEMBERS: Final = 20_000
-"""Members that suffice for statistics, since each further index may have to be downloaded."""
 
 
-class Shards(Protocol):
-    """What notebooks and pages ask about the shards of a dataset."""
-
-    @property
-    def cache_folder(self) -> str:
-        """The folder of copies and indexes."""
-
-    @property
-    def has_all_fields(self) -> bool:
-        """Whether the indexes of shards have all fields of their samples."""
-
-    def is_local(self, number: int) -> bool:
-        """Whether a shard can be read without fetching it."""
-
-    def index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard; None if the shard would have to be fetched to build it."""
-
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
-
-
-class Browsable(Protocol):
-    """What notebooks and pages need of a dataset."""
-
-    spec: DatasetSpec
-    dataset_name: str
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Read one sample, transformed."""
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Read several samples, transformed."""
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of a sample's shard, and the sample's index in that shard."""
-
-    @property
-    def reader(self) -> Shards:
-        """The shards of the dataset: which are local, and what their indexes say."""
-
-    def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Browsable]:
-        """Return the same samples, never downloading shards.
-
-        With `fields`, samples have only these fields, undecoded; with None they are transformed as
-        usual.
-        """
-
-    def find_key(self, key: str) -> int:
-        """Return the index of the sample with a key."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of samples in each shard."""
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the dataset has only some samples of its shards."""
-
-
-class Peekable(Browsable, Protocol):
+class Peekable(ReadableDataset, Protocol):
     """What notebooks and pages need of a shard that may have no index: a dataset of its samples."""
 
     number: int
@@ -176,30 +105,6 @@ def num_affordable(
     return max(stop - start, 0)
 
 
-def field_stats(dataset: Browsable) -> list[FieldStats]:
-    """Return the fields of a dataset, from the indexes of some shards spread over it."""
-    return compute_field_stats(_spread_indexes(dataset))
-
-
-def _spread_indexes(dataset: Browsable) -> Iterator[ShardIndex]:
-    num_shards = len(dataset.spec.shards)
-    count = min(num_shards, MAX_SHARDS)
-    num_members = 0
-    for step in range(count):
-        if num_members > _MAX_MEMBERS:
-            return
-        try:
-            # Spread over the dataset: of several that are one, the first shards would show the
-            # fields of the first one only.
-            number = step * num_shards // count
-            index = _index_of(dataset, number)
-        except WidsError:  # the error of a broken shard is shown in place of its samples
-            continue
-        if index is not None:
-            num_members += len(index.sizes)
-            yield index
-
-
 @dataclass(frozen=True)
 class Card:
     """A sample as HTML.
@@ -217,7 +122,7 @@ class Card:
 
 
 def cards(
-    dataset: Browsable,
+    dataset: ReadableDataset,
     indices: Sequence[int],
     order: Sequence[str],
     *,
@@ -277,7 +182,7 @@ def cards(
 
 
 def _beginning(
-    dataset: Browsable, index: int, others: Iterable[str], shown: Iterable[str]
+    dataset: ReadableDataset, index: int, others: Iterable[str], shown: Iterable[str]
 ) -> dict[str, bytes]:
     """Return the beginning of a caption that is too long to be read, if there is no other one."""
     has_caption = any(extension(field) in CAPTION_EXTENSIONS for field in shown)
@@ -294,7 +199,7 @@ def _beginning(
     return {long: data.decode("utf-8", "ignore").encode()}  # it may end within a character
 
 
-def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
+def facts_of_field(dataset: ReadableDataset, index: int, field: str) -> str:
     """Return the length and rate of audio or video by its header; ``""`` for others.
 
     Also ``""`` if its shard is not local, which would cost requests, if it is damaged, or if its
@@ -309,7 +214,7 @@ def facts_of_field(dataset: Browsable, index: int, field: str) -> str:
         )
 
 
-def damage_of(dataset: Browsable, index: int, sample: Any) -> list[str]:
+def damage_of(dataset: ReadableDataset, index: int, sample: Any) -> list[str]:
     """Return the fields of an undecoded sample that do not match the index of its shard."""
     _, local_index, shard_index = located(dataset, index)
     return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
@@ -320,28 +225,16 @@ def problems_of(shown: Iterable[Card]) -> dict[str, int]:
     return Counter(card.problem for card in shown if card.problem)
 
 
-def sample_sizes(dataset: Browsable, index: int) -> dict[str, int] | None:
+def sample_sizes(dataset: ReadableDataset, index: int) -> dict[str, int] | None:
     """Return the fields of a sample with their lengths; None if its shard has no index."""
     _, local_index, shard_index = located(dataset, index)
     return None if shard_index is None else field_sizes(shard_index, local_index)
 
 
-def located(dataset: Browsable, index: int) -> tuple[int, int, ShardIndex | None]:
+def located(dataset: ReadableDataset, index: int) -> tuple[int, int, ShardIndex | None]:
     """Return the number of a sample's shard, its position there, and the index of the shard."""
     number, local_index = dataset.locate(index)
-    return number, local_index, _index_of(dataset, number, [local_index])
-
-
-def _index_of(
-    dataset: Browsable, number: int, local_indices: Sequence[int] | None = None
-) -> ShardIndex | None:
-    """Return an index with all fields of some samples, or of the first; None if there is none."""
-    index = dataset.reader.index(number)
-    if index is None or dataset.reader.has_all_fields:
-        return index
-    with dataset.only(None) as selection:
-        shard = selection.reader.open(number, local=False)
-        return shard.of_samples(local_indices or range(len(index))[:_NUM_READ]).index
+    return number, local_index, index_of(dataset, number, [local_index])
 
 
 def _problem_card(index: int, error: Exception) -> Card:

@@ -18,7 +18,7 @@ import numpy as np
 
 from wids.order.elastic import Ranges, RestOfEpoch, run_edges
 from wids.order.epoch_order import Chunks, Runs, Settings, bounds_of, rank_blocks, shuffled_chunks
-from wids.order.mixed_sampler import Mix, MixedRun
+from wids.order.mixing import Mix, MixedRun
 from wids.order.rounds import Rounds, in_turn
 from wids.storage.arrays import IntArray
 

@@ -15,7 +15,6 @@ from typing import Final
 from wids.errors import NotFoundError, WidsError
 from wids.shards.capacity import cache_share_nbytes
 from wids.shards.costs import download_cost, too_large_error
-from wids.shards.foreign.foreign_counts import with_stated_counts
 from wids.shards.opener import ShardOpener
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.progress import Bar
@@ -130,10 +129,15 @@ def count_samples(
         and (opener.local.path(number) is not None or not opener.is_local(number))
     ]
     if beside:
-        stated = with_stated_counts(opener.shards, beside, opener.facts.store.fetcher)
-        for number in beside:
-            counts[number] = stated[number].num_samples
-        opener.take_stated(stated)
+        try:
+            from wids.shards.foreign.foreign_counts import with_stated_counts
+        except ModuleNotFoundError:  # the shards are counted without it
+            pass
+        else:
+            stated = with_stated_counts(opener.shards, beside, opener.facts.store.fetcher)
+            for number in beside:
+                counts[number] = stated[number].num_samples
+            opener.take_stated(stated)
         missing = [number for number in missing if counts[number] is None]
     for number, count in _counted(opener, missing, open_length, progress).items():
         counts[number] = count

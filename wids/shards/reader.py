@@ -10,15 +10,13 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from wids.errors import ShardFormatError, WidsError
-from wids.shards.capacity import Capacity, cache_share_nbytes
+from wids.shards.capacity import cache_share_nbytes
 from wids.shards.opener import ShardOpener
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.shard_pool import ShardPool
@@ -48,14 +46,8 @@ class OpenByNumber(Protocol):
         """Return the open shard."""
 
 
-Together: TypeAlias = "tuple[ShardReader, OpenByNumber, bool]"
-
 _MAX_LISTED: Final = 20_000
 """Most shards whose edges are lists, which take 40 bytes a shard in each process."""
-
-together: Final[ContextVar[Together | None]] = ContextVar("together", default=None)
-"""Whose single samples this thread reads together with others, and how their shards are opened: by
-which callable, and whether to fetch them. See `ShardReader.reading`."""
 
 
 class ShardReader:
@@ -86,6 +78,8 @@ class ShardReader:
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
         has_all_fields: Whether the indexes of shards have all fields of their samples.
+        ways: How threads that read a batch one sample after the other open its shards, and whether
+            they fetch them, by the ids of the threads.
     """
 
     has_all_fields = True
@@ -107,6 +101,7 @@ class ShardReader:
         self.starts, self.ends = bounds[:-1], bounds[1:]
         # A wrapping method would cost one more call for each sample.
         self.open: OpenByNumber = self.pool.get
+        self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
         self._keys: KeyLookup | None = None
         self._budget = opener.facts.budget
 
@@ -185,20 +180,21 @@ class ShardReader:
             return False  # it may return to the shard many times, for one sample each
         return bool(_is_large_part(positions, self.edges[number : number + 2])[0])
 
-    def announce(self, positions: Positions) -> None:
-        """Note that a pass will read these positions, in this process or in its workers.
-
-        Shards of which it reads a quarter or more are fetched when they are first needed. This
-        holds until the dataset is closed, since workers may still read when the pass has ended.
-        """
+    def large_parts(self, positions: Positions) -> list[int]:
+        """Return the shards of which a pass over positions reads a quarter or more."""
         edges = self.edges
         if not is_ascending(positions):  # nearly always all of a dataset
             edges, positions = edges[[0, -1]], range(len(positions))
         is_large = np.broadcast_to(_is_large_part(positions, edges), len(self.shards))
-        self.announce_shards(np.flatnonzero(is_large).tolist())
+        found: list[int] = np.flatnonzero(is_large).tolist()
+        return found
 
     def announce_shards(self, numbers: Sequence[int]) -> None:
-        """Note that a pass will read these shards; see `announce`."""
+        """Note that a pass will read these shards, in this process or in its workers.
+
+        They are fetched when they are first needed. This holds until the dataset is closed, since
+        workers may still read when the pass has ended.
+        """
         if self._budget is not None:
             self._budget.announce(numbers)
 
@@ -211,22 +207,6 @@ class ShardReader:
         if self._budget is not None:
             nbytes = int(np.nansum(nbytes_of(self.shards))) if part else 0
             self._budget.let_ahead(int(nbytes * part))
-
-    @contextmanager
-    def reading(self, positions: IntArray | None = None) -> Iterator[None]:
-        """Read single samples inside the block together, for a dataset that reads one by one.
-
-        Args:
-            positions: The samples of a batch, as far as they are known; None for a pass over the
-                whole dataset, which fetches its shards.
-        """
-        open_shard = self.open if positions is None else self.of_batch(positions)[1]
-        local = self.fetches_for_many if positions is None else self.fetches_for_one
-        token = together.set((self, open_shard, local))
-        try:
-            yield
-        finally:
-            together.reset(token)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -332,18 +312,6 @@ class ShardReader:
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
         return known
 
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: unlike a reader of joined samples, this one transforms no sample."""
-
-    @property
-    def transformations(self) -> Sequence[Any]:
-        """The transformations of this reader: none, unlike a reader of joined samples."""
-        return ()
-
-    def undecoded(self) -> ShardReader:
-        """Return a reader of the samples as they are stored: this one."""
-        return self
-
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a remote shard, unless it is local or another process fetches it.
 
@@ -352,32 +320,6 @@ class ShardReader:
             MismatchError: The shard is not what the spec says.
         """
         self.opener.fetch(number, background or BackgroundFetch())
-
-    def read_from(
-        self,
-        number: int,
-        local: bool,
-        read: Callable[[ReadableShard], T],
-        open_shard: OpenByNumber | None = None,
-    ) -> T:
-        """Return what is read of a shard, from a new copy if the one at hand is damaged.
-
-        Args:
-            number: The number of the shard.
-            local: As for `ShardPool.get`.
-            read: Reads it.
-            open_shard: Opens it; None for `open`.
-
-        Raises:
-            ShardFormatError: It is damaged, and cannot be fetched again.
-        """
-        shard = (open_shard or self.open)(number, local)
-        try:
-            return read(shard)
-        except ShardFormatError as error:
-            if not self.replaces(number, shard, error):
-                raise
-        return self.read_from(number, local, read, open_shard)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -409,28 +351,14 @@ class ShardReader:
 
     # The cache, and other readers.
 
-    def limits(self, lengths: Sequence[int]) -> Capacity:
-        """Return what this machine can hold of a view.
-
-        Args:
-            lengths: Number of its samples in each shard; a single number if the order of the view
-                does not follow the shards, so that they count as one.
-        """
-        cache_nbytes, nbytes = self.cache_nbytes, np.zeros(len(self.shards))
-        if cache_nbytes is not None:
-            nbytes = self._all_stored_nbytes
-        if len(lengths) != len(self.shards):
-            nbytes = nbytes.sum(keepdims=True)
-        counts = np.array(lengths, np.int64)
-        return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, self.pool.size)
-
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
         return self.store.limit_nbytes if self.fetches_for_many else None
 
     @cached_property
-    def _all_stored_nbytes(self) -> FloatArray:
+    def all_stored_nbytes(self) -> FloatArray:
+        """What `stored_nbytes` returns for all shards."""
         if self.fetches_for_many:
             return remote_nbytes_of(self.shards)
         return np.zeros(len(self.shards))
@@ -442,10 +370,10 @@ class ShardReader:
 
         Args:
             numbers: The shards.
-            counted: The URLs that count as 0, because another side of a join has them; those of
-                these shards are added.
+            counted: The URLs that count as 0, because other shards have them too; those of these
+                shards are added.
         """
-        nbytes: FloatArray = self._all_stored_nbytes[numbers]
+        nbytes: FloatArray = self.all_stored_nbytes[numbers]
         if self.fetches_for_many:
             names = [self.shards[number].url for number in numbers.tolist()]
             nbytes[[name in counted for name in names]] = 0
@@ -477,6 +405,34 @@ class ShardReader:
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process makes the rest itself, including the look-up of keys.
         return type(self), (self.opener, self.pool, self._own_edges)
+
+
+def read_from(
+    reader: ShardReader,
+    number: int,
+    local: bool,
+    read: Callable[[ReadableShard], T],
+    open_shard: OpenByNumber | None = None,
+) -> T:
+    """Return what is read of a shard, from a new copy if the one at hand is damaged.
+
+    Args:
+        reader: The shards.
+        number: The number of the shard.
+        local: As for `ShardPool.get`.
+        read: Reads it.
+        open_shard: Opens it; None for `ShardReader.open`.
+
+    Raises:
+        ShardFormatError: It is damaged, and cannot be fetched again.
+    """
+    shard = (open_shard or reader.open)(number, local)
+    try:
+        return read(shard)
+    except ShardFormatError as error:
+        if not reader.replaces(number, shard, error):
+            raise
+    return read_from(reader, number, local, read, open_shard)
 
 
 def _is_large_part(positions: Positions, edges: IntArray) -> BoolArray:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,8 @@ from wids.storage.transport.request_limit import MOST
 from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by, check_waits
 
 _T = TypeVar("_T")
+Name = TypeVar("Name", bound=Hashable)
+Thing = TypeVar("Thing")
 
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
@@ -179,3 +181,14 @@ def _run(future: Future[Any], call: Callable[[], Any]) -> None:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 - it reaches the caller of `result`
         future.set_exception(error)
+
+
+def latest(make: Callable[[Name], Thing], count: int) -> Callable[[Name], Thing]:
+    """Return `make` with its last `count` results cached, for any number of threads."""
+    kept, lock = lru_cache(count)(make), threading.Lock()
+
+    def get(name: Name) -> Thing:
+        with lock:  # or two threads would make the same thing twice
+            return kept(name)
+
+    return get

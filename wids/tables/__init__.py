@@ -1,8 +1,8 @@
-"""Turn the small fields of all samples into columns, keys, searches and joins.
+"""Turn the small fields of all samples into columns, search them, and join other data to samples.
 
-In go a dataset's reader and the positions of a view. Out come Arrow tables, the sequence of keys,
-the samples that satisfy conditions, and the reader of a dataset that is joined with another or with
-rows.
+In go a dataset's reader and the positions of a view. Out come Arrow tables, the samples that
+satisfy conditions, and the reader of a dataset that is joined with another or with rows.
 
-Read first: `table` (columns of a view), `keys`, and `joins` (what can be joined, and how).
+Read first: `table` (columns of a view), `joins` (what can be joined, and how), and `joined` (how
+joined samples are read).
 """

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from wids.shards.sample_access import IndexedDataset
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import first_of
 from wids.tables.column_values import INDEX, KEY
 from wids.tables.columns import json_text
 from wids.tables.table import read_table
-from wids.tables.table_file import Tabular, load_table
+from wids.tables.table_file import load_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -335,7 +336,7 @@ def _labelled(column: pa.ChunkedArray, comparison: Comparison) -> npt.NDArray[np
     return np.concatenate(masks)
 
 
-def met_in(dataset: Tabular, text: str) -> npt.NDArray[np.bool_]:
+def met_in(dataset: IndexedDataset, text: str) -> npt.NDArray[np.bool_]:
     """Return which samples of a dataset or view meet a condition, as text.
 
     Columns that are paths are read; others are those of the saved table.
@@ -369,7 +370,7 @@ def _no_class(column: str, value: str, classes: Sequence[str]) -> ValueError:
     )
 
 
-def _saved(dataset: Tabular, names: set[str]) -> pa.Table:
+def _saved(dataset: IndexedDataset, names: set[str]) -> pa.Table:
     """Return the saved table of a dataset, which has columns of these names."""
     table = load_table(dataset)
     missing = sorted(names - set(table.column_names))

@@ -268,7 +268,9 @@ def _matched(
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     last = len(hashes) - 1 if entries is None else int(entries[-1]) if len(entries) else 0
-    order = (order if entries is None else entries[order]).astype(_dtype(last))
+    order = (order if entries is None else entries[order]).astype(
+        np.int32 if last < 1 << 31 else np.int64
+    )
     _check_unique(hashes, lambda at: int(order[at]), right)
 
     wanted, places = _hashes(left, robust=robust), left.entries
@@ -285,10 +287,6 @@ def _matched(
         else:
             targets[places[start : start + len(block)] - first] = found
     return first, targets
-
-
-def _dtype(largest: int) -> type[np.signedinteger]:
-    return np.int32 if largest < 1 << 31 else np.int64
 
 
 def _check_unique_hashes(hashes: WordArray, entries: IntArray | None, side: Keyed) -> None:

@@ -12,34 +12,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError
-from wids.shards.reader import Group, OpenByNumber, ShardReader
-from wids.shards.sample_access import SampleAccess, required_access
+from wids.shards.reader import Group, OpenByNumber, ShardReader, read_from
+from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.shards.tars.raw_samples import Labels
 from wids.storage.arrays import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Fields, Names, as_bytes
-
-
-class JoinableDataset(Protocol):
-    """What a join asks of a dataset."""
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples."""
-
-    def only(self, fields: Collection[str] | None) -> JoinableDataset:
-        """Return the same samples, fetching no shards, and undecoded if fields are named."""
-
-    def undecoded(self) -> JoinableDataset:
-        """Return the same samples as they are stored."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the transformations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +35,7 @@ class KeyedSamples:
         is_compared: Whether samples are compared with checksums although they are not decoded here.
     """
 
-    dataset: JoinableDataset
+    dataset: IndexedDataset
     is_compared: bool = False
 
     @cached_property
@@ -98,7 +82,8 @@ class KeyedSamples:
             indices = [start + local_index for local_index in local_indices]
             return list(map(index.key, local_indices)), self.dataset.__getitems__(indices)
         verify, labels = self._settings(number)
-        samples: list[Any] = reader.read_from(
+        samples: list[Any] = read_from(
+            reader,
             number,
             reader.fetches_for_many,
             lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
@@ -122,8 +107,8 @@ class KeyedSamples:
             return key, sample
         number, local_index = self.reader.locate(position)
         verify, labels = self._settings(number)
-        sample = self.reader.read_from(
-            number, local, lambda shard: shard.read(local_index, verify, labels)
+        sample = read_from(
+            self.reader, number, local, lambda shard: shard.read(local_index, verify, labels)
         )
         key = sample["__key__"]
         return key, access.transformed_together([sample])[0] if access.transformations else sample
@@ -151,7 +136,7 @@ class KeyedSamples:
         """Its transformations, those of joins, and its class if that overrides samples."""
         access = self.access
         own = [type(self.dataset)] if access.is_overridden else []
-        return *access.reader.transformations, *access.transformations, *own
+        return *access.steps, *own
 
     def undecoded(self) -> KeyedSamples:
         """Return the samples as they are stored, compared with their checksums."""

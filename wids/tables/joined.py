@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
-from wids.shards.key_lookup import KeyLookup
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels, RawSample, label
@@ -170,6 +169,20 @@ class Joint:
         """Return the joint of samples as they are stored."""
         return replace(self, own=self.own.undecoded(), other=self.other.undecoded())
 
+    def reader(self) -> JoinedReader:
+        """Return the reader of joined samples."""
+        return JoinedReader(self)
+
+    @property
+    def transformations(self) -> Sequence[Any]:
+        """The transformations of both sides, which run before the join."""
+        return [step for each in self.datasets for step in each.transformations]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the transformations of both sides."""
+        for each in self.datasets:
+            each.dataset.set_epoch(epoch)
+
 
 class JoinedShard(ReadableShard):
     """One shard of a joined dataset; see `wids.shards.tars.readable_shard.ReadableShard`.
@@ -313,44 +326,65 @@ class SampleShard(ReadableShard):
         return plain_values([self._values[member] for member in members.tolist()], decode)
 
 
-class JoinedReader(ShardReader):
-    """The shards of a dataset, with fields of another side; see `ShardReader`.
+_LOOKED_UP: Final = (
+    *("ends", "fetches_for_many", "fetches_for_one", "labels", "shards", "starts"),
+    *("verifies_decoded", "verifies_raw"),
+)
+"""What each read of a sample looks up; `__getattr__` takes longer."""
+
+
+class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[misc]
+    """The shards of a dataset, with fields of another side, for those who ask a `ShardReader`.
+
+    What is not defined here is asked of the reader of the dataset: positions, keys, indexes.
 
     Args:
         joint: What is joined.
+
+    Attributes:
+        joint: As passed.
     """
 
     has_all_fields = False
 
     def __init__(self, joint: Joint) -> None:
-        self._inner = joint.own.reader
-        super().__init__(self._inner.opener, self._inner.pool, self._inner.edges)
-        self._joint = joint
+        self.joint = joint
+        self._inner = inner = joint.own.reader
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}
         self.open = self._joined_shard
+        self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
+        for name in _LOOKED_UP:
+            setattr(self, name, getattr(inner, name))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __repr__(self) -> str:
+        return f"<JoinedReader: {self._inner!r}, and what is joined to its samples>"
 
     def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        return JoinedShard(self, self._joint, number, local)
+        return JoinedShard(self, self.joint, number, local)
 
     def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
         """Return the samples of a batch by shards, after reading all of them."""
         try:
             own, open_own = self._inner.of_batch(positions)
             groups = list(own)
-            found = self._joint.read(positions, (groups, open_own))
+            found = self.joint.read(positions, (groups, open_own))
         except WidsError:  # raised again where only the sample that failed is replaced
             return self.groups(positions), self.open
         batches = {number: [found[place] for place in places] for number, places, _ in groups}
 
         def open_shard(number: int, local: bool = True) -> JoinedShard:
-            return JoinedShard(self, self._joint, number, local, batches[number])
+            return JoinedShard(self, self.joint, number, local, batches[number])
 
         return groups, open_shard
-
-    def _key_lookup(self) -> KeyLookup:
-        """Return the look-up of keys of the dataset, which is made once for all joins of it."""
-        return self._inner._key_lookup()  # noqa: SLF001 - a reader too
 
     def _shards_needed(self, number: int) -> list[int]:
         """Return the shards of the other side that the samples of a shard need."""
@@ -360,7 +394,7 @@ class JoinedReader(ShardReader):
 
     def _found_needed(self, number: int) -> IntArray:
         """Return what `_shards_needed` does, without storing it."""
-        return shards_of(self._joint.entries_of(number), self._other.edges)
+        return shards_of(self.joint.entries_of(number), self._other.edges)
 
     def is_local(self, number: int) -> bool:
         """Whether a shard, and what is joined to its samples, can be read without fetching."""
@@ -372,10 +406,6 @@ class JoinedReader(ShardReader):
         sizes = [self._inner.nbytes(number), *map(self._other.nbytes, self._shards_needed(number))]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def index(self, number: int) -> ShardIndex | None:
-        """Return the index of the samples as the first side stores them."""
-        return self._inner.index(number)
-
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them, where these are known."""
         names = (*self._inner.field_names(stored), *self._other.fields(None))
@@ -383,13 +413,13 @@ class JoinedReader(ShardReader):
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return values that change when the samples of a shard, or what is joined to them, do."""
-        entries = self._joint.entries_of(number)
+        entries = self.joint.entries_of(number)
         return self._inner.content(number), self._other.content(entries)
 
     def announce_shards(self, numbers: Sequence[int]) -> None:
         """Note that a pass will read shards, and what is joined to them."""
         self._inner.announce_shards(numbers)
-        for each in self._joint.datasets[1:]:
+        for each in self.joint.datasets[1:]:
             needed: Sequence[int] = range(len(each.reader.shards))
             if 2 * len(numbers) < len(self.shards):  # otherwise nearly all, without a look-up
                 needed = sorted({other for n in numbers for other in self._shards_needed(n)})
@@ -397,7 +427,7 @@ class JoinedReader(ShardReader):
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards of both sides by range; see `ShardReader.let_ahead`."""
-        for each in self._joint.datasets:
+        for each in self.joint.datasets:
             each.reader.let_ahead(part)
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
@@ -408,35 +438,21 @@ class JoinedReader(ShardReader):
 
     def only(self, fields: Collection[str] | None) -> JoinedReader:
         """Return a reader that fetches no shard; see `ShardReader.only`."""
-        return JoinedReader(self._joint.only(fields))
-
-    @property
-    def transformations(self) -> Sequence[Any]:
-        """The transformations of both sides, which run before the join."""
-        return [step for each in self._joint.datasets for step in each.transformations]
-
-    def undecoded(self) -> JoinedReader:
-        """Return a reader that joins the samples of both sides as they are stored."""
-        return JoinedReader(self._joint.undecoded())
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the transformations of both sides."""
-        for each in self._joint.datasets:
-            each.dataset.set_epoch(epoch)
+        return JoinedReader(self.joint.only(fields))
 
     def pass_over_broken(self) -> None:
         """Note broken shards of both sides; see `ShardReader.pass_over_broken`."""
-        for each in self._joint.datasets:
+        for each in self.joint.datasets:
             each.reader.pass_over_broken()
 
     @property
     def num_broken(self) -> int:
         """Number of shards of both sides that were noted as broken."""
-        return sum(each.reader.num_broken for each in self._joint.datasets)
+        return sum(each.reader.num_broken for each in self.joint.datasets)
 
     def _cached_together(self) -> list[ShardReader]:
         """Return the readers of both sides that store shards in the cache folder of the first."""
-        readers = [each.reader for each in self._joint.datasets]
+        readers = [each.reader for each in self.joint.datasets]
         return [reader for reader in readers if reader.cache_folder == self.cache_folder]
 
     @property
@@ -446,7 +462,8 @@ class JoinedReader(ShardReader):
         return min((limit for limit in limits if limit is not None), default=None)
 
     @cached_property
-    def _all_stored_nbytes(self) -> FloatArray:
+    def all_stored_nbytes(self) -> FloatArray:
+        """What `stored_nbytes` returns for all shards."""
         return self.stored_nbytes(np.arange(len(self.shards)), set())
 
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
@@ -473,9 +490,9 @@ class JoinedReader(ShardReader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process finds the shards that it needs.
-        return type(self), (self._joint,)
+        return type(self), (self.joint,)
 
     def close(self) -> None:
         """Release the open shards of both sides; the next read opens them again."""
-        for each in self._joint.datasets:
+        for each in self.joint.datasets:
             each.reader.close()

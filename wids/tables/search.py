@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
@@ -29,8 +29,7 @@ from wids.errors import DecodeError, ShardFormatError, WidsError
 from wids.order.shuffle import Shuffle
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
 from wids.shards.positions import Positions, as_int_array
-from wids.shards.specs.model import DatasetSpec
-from wids.shards.tars.index import ShardIndex
+from wids.shards.sample_access import IndexedDataset, ReadableDataset
 from wids.shards.tars.samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
 from wids.storage.transport import urls
@@ -45,42 +44,12 @@ from wids.tables.column_values import (
 )
 from wids.tables.conditions import Comparison, mask, parsed
 from wids.tables.table import members_among, members_that_count
-from wids.tables.table_file import Tabular, load_table, saved_columns
+from wids.tables.table_file import load_table, saved_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _logger = logging.getLogger(__name__)
-
-
-class SearchedShards(Protocol):
-    """The shards of a dataset that is searched."""
-
-    def index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard; None if the shard would have to be fetched to build it."""
-
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
-
-
-class Searchable(Protocol):
-    """A dataset that can be searched."""
-
-    spec: DatasetSpec
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    @property
-    def reader(self) -> SearchedShards:
-        """The shards of the dataset."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of samples in each shard."""
-
-    def only(self, fields: Sequence[str] | None) -> AbstractContextManager[Searchable]:
-        """Return the same samples, never downloading shards; None for all their fields."""
 
 
 # What is read of a sample.
@@ -221,7 +190,7 @@ class SavedColumns:
         column: Returns the column that has a name.
     """
 
-    def __init__(self, dataset: Searchable) -> None:
+    def __init__(self, dataset: ReadableDataset) -> None:
         self._dataset = dataset
         self.column = lru_cache(_MAX_COLUMNS)(self._load)
 
@@ -239,7 +208,7 @@ class SavedColumns:
     def _names_and_problem(self) -> tuple[tuple[str, ...], str]:
         dataset = self._dataset
         table = dataset.spec.table
-        if table is None or not isinstance(dataset, Tabular):
+        if table is None or not isinstance(dataset, IndexedDataset):
             return (), ""
         if not urls.is_local(table.url):
             return (), "The saved table is remote, and not fetched to be searched."
@@ -251,7 +220,7 @@ class SavedColumns:
             return (), str(error)
 
     def _load(self, name: str) -> pa.ChunkedArray:
-        assert isinstance(self._dataset, Tabular)  # noqa: S101 - or it has no saved table
+        assert isinstance(self._dataset, IndexedDataset)  # noqa: S101 - or it has no saved table
         return load_table(self._dataset, [name])[name]
 
 
@@ -439,7 +408,7 @@ class Scan(Generic[AnyVisitor]):
         left_out: How many fields were left out, as in `ShardRows`.
     """
 
-    def __init__(self, dataset: Searchable, visitor: AnyVisitor) -> None:
+    def __init__(self, dataset: ReadableDataset, visitor: AnyVisitor) -> None:
         self.dataset = dataset
         self.visitor = visitor
         self.num_searched = 0
@@ -485,7 +454,7 @@ class Scan(Generic[AnyVisitor]):
 
 
 def found_in(
-    dataset: Searchable, positions: Positions, conditions: Conditions, seed: int | None
+    dataset: ReadableDataset, positions: Positions, conditions: Conditions, seed: int | None
 ) -> IntArray:
     """Return the places in ``positions`` of the samples that satisfy conditions.
 

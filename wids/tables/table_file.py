@@ -16,14 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from wids.errors import TableError, WidsError, local_error
 from wids.shards.positions import Positions
 from wids.shards.read_options import cache_folder
-from wids.shards.reader import ShardReader
+from wids.shards.sample_access import IndexedDataset
 from wids.shards.sidecars import discard, local_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, SavedTable
@@ -107,21 +107,6 @@ _MAX_GROUP: Final = 1 << 20
 _METADATA: Final = b"wids"
 
 
-@runtime_checkable
-class Tabular(Protocol):
-    """What `load_table` and `save_table` ask of a dataset or view."""
-
-    spec: DatasetSpec
-
-    @property
-    def reader(self) -> ShardReader:
-        """The shards of the dataset."""
-
-    @property
-    def positions(self) -> Positions:
-        """Positions of the samples in the whole dataset."""
-
-
 class _Place(NamedTuple):
     """Where to look for a saved table, and which of its rows are wanted; None for all."""
 
@@ -145,7 +130,7 @@ def fingerprint(spec: DatasetSpec) -> str:
 
 def save_table(
     table: pa.Table,
-    dataset: Tabular | Shards,
+    dataset: IndexedDataset | Shards,
     output: str | os.PathLike[str],
     columns: Mapping[str, str] | None = None,
     *,
@@ -195,7 +180,9 @@ def save_table(
             f"output: expected a file on this machine, found {urls.redact(name)}; save it here and "
             "copy it beside the published spec"
         )
-    edges = dataset.reader.edges if isinstance(dataset, Tabular) else _edges(place.spec, table)
+    edges = (
+        dataset.reader.edges if isinstance(dataset, IndexedDataset) else _edges(place.spec, table)
+    )
     _check_rows(table, int(edges[-1]))
     paths = {name: name for name in table.column_names if name not in (INDEX, KEY)}
     path = os.path.abspath(urls.local_path(name))
@@ -272,7 +259,7 @@ def _row_groups(edges: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def load_table(
-    dataset: Tabular | Shards,
+    dataset: IndexedDataset | Shards,
     columns: Collection[str] | None = None,
     *,
     allow_pipe: bool = False,
@@ -335,7 +322,7 @@ def load_table(
     return table.take(pa.array(np.asarray(positions, np.int64)))
 
 
-def saved_columns(dataset: Tabular) -> dict[str, str]:
+def saved_columns(dataset: IndexedDataset) -> dict[str, str]:
     """Return the paths of the columns of the saved table of a dataset, by their names.
 
     Raises:
@@ -348,7 +335,7 @@ def saved_columns(dataset: Tabular) -> dict[str, str]:
         return columns
 
 
-def read_or_load(dataset: Tabular, columns: Mapping[str, str]) -> pa.Table:
+def read_or_load(dataset: IndexedDataset, columns: Mapping[str, str]) -> pa.Table:
     """Return columns from the saved table of a dataset if it has them, else read the dataset.
 
     Args:
@@ -374,9 +361,9 @@ def read_or_load(dataset: Tabular, columns: Mapping[str, str]) -> pa.Table:
 
 
 def _place(
-    dataset: Tabular | Shards, allow_pipe: bool, storage_options: Mapping[str, Any] | None
+    dataset: IndexedDataset | Shards, allow_pipe: bool, storage_options: Mapping[str, Any] | None
 ) -> _Place:
-    if isinstance(dataset, Tabular):
+    if isinstance(dataset, IndexedDataset):
         return _Place(dataset.spec, dataset.reader.store, dataset.positions)
     folder = cache_folder(None)
     fetcher = Fetcher(storage_options, None, os.path.join(folder, "shards"))

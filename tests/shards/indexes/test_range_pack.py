@@ -13,10 +13,10 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.look.field_facts import compute_field_stats
 from wids.shards import sidecars
 from wids.shards.indexes.pack import RangePack, key_hash, parse_header
 from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.sample_access import compute_field_stats
 from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import build_index, index_tar
 

@@ -73,7 +73,7 @@ def test_a_document_is_saved_if_its_table_cannot_be(
     def fail(*_: Any) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("wids.shards.specs.saved_document.publish_table", fail)
+    monkeypatch.setattr("wids.shards.specs.shard_table.publish_table", fail)
     spec = wids.load_spec(json.loads(document("a")), base=tmp_path)
     spec.save(tmp_path / "a.json")
     assert len(wids.load_spec(tmp_path / "a.json").shards) == NUM_SHARDS

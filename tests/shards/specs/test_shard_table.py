@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 import wids
 from wids.errors import SpecError
-from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import (
     DamagedTableError,
     State,
@@ -29,6 +28,7 @@ from wids.shards.specs.shard_table import (
     table_url,
     write_table,
 )
+from wids.shards.specs.spec_tables import ShardTable
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 NAMES = st.one_of(

@@ -18,9 +18,8 @@ from loopback import Server
 import wids
 from wids.errors import NotFoundError
 from wids.shards.specs import spec_tables
-from wids.shards.specs.shard_sequences import ShardTable
 from wids.shards.specs.shard_table import State, write_table
-from wids.shards.specs.spec_tables import LARGE_NBYTES
+from wids.shards.specs.spec_tables import LARGE_NBYTES, ShardTable
 from wids.storage import files
 from wids.storage.cache import leases
 from wids.storage.files import file_digest

@@ -21,13 +21,11 @@ from wids.errors import message_of, printable
 from wids.look import preview
 from wids.look.field_facts import (
     THUMBNAIL_PIXELS,
-    FieldStats,
     Thumbnail,
     damage_text,
     damaged_fields,
     decoded,
     field_sizes,
-    latest,
     poster,
     preferred,
     thumbnail,
@@ -36,13 +34,15 @@ from wids.look.html import data_url, escaped, field_html, paragraph_html
 from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
 from wids.look.page.questions import PageScans, Questions, conditions_in
-from wids.look.preview import MAX_PAGE_NBYTES, Browsable, Peekable, num_affordable
+from wids.look.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
 from wids.look.text import class_names, share_text, shortened, total_of, value_text
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
+from wids.shards.sample_access import FieldStats, ReadableDataset, field_stats
 from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
+from wids.storage.reading_threads import latest
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -169,7 +169,7 @@ class Pages(Site):
 
     def __init__(
         self,
-        dataset: Browsable,
+        dataset: ReadableDataset,
         prefix: str = "",
         python: str = "",
         questions: Questions | None = None,
@@ -210,7 +210,7 @@ class Pages(Site):
         # Two requests may both compute them at the start; the results are equal, so no lock is
         # needed.
         if self._stats is None:
-            self._stats = preview.field_stats(self._dataset)
+            self._stats = field_stats(self._dataset)
         return self._stats
 
     def _about(self, _: str, __: Query) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from wids.errors import DecodeError, WidsError, message_of, printable
 from wids.look.field_facts import is_small
 from wids.look.page.answers import Query, parsed_number
 from wids.look.page.tally import Tally
-from wids.look.preview import Browsable, sample_sizes
+from wids.look.preview import sample_sizes
 from wids.look.text import class_names
 from wids.order.shuffle import Shuffle
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, TEXT_EXTENSIONS, extension
+from wids.shards.sample_access import ReadableDataset
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.tables.column_values import decoder_of, parse_columns, path_text
 from wids.tables.conditions import as_typed, parsed
@@ -149,7 +150,7 @@ def _progress(
 class PageScan(Scan[AnyVisitor]):
     """A scan in a thread of its own. It ends when no page asks for its progress any more."""
 
-    def __init__(self, dataset: Browsable, visitor: AnyVisitor) -> None:
+    def __init__(self, dataset: ReadableDataset, visitor: AnyVisitor) -> None:
         super().__init__(dataset, visitor)
         self._problem = ""
         self._asked_s = 0.0
@@ -289,7 +290,7 @@ class Questions:
         scans: Its scans, which others may share; None for new ones.
     """
 
-    def __init__(self, dataset: Browsable, scans: PageScans | None = None) -> None:
+    def __init__(self, dataset: ReadableDataset, scans: PageScans | None = None) -> None:
         self._dataset = dataset
         self._scans = scans or PageScans()
         self._columns = SavedColumns(dataset)
@@ -446,7 +447,7 @@ class Questions:
         return {"name": name, **progress, **summary}
 
 
-def _paths_in_samples(dataset: Browsable) -> Iterator[str]:
+def _paths_in_samples(dataset: ReadableDataset) -> Iterator[str]:
     first = range(min(len(dataset), _NUM_SEEN))
     groups: dict[tuple[str, ...], list[int]] = {}
     for index in first:

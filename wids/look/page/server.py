@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, unquote
 
 from wids.look.page.answers import Answer, FieldBytes, Site, error_answer, requested_span
 from wids.look.page.pages import Pages
-from wids.look.preview import Browsable
+from wids.shards.sample_access import ReadableDataset
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -117,7 +117,7 @@ class Browser:
         OSError: The port is in use, or may not be used.
     """
 
-    def __init__(self, dataset: Browsable | Site, port: int = 0, python: str = "") -> None:
+    def __init__(self, dataset: ReadableDataset | Site, port: int = 0, python: str = "") -> None:
         if not isinstance(dataset, Site) and dataset.is_view:
             raise ValueError(
                 "dataset: expected a complete dataset, found a view; use the view's show()"

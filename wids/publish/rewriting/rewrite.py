@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -35,9 +35,8 @@ from wids.publish.rewriting.rewrite_plan import (
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
 from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error
 from wids.shards.fields.decode import Decoder
-from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
-from wids.shards.sample_access import required_access
+from wids.shards.sample_access import IndexedDataset, required_access
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
@@ -123,24 +122,8 @@ Map: TypeAlias = Callable[[Any], Any]
 """Takes a sample; returns a sample, None or several samples."""
 
 
-class Rewritable(Protocol):
-    """What `rewrite` needs of a dataset."""
-
-    spec: DatasetSpec
-
-    @property
-    def positions(self) -> Positions:
-        """The positions of its samples in all shards."""
-
-    def undecoded(self) -> Any:
-        """Return its samples as they are stored."""
-
-    def map(self, function: Map) -> Any:
-        """Return its samples, passed through a function."""
-
-
 def rewrite(
-    dataset: Rewritable,
+    dataset: IndexedDataset,
     pattern: str | os.PathLike[str],
     *,
     maxcount: int | None = None,
@@ -227,7 +210,7 @@ def rewrite(
 
 
 def prepare_rewrite(
-    dataset: Rewritable,
+    dataset: IndexedDataset,
     pattern: str | os.PathLike[str],
     maxcount: int | None,
     maxsize: int | str | None,
@@ -338,11 +321,10 @@ def _check_not_input(spec: DatasetSpec, output: Output) -> None:
             )
 
 
-def _check_stored(dataset: Rewritable) -> None:
+def _check_stored(dataset: IndexedDataset) -> None:
     """Raise PackError if the dataset does more than decode stored bytes."""
     access = required_access(dataset)
-    steps = (*access.reader.transformations, *access.transformations)
-    others = [step for step in steps if not isinstance(step, Decoder)]
+    others = [step for step in access.steps if not isinstance(step, Decoder)]
     if others or access.is_overridden:
         found = f"the transformation {others[0]!r:.80}" if others else "a __getitem__ of its own"
         raise PackError(

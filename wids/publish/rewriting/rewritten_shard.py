@@ -30,7 +30,8 @@ from wids.publish.rewriting.rewrite_plan import (
 )
 from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
 from wids.shards.positions import select_batch
-from wids.shards.reader import ShardReader
+from wids.shards.reader import ShardReader, read_from
+from wids.shards.sample_access import IndexedDataset
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import changed_payload_error
@@ -60,7 +61,7 @@ class StoredMembers:
     crcs: list[int]
 
 
-def stored_members(view: Any, start: int, stop: int) -> StoredMembers | None:
+def stored_members(view: IndexedDataset, start: int, stop: int) -> StoredMembers | None:
     """Return the members of the samples ``start`` to ``stop`` of a view.
 
     Returns:
@@ -79,7 +80,7 @@ def stored_members(view: Any, start: int, stop: int) -> StoredMembers | None:
         select_batch(view.positions, np.arange(start, stop))
     ):
         read = partial(_of_shard, reader, local_indices)
-        part = reader.read_from(number, reader.fetches_for_many, read)
+        part = read_from(reader, number, reader.fetches_for_many, read)
         if part is None:
             return None
         parts.append(part)
@@ -229,7 +230,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
     if task.stored is not None and _is_same(task, task.stored):
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
-    view: Any = task.samples.view()
+    view: IndexedDataset = task.samples.view()
     first: dict[str, Place] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
@@ -243,7 +244,11 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 
 
 def _copy(
-    task: RewriteTask, view: Any, first: dict[str, Place], writer: CopyingTar, batch: range
+    task: RewriteTask,
+    view: IndexedDataset,
+    first: dict[str, Place],
+    writer: CopyingTar,
+    batch: range,
 ) -> None:
     """Append stored samples as they are, or, where that is not possible, one by one."""
     if task.rename is None:
@@ -269,7 +274,9 @@ def _is_same(task: RewriteTask, stored: SomeSamples) -> bool:
         return False
 
 
-def _members(task: RewriteTask, view: Any, batch: range) -> list[tuple[str, dict[str, bytes]]]:
+def _members(
+    task: RewriteTask, view: IndexedDataset, batch: range
+) -> list[tuple[str, dict[str, bytes]]]:
     to_members = member_encoder(None) if task.is_mapped else members_as_read
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
@@ -287,7 +294,7 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
 
 
 def _renamed(
-    task: RewriteTask, view: Any, batch: range, first: dict[str, Place]
+    task: RewriteTask, view: IndexedDataset, batch: range, first: dict[str, Place]
 ) -> Iterator[tuple[Place, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
@@ -329,7 +336,7 @@ def _batches(task: RewriteTask, length: int) -> Iterator[range]:
         yield range(start, min(start + width, length))
 
 
-def _samples(path: str, view: Any, batch: range) -> Iterator[Sample]:
+def _samples(path: str, view: IndexedDataset, batch: range) -> Iterator[Sample]:
     for found in view.__getitems__(list(batch)):
         for sample in listed(found):
             if not isinstance(sample, Mapping):

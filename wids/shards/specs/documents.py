@@ -22,9 +22,9 @@ from wids.shards.specs import entries, parsing
 from wids.shards.specs.entries import MAX_DEPTH, Context
 from wids.shards.specs.model import INFO, VERSION, DatasetSpec, PackedShards, ShardSpec
 from wids.shards.specs.naming import is_list
-from wids.shards.specs.shard_sequences import ShardTable, dataset_names, joined, with_defaults
+from wids.shards.specs.shard_sequences import LazyShards, dataset_names, joined, with_defaults
 from wids.shards.tars.headers import KeySplit
-from wids.storage.cache.cache_names import default_folder
+from wids.storage.cache.cache_names import default_folder, document_note_path
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten
@@ -200,7 +200,10 @@ class Documents:
         found = self._read(url, parsing.MAX_DOCUMENT_NBYTES)
         if not isinstance(found, bytes):
             self._num_values += parsing.num_values(json.dumps(found.facts["document"]))
-            return self.document({**found.facts["document"], "shardlist": found}, context)
+            from wids.shards.specs.spec_tables import ShardTable
+
+            shards = partial(ShardTable, found)
+            return self.document({**found.facts["document"], "shardlist": shards}, context)
         parse = self._listed if is_list(url) else self.parsed
         spec = self.document(parse(found, name), context)
         if urls.path_of(url).endswith(f"/{INFO}"):
@@ -270,13 +273,11 @@ class Documents:
     ) -> Sequence[ShardSpec]:
         """Return the shards that a document lists, or those of its table."""
         listed = document.get("shardlist")
-        if not isinstance(listed, list):
-            from wids.shards.specs.shard_table import TableFile  # not for short documents
-
-            if isinstance(listed, TableFile):
-                table = ShardTable(listed, context, key_split)
-                table.check()
-                return table
+        if callable(listed):  # of a table
+            shards: LazyShards = listed(context, key_split)
+            # By one name of each scheme; the others are checked when they are asked for.
+            _ = shards.are_remote  # SPEC-12, SPEC-13: what the document may not name is an error
+            return shards
         label, join = context.name, context.join
         return tuple(
             entries.shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
@@ -307,13 +308,20 @@ def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> 
     if is_list(url):
         return fetcher.read(url, limit_nbytes)
     place = rewritten(url)
-    with suppress(OSError, ValueError):
-        if urls.is_local(place) and os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:
-            return fetcher.read(url, limit_nbytes)
+    folder, known = folder or default_folder(), None
+    if urls.is_local(place):
+        with suppress(OSError, ValueError):
+            if os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:
+                return fetcher.read(url, limit_nbytes)
+    elif not os.path.exists(document_note_path(folder, url)):  # no large one was read before
+        found = fetcher.read_short(url, limit_nbytes, parsing.LARGE_NBYTES)
+        if isinstance(found, bytes):
+            return found
+        known = found
     # Ten modules, which most programs do not need.
     from wids.shards.specs.spec_tables import SpecTables
 
-    return SpecTables(folder or default_folder(), fetcher).read(url, limit_nbytes)
+    return SpecTables(folder, fetcher).read(url, limit_nbytes, known)
 
 
 def _trail(chain: tuple[str, ...]) -> str:

@@ -13,7 +13,6 @@ from typing import IO, Any, Final
 
 from wids.errors import WidsError
 from wids.shards.specs.parsing import LARGE_NBYTES
-from wids.shards.specs.shard_table import publish_table
 from wids.storage import upload
 from wids.storage.arrays import LazySequence
 from wids.storage.transport import urls
@@ -59,6 +58,8 @@ def save_document(
             sha256 = _write_json(file, document, "ascii")
         nbytes = file.tell()
     if nbytes > LARGE_NBYTES and document.get("shardlist"):
+        from wids.shards.specs.shard_table import publish_table
+
         try:  # it only saves work: the document is published
             publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
         except (OSError, ValueError, WidsError) as error:

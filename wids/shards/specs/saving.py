@@ -22,8 +22,6 @@ from wids.shards.specs.entries import Context
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import SavedTable, ShardSpec
 from wids.shards.specs.saved_document import save_document
-from wids.shards.specs.shard_sequences import ShardTable
-from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile, TableWriter
 from wids.storage.transport import urls
 
 
@@ -173,6 +171,9 @@ def unsaved_shards(
     shard = next(left, None)
     if shard is None:
         return first
+    from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile, TableWriter
+    from wids.shards.specs.spec_tables import ShardTable
+
     name = os.fspath(output or "")
     folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
     if folder is not None and not os.path.isdir(folder):

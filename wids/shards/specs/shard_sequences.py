@@ -1,44 +1,65 @@
 """Provide the shards of a spec as a sequence whose items are made when they are asked for.
 
-A short shardlist is a tuple. A long one is a `ShardTable` over a mapped file, and a dataset that
-consists of others may be `JoinedShards`. What a dataset asks of all shards at once it asks the
-functions here, which read columns instead of making an object for each shard.
+A short shardlist is a tuple. A long one is `LazyShards` over a mapped file (`spec_tables`), and a
+dataset that consists of others may be `JoinedShards`. What a dataset asks of all shards at once it
+asks the functions here, which read columns instead of making an object for each shard.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from wids.shards.specs.entries import Context, shard_of
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.headers import KeySplit
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.transport import urls
 
-if TYPE_CHECKING:
-    from wids.shards.specs.shard_table import TableFile
-
 Shards: TypeAlias = Sequence[ShardSpec]
-
-_MAX_MADE: Final = 1024
-"""Shards of a table to keep, for those that are read."""
 
 _T = TypeVar("_T")
 
 
-class _LazyShards(Sequence[ShardSpec]):
-    """A sequence of shards that is equal to another one with equal items."""
+class LazyShards(Sequence[ShardSpec]):
+    """A sequence of shards that makes an item when it is asked for.
+
+    It is equal to another sequence with equal items.
+    """
+
+    dataset: str | None = None
+    """The dataset of shards that state none."""
+
+    @property
+    def are_remote(self) -> frozenset[bool]:
+        """Whether shards are remote: one value if all are, or none is."""
+        raise NotImplementedError
+
+    @property
+    def edges(self) -> IntArray | None:
+        """Where shards begin, and the end of the last one; None if a count is not stated."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> FloatArray:
+        """The length of each shard, NaN where it is not stated."""
+        raise NotImplementedError
+
+    def has_key(self, key: str) -> bool:
+        """Whether any entry may state a key."""
+        raise NotImplementedError
+
+    def with_defaults(self, dataset: str | None, key_split: KeySplit | None) -> LazyShards:
+        """Return these shards with a dataset and a rule for those that state none."""
+        raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, tuple | _LazyShards):
+        if not isinstance(other, tuple | LazyShards):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
@@ -48,82 +69,7 @@ class _LazyShards(Sequence[ShardSpec]):
         return f"<{type(self).__name__} of {len(self)}>"
 
 
-class ShardTable(_LazyShards):
-    """Shards of a table, each of which is made when it is asked for.
-
-    Args:
-        file: The table.
-        context: What its references start from, and may name.
-        key_split: The rule of shards that state none.
-        dataset: The dataset of shards that state none.
-        rows: The shards of the table; None for all.
-    """
-
-    def __init__(
-        self,
-        file: TableFile,
-        context: Context,
-        key_split: KeySplit | None = None,
-        dataset: str | None = None,
-        rows: range | None = None,
-    ) -> None:
-        self.file, self.context = file, context
-        self.key_split, self.dataset = key_split, dataset
-        self.rows = range(len(file)) if rows is None else rows
-        self._made: dict[int, ShardSpec] = {}
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> ShardSpec: ...
-    @overload
-    def __getitem__(self, index: slice) -> ShardTable: ...
-    def __getitem__(self, index: int | slice) -> ShardSpec | ShardTable:
-        rows = self.rows[index]
-        if isinstance(rows, range):
-            return ShardTable(self.file, self.context, self.key_split, self.dataset, rows)
-        made = self._made.get(rows)  # each sample that is read asks for its shard
-        if made is None:
-            made = self._shard(rows)
-            if len(self._made) >= _MAX_MADE:
-                self._made.clear()  # one atomic step, as other threads may read
-            self._made[rows] = made
-        return made
-
-    def __iter__(self) -> Iterator[ShardSpec]:
-        return map(self._shard, self.rows)
-
-    def _shard(self, rows: int) -> ShardSpec:
-        label = f"{self.context.name}: shardlist[{rows}]"
-        shard = shard_of(self.file.entry(rows), label, self.context.join, self.key_split)
-        if self.dataset is None or shard.dataset:
-            return shard
-        return replace(shard, dataset=self.dataset)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self.file, self.context, self.key_split, self.dataset, self.rows)
-        return ShardTable, arguments
-
-    def has_key(self, key: str) -> bool:
-        """Whether any entry may state a key."""
-        return key in self.file.keys
-
-    def check(self) -> None:
-        """Reject what the document may not name, by one name of each scheme (SPEC-12, SPEC-13).
-
-        The others are checked when they are asked for.
-        """
-        _ = self.are_remote
-
-    @property
-    def are_remote(self) -> frozenset[bool]:
-        """Whether shards are remote, for each scheme that occurs."""
-        names = map(str, self.file.facts["schemes"].values())
-        return frozenset(not urls.is_local(self.context.join(name)) for name in names)
-
-
-class JoinedShards(_LazyShards):
+class JoinedShards(LazyShards):
     """The shards of several sequences, one after the other.
 
     Args:
@@ -160,19 +106,18 @@ def joined(parts: Iterable[Shards]) -> Shards:
     flat = [part for part in parts if len(part)]
     flat = [piece for part in flat for piece in _pieces(part)]
     if len(flat) == 1:
-        return flat[0] if isinstance(flat[0], _LazyShards) else tuple(flat[0])
-    if not any(isinstance(part, _LazyShards) for part in flat):
+        return flat[0] if isinstance(flat[0], LazyShards) else tuple(flat[0])
+    if not any(isinstance(part, LazyShards) for part in flat):
         return tuple(chain.from_iterable(flat))
-    return JoinedShards([p if isinstance(p, _LazyShards) else tuple(p) for p in flat])
+    return JoinedShards([p if isinstance(p, LazyShards) else tuple(p) for p in flat])
 
 
 def with_defaults(shards: Shards, dataset: str | None, key_split: KeySplit | None) -> Shards:
     """Return shards with a dataset and a rule for those that state none."""
-    if isinstance(shards, ShardTable):
-        dataset, key_split = shards.dataset or dataset, shards.key_split or key_split
-        return ShardTable(shards.file, shards.context, key_split, dataset, shards.rows)
     if isinstance(shards, JoinedShards):
         return joined(with_defaults(part, dataset, key_split) for part in shards.parts)
+    if isinstance(shards, LazyShards):
+        return shards.with_defaults(dataset, key_split)
     # dataclasses.replace() is five times slower: it looks up every field, for 100,000 shards.
     return tuple(
         ShardSpec(
@@ -210,7 +155,7 @@ class StatedCounts:
 
 def counts_of(shards: Shards) -> list[int | None] | StatedCounts:
     """Return the stated number of samples of each shard; a list to complete, or all of them."""
-    edges = edges_of(shards) if isinstance(shards, _LazyShards) else None
+    edges = edges_of(shards) if isinstance(shards, LazyShards) else None
     if edges is None:
         return [shard.num_samples for shard in shards]
     return StatedCounts(shards, edges)
@@ -223,10 +168,10 @@ def edges_of(shards: Shards) -> IntArray | None:
     """
     parts = []
     for part in _pieces(shards):
-        if isinstance(part, ShardTable):
-            if not part.file.is_counted:
+        if isinstance(part, LazyShards):
+            if (edges := part.edges) is None:
                 return None
-            parts.append(_edges_of_table(part))
+            parts.append(edges)
             continue
         counts = [shard.num_samples for shard in part]
         known = [count for count in counts if count is not None]
@@ -242,25 +187,12 @@ def edges_of(shards: Shards) -> IntArray | None:
     return np.concatenate([[0], *moved])
 
 
-def _edges_of_table(shards: ShardTable) -> IntArray:
-    rows, edges = shards.rows, shards.file.edges
-    if rows.step != 1:
-        numbers = np.arange(rows.start, rows.stop, rows.step)
-        return np.concatenate(([0], np.cumsum(edges[numbers + 1] - edges[numbers])))
-    part: IntArray = edges[rows.start : rows.start + len(rows) + 1]
-    return part - part[0] if len(part) and part[0] else part
-
-
 def nbytes_of(shards: Shards) -> FloatArray:
     """Return the length of each shard, NaN where it is not stated."""
     parts = []
     for part in _pieces(shards):
-        if isinstance(part, ShardTable):
-            rows = part.rows
-            found = part.file.lengths[
-                rows.start : rows.stop if rows.stop >= 0 else None : rows.step
-            ]
-            parts.append(np.where(found < 0, np.nan, found))
+        if isinstance(part, LazyShards):
+            parts.append(part.nbytes)
         else:
             parts.append(
                 np.array([np.nan if shard.nbytes is None else shard.nbytes for shard in part])
@@ -272,7 +204,7 @@ def remote_nbytes_of(shards: Shards) -> FloatArray:
     """Return the length of each remote shard, NaN where it is not stated, 0 for local ones."""
     parts = []
     for part in _pieces(shards):
-        if isinstance(part, ShardTable) and len(part.are_remote) == 1:
+        if isinstance(part, LazyShards) and len(part.are_remote) == 1:
             parts.append(nbytes_of(part) if True in part.are_remote else np.zeros(len(part)))
         else:
             is_local = np.array([urls.is_local(shard.url) for shard in part], bool)
@@ -290,7 +222,7 @@ def dataset_names(shards: Shards, default: _T) -> tuple[list[str | _T], IntArray
     numbers: dict[str | _T, int] = {}
     parts = []
     for part in _pieces(shards):
-        if isinstance(part, ShardTable) and not part.has_key("dataset"):
+        if isinstance(part, LazyShards) and not part.has_key("dataset"):
             number = numbers.setdefault(part.dataset or default, len(numbers))
             parts.append(np.full(len(part), number))
         else:
@@ -304,7 +236,7 @@ def has_remote(shards: Shards) -> bool:
     """Whether any shard is remote."""
     return any(
         True in part.are_remote
-        if isinstance(part, ShardTable)
+        if isinstance(part, LazyShards)
         # The first test decides for nearly all paths, and there may be a hundred thousand.
         else any(":" in shard.url and not urls.is_local(shard.url) for shard in part)
         for part in _pieces(shards)

@@ -13,13 +13,18 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, overload
+
+import numpy as np
 
 from wids.errors import FetchError, SpecError
 from wids.shards.specs import parsing
-from wids.shards.specs.entries import shard_of
+from wids.shards.specs.entries import Context, shard_of
+from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
+from wids.shards.specs.shard_sequences import LazyShards
 from wids.shards.specs.shard_table import (
     DamagedTableError,
     State,
@@ -31,8 +36,10 @@ from wids.shards.specs.shard_table import (
     table_url,
     write_table,
 )
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.samples import read_or_map
 from wids.storage import files
+from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import is_settled, make_folder, save_quietly
 from wids.storage.cache.leases import turn
@@ -44,8 +51,102 @@ MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
 _SHOWN_NBYTES: Final = 1 << 20
 """Bytes after which other processes see progress."""
+_MAX_MADE: Final = 1024
+"""Shards of a table to keep, for those that are read."""
 
 _logger = logging.getLogger(__name__)
+
+
+class ShardTable(LazyShards):
+    """Shards of a table, each of which is made when it is asked for.
+
+    Args:
+        file: The table.
+        context: What its references start from, and may name.
+        key_split: The rule of shards that state none.
+        dataset: The dataset of shards that state none.
+        rows: The shards of the table; None for all.
+    """
+
+    def __init__(
+        self,
+        file: TableFile,
+        context: Context,
+        key_split: KeySplit | None = None,
+        dataset: str | None = None,
+        rows: range | None = None,
+    ) -> None:
+        self.file, self.context = file, context
+        self.key_split, self.dataset = key_split, dataset
+        self.rows = range(len(file)) if rows is None else rows
+        self._made: dict[int, ShardSpec] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardSpec: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShardTable: ...
+    def __getitem__(self, index: int | slice) -> ShardSpec | ShardTable:
+        rows = self.rows[index]
+        if isinstance(rows, range):
+            return ShardTable(self.file, self.context, self.key_split, self.dataset, rows)
+        made = self._made.get(rows)  # each sample that is read asks for its shard
+        if made is None:
+            made = self._shard(rows)
+            if len(self._made) >= _MAX_MADE:
+                self._made.clear()  # one atomic step, as other threads may read
+            self._made[rows] = made
+        return made
+
+    def __iter__(self) -> Iterator[ShardSpec]:
+        return map(self._shard, self.rows)
+
+    def _shard(self, rows: int) -> ShardSpec:
+        label = f"{self.context.name}: shardlist[{rows}]"
+        shard = shard_of(self.file.entry(rows), label, self.context.join, self.key_split)
+        if self.dataset is None or shard.dataset:
+            return shard
+        return replace(shard, dataset=self.dataset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.file, self.context, self.key_split, self.dataset, self.rows)
+        return ShardTable, arguments
+
+    def has_key(self, key: str) -> bool:
+        """Whether any entry may state a key."""
+        return key in self.file.keys
+
+    def with_defaults(self, dataset: str | None, key_split: KeySplit | None) -> ShardTable:
+        """Return these shards with a dataset and a rule for those that state none."""
+        dataset, key_split = self.dataset or dataset, self.key_split or key_split
+        return ShardTable(self.file, self.context, key_split, dataset, self.rows)
+
+    @property
+    def edges(self) -> IntArray | None:
+        """Where shards begin, and the end of the last one; None if a count is not stated."""
+        rows, edges = self.rows, self.file.edges
+        if not self.file.is_counted:
+            return None
+        if rows.step != 1:
+            numbers = np.arange(rows.start, rows.stop, rows.step)
+            return np.concatenate(([0], np.cumsum(edges[numbers + 1] - edges[numbers])))
+        part: IntArray = edges[rows.start : rows.start + len(rows) + 1]
+        return part - part[0] if len(part) and part[0] else part
+
+    @property
+    def nbytes(self) -> FloatArray:
+        """The length of each shard, NaN where it is not stated."""
+        rows = self.rows
+        found = self.file.lengths[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
+        return np.where(found < 0, np.nan, found)
+
+    @property
+    def are_remote(self) -> frozenset[bool]:
+        """Whether shards are remote, for each scheme that occurs."""
+        names = map(str, self.file.facts["schemes"].values())
+        return frozenset(not urls.is_local(self.context.join(name)) for name in names)
 
 
 class _Note(NamedTuple):
@@ -67,20 +168,21 @@ class SpecTables:
         self._folder = folder
         self._fetcher = fetcher
 
-    def read(self, url: str, limit_nbytes: int) -> bytes | TableFile:
+    def read(
+        self, url: str, limit_nbytes: int, known: tuple[int, str] | None = None
+    ) -> bytes | TableFile:
         """Return the bytes of a document, or its table if it is large.
 
         Args:
             url: Path or URL.
             limit_nbytes: Most bytes of a document without a table.
+            known: The length and tag of a remote document, if a request has shown them.
 
         Raises:
             FetchError: It cannot be read, or is too long.
             SpecError: An entry of a large document is malformed.
         """
-        state = self._state(url, limit_nbytes)
-        if isinstance(state, bytes):
-            return state
+        state = self._state(url, known)
         least_nbytes = SHORT_NBYTES if urls.is_local(rewritten(url)) else LARGE_NBYTES
         if state is not None and least_nbytes < state.nbytes <= MAX_TABLED_NBYTES:
             document = _Document(self._folder, self._fetcher, url, state)
@@ -89,8 +191,8 @@ class SpecTables:
                 return table
         return self._fetcher.read(url, limit_nbytes)
 
-    def _state(self, url: str, limit_nbytes: int) -> State | bytes | None:
-        """Return the state of a document, None if unknown; or its bytes, if that took no more."""
+    def _state(self, url: str, known: tuple[int, str] | None) -> State | None:
+        """Return the state of a document; None if unknown."""
         place = rewritten(url)
         if urls.is_local(place):
             try:
@@ -98,15 +200,11 @@ class SpecTables:
             except (OSError, ValueError):
                 return None
             return State(status.st_size, _time_tag(status.st_mtime_ns))
-        if os.path.exists(cache_names.document_note_path(self._folder, url)):
-            # One byte: as cheap as a conditional request, and every transport has it.
-            self._fetcher.bind_options(url)
-            nbytes, tag = self._fetcher.head(url)
-        else:
-            found = self._fetcher.read_short(url, limit_nbytes, LARGE_NBYTES)
-            if isinstance(found, bytes):
-                return found
-            nbytes, tag = found
+        if known is not None:
+            return State(*known)
+        # One byte: as cheap as a conditional request, and every transport has it.
+        self._fetcher.bind_options(url)
+        nbytes, tag = self._fetcher.head(url)
         return None if nbytes is None or not tag else State(nbytes, tag)
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from events import LONG_S
 
-from wids.look.field_facts import latest
+from wids.storage.reading_threads import latest
 
 
 def test_the_latest_are_kept() -> None:

@@ -1,0 +1,458 @@
+"""Compute the indices that each run of a mixed epoch reads from several weighted sources.
+
+Each run follows a pattern, which says whose turn it is, and goes through its share of each source
+in passes, in the order of `wids.order.epoch_order`. The pattern repeats after a period, which is
+tabulated once; draws and counts are looked up in the table. So any position is computed without the
+preceding ones. All of this is pure functions of numbers. ORDER-20 to ORDER-26 in
+specs/sampler-order.md specify them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.order import epoch_order
+from wids.order.epoch_order import Chunks, chunk_edges, touched
+from wids.storage.arrays import IntArray
+
+MAX_PERIOD: Final = 1 << 20
+"""Longest period. It takes half a second to tabulate, and represents six decimals exactly."""
+
+
+def checked_weight(weight: Any, name: str) -> Fraction:
+    """Return the fraction that a weight stands for.
+
+    Raises:
+        ValueError: It is negative, infinite or no number.
+    """
+    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
+    # `not <=` also refuses NaN.
+    if not is_number or not 0 <= weight < math.inf:
+        raise ValueError(
+            f"{name}: expected a number of at least 0, found {weight!r:.80}; 0 draws nothing from "
+            "a dataset"
+        )
+    if isinstance(weight, numbers.Rational):
+        return Fraction(int(weight.numerator), int(weight.denominator))
+    exact = Fraction(float(weight))
+    simple = exact.limit_denominator(MAX_PERIOD)
+    # 0.1 means a tenth, not the binary fraction nearest to it.
+    return simple if float(simple) == float(weight) else exact
+
+
+def draws_per_period(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return how many draws of the period each source has (ORDER-20)."""
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    period = math.lcm(*(share.denominator for share in shares))
+    if period <= MAX_PERIOD:
+        return tuple(int(share * period) for share in shares)
+    draws = [max(1, math.floor(share * MAX_PERIOD + Fraction(1, 2))) for share in shares]
+    draws[draws.index(max(draws))] += MAX_PERIOD - sum(draws)
+    return tuple(draws)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The sources of all draws.
+
+    Attributes:
+        sources: The source of each draw of the period.
+        starts: The draws of the period at which a run may start, ascending.
+        num_sources: Number of sources.
+    """
+
+    sources: npt.NDArray[np.unsignedinteger[Any]]
+    starts: IntArray
+    num_sources: int
+
+    def start(self, run: int, num_runs: int) -> int:
+        """Return the draw at which a run starts (ORDER-22)."""
+        wanted = len(self.sources) * run // num_runs
+        place = int(np.searchsorted(self.starts, wanted))
+        return int(self.starts[place]) if place < len(self.starts) else 0
+
+    def draws(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return the sources of draws ``start`` to ``stop``."""
+        first = start % len(self.sources)
+        last = first + stop - start
+        if last <= len(self.sources):
+            return self.sources[first:last]
+        # Not `take(mode="wrap")`, which subtracts the length repeatedly.
+        return self.sources[np.arange(first, last) % len(self.sources)]
+
+    @cached_property
+    def _draws_of(self) -> list[IntArray]:
+        """The draws of the period that each source has."""
+        return [np.flatnonzero(self.sources == source) for source in range(self.num_sources)]
+
+    def count(self, source: int, num_draws: int) -> int:
+        """Return how many of the first draws one source has."""
+        own = self._draws_of[source]
+        num_periods, rest = divmod(num_draws, len(self.sources))
+        return num_periods * len(own) + int(np.searchsorted(own, rest))
+
+    def draw(self, source: int, number: int) -> int:
+        """Return the draw that is number 0, 1, … of a source."""
+        own = self._draws_of[source]
+        num_periods, rest = divmod(number, len(own))
+        return num_periods * len(self.sources) + int(own[rest])
+
+    def counts(self, num_draws: int) -> list[int]:
+        """Return how many of the first draws each source has."""
+        num_periods, rest = divmod(num_draws, len(self.sources))
+        whole = self._counted(len(self.sources)) if num_periods else [0] * self.num_sources
+        # Python's integers: billions of periods do not overflow.
+        parts = zip(whole, self._counted(rest), strict=True)
+        return [num_periods * each + more for each, more in parts]
+
+    def _counted(self, length: int) -> list[int]:
+        counts: list[int] = np.bincount(self.sources[:length], minlength=self.num_sources).tolist()
+        return counts
+
+
+@lru_cache(maxsize=8)
+def pattern(draws: tuple[int, ...]) -> Pattern:
+    """Return the pattern of sources with these numbers of draws per period (ORDER-21)."""
+    sources = _tabulated(draws)
+    return Pattern(sources, _possible_starts(sources, draws), len(draws))
+
+
+def _tabulated(draws: tuple[int, ...]) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Return the source of each draw of the period: of those allowed, the one that is due first."""
+    num_sources, period = len(draws), sum(draws)
+    twice = max(1, 2 * num_sources - 2)
+    allowed, ranked = [], []
+    for source, count in enumerate(draws):
+        j = np.arange(count, dtype=np.int64)
+        allowed.append(-(-period * (twice * j + 1) // (twice * count)) - 1)
+        due = period * (twice * (j + 1) - 1) // (twice * count)
+        ranked.append(due * num_sources + source)  # one number, so that the heap compares numbers
+    starts = np.concatenate(allowed)
+    order = np.argsort(starts, kind="stable")
+    waiting = np.concatenate(ranked)[order].tolist()
+    num_allowed = np.searchsorted(starts[order], np.arange(period), side="right").tolist()
+    heap: list[int] = []
+    drawn, pushed = [], 0
+    for stop in num_allowed:
+        for job in waiting[pushed:stop]:
+            heapq.heappush(heap, job)
+        pushed = stop
+        drawn.append(heapq.heappop(heap))
+    sources = np.array(drawn, np.int64) % num_sources
+    return sources.astype(np.min_scalar_type(num_sources))
+
+
+def _possible_starts(
+    sources: npt.NDArray[np.unsignedinteger[Any]], draws: tuple[int, ...]
+) -> IntArray:
+    """Return the draws from which all counts stay within 1 of their shares (ORDER-22)."""
+    period = len(sources)
+    is_possible = np.ones(period, bool)
+    for source, count in enumerate(draws):
+        before = np.append(0, np.cumsum(sources == source)[:-1])
+        deviations = before * period - np.arange(period) * count
+        lowest, highest = deviations.min(), deviations.max()
+        is_possible &= (highest - deviations < period) & (deviations - lowest < period)
+    return np.flatnonzero(is_possible)
+
+
+_BLOCK_LENGTH: Final = 1 << 13
+"""Draws in a block: enough for numpy, few enough for the first index to come at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The indices of one dataset among several.
+
+    Attributes:
+        name: Its name.
+        ranges: Start and stop of the ranges that have its indices, ascending; shape ``(m, 2)``.
+    """
+
+    name: str
+    ranges: IntArray
+
+    def __reduce__(self) -> Any:
+        # By differences, which are mostly alike: they are compressed to a few bytes.
+        return _from_steps, (self.name, np.diff(self.ranges.ravel(), prepend=0))
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Number of indices in each range."""
+        return self.ranges[:, 1] - self.ranges[:, 0]
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of indices."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def _pieces(self) -> tuple[IntArray, IntArray]:
+        """Where pieces without a gap end in the source, and what to add to their places."""
+        lengths = self.lengths
+        filled = lengths > 0
+        ends = np.cumsum(lengths)
+        shifts = (self.ranges[:, 1] - ends)[filled]
+        is_last = np.diff(shifts, append=-1) != 0
+        is_last[-1:] = True
+        return ends[filled][is_last], shifts[is_last]
+
+    def shards(self, lengths: IntArray) -> IntArray:
+        """Return the shard that each range lies in, by the lengths of all shards."""
+        shards: IntArray = np.searchsorted(np.cumsum(lengths), self.ranges[:, 0], side="right")
+        # An empty range may stand at the very end.
+        return np.minimum(shards, len(lengths) - 1)
+
+    def place(self, index: int) -> int | None:
+        """Return the place of an index in the source; None if another source has it."""
+        at = int(np.searchsorted(self.ranges[:, 0], index, side="right")) - 1
+        if at < 0 or index >= self.ranges[at, 1]:
+            return None
+        return int(self.lengths[:at].sum() + index - self.ranges[at, 0])
+
+    def indices(self, places: IntArray) -> IntArray:
+        """Return the indices at some places of the source."""
+        ends, shifts = self._pieces
+        low, high = np.searchsorted(ends, (places.min(), places.max()), side="right")
+        if low == high:  # nearly always: a chunk that no gap cuts
+            shifted: IntArray = places + shifts[low]
+            return shifted
+        return places + shifts[np.searchsorted(ends, places, side="right")]
+
+
+def _from_steps(name: str, steps: IntArray) -> Source:
+    return Source(name, np.cumsum(steps).reshape(-1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """What a mixed order depends on besides seed, epoch, rank and position.
+
+    Attributes:
+        lengths: Number of samples in each shard of the dataset.
+        sources: The sources; none is empty.
+        draws: How many draws of the period each has.
+        length: Number of indices that each run yields in an epoch.
+        chunksize: Largest number of indices in a chunk.
+        shuffle: Whether anything is shuffled.
+        num_runs: Number of runs that the epoch is cut into, ``C`` in the specification.
+    """
+
+    lengths: IntArray
+    sources: tuple[Source, ...]
+    draws: tuple[int, ...]
+    length: int
+    chunksize: int | None
+    shuffle: bool = True
+    num_runs: int = 1
+
+    @property
+    def num_indices(self) -> int:
+        """Number of indices in the epoch."""
+        return self.length * self.num_runs
+
+    @property
+    def num_mixed(self) -> int:
+        """Number of samples from which the next index of each run is drawn, on average."""
+        return sum(
+            self.settings(number, self.num_runs).num_mixed for number in range(len(self.sources))
+        )
+
+    @property
+    def pattern(self) -> Pattern:
+        """Whose turn it is at each draw."""
+        return pattern(self.draws)
+
+    def chunk_shards(
+        self, chunksize: int | None, lengths: IntArray
+    ) -> list[tuple[IntArray, IntArray, IntArray]]:
+        """Return what the chunks of each source touch, as in `epoch_order.Order`."""
+        found = []
+        for source in self.sources:
+            filled = source.lengths > 0
+            edges = chunk_edges(source.lengths, 0, source.num_samples, chunksize)
+            shards = source.shards(lengths)[filled]
+            found.append((shards, *touched(edges, source.lengths[filled])))
+        return found
+
+    def run_length(self, run: int) -> int:  # noqa: ARG002 - all are equally long
+        """Return the number of indices that a run yields."""
+        return self.length
+
+    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[MixedRun]:
+        """Yield some of the runs of an epoch."""
+        return (MixedRun(self, seed, epoch, number) for number in numbers)
+
+    def edge(self, source: int, number: int, run: int) -> int:
+        """Return where the slice of a run starts in a pass of a source (ORDER-24)."""
+        n = self.sources[source].num_samples
+        before, after = (
+            _in_earlier_runs(passes * n, self.num_runs, run) for passes in (number, number + 1)
+        )
+        return after - before
+
+    def settings(self, number: int, num_runs: int = 1) -> epoch_order.Settings:
+        """Return the settings of the passes over a source."""
+        source = self.sources[number]
+        return epoch_order.Settings(
+            source.lengths, 0, source.num_samples, self.chunksize, self.shuffle, num_runs=num_runs
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRun:
+    """One run of an epoch.
+
+    Attributes:
+        mix: What is mixed.
+        seed: Seed of the order.
+        epoch: The epoch.
+        number: The number of the run.
+    """
+
+    mix: Mix
+    seed: int
+    epoch: int
+    number: int
+
+    def blocks(self, position: int) -> Iterator[IntArray]:
+        """Yield the indices from a position in the run on, in arrays."""
+        mix, first = self.mix, self.first + position
+        stop = self.first + mix.length
+        streams = [
+            _Stream(self._passes(source, draw)) for source, draw in enumerate(self._drawn(first))
+        ]
+        while first < stop:
+            last = min(first + _BLOCK_LENGTH, stop)
+            sources = mix.pattern.draws(first, last)
+            block = np.empty(last - first, np.int64)
+            for source, stream in enumerate(streams):
+                places = np.flatnonzero(sources == source)
+                block[places] = stream.take(len(places))
+            yield block
+            first = last
+
+    def visits(self, lengths: IntArray) -> IntArray:
+        """Return the shards that are read, source by source (see `epoch_order.visits`)."""
+        mix, first = self.mix, self.first
+        found = [np.empty(0, np.int64)]
+        draws = zip(self._drawn(first), self._drawn(first + mix.length), strict=True)
+        for number, (start, stop) in enumerate(draws):
+            source = mix.sources[number]
+            read = [
+                epoch_order.SlicedRun(chunks, offset, min(offset + stop - draw, size), None).visits(
+                    source.lengths
+                )
+                for chunks, size, offset, draw in self._shares(number, start, stop)
+            ]
+            ranges = np.concatenate([np.empty(0, np.int64), *read])
+            ranges = ranges[np.diff(ranges, prepend=-1) != 0]
+            found.append(source.shards(lengths)[ranges])
+        return np.concatenate(found)
+
+    @property
+    def _start(self) -> int:
+        return self.mix.pattern.start(self.number, self.mix.num_runs)
+
+    @property
+    def first(self) -> int:
+        """The draw of the pattern with which the epoch begins."""
+        return self._start + self.epoch * self.mix.length
+
+    def number_of_draw(self, source: int, draw: int) -> int:
+        """Return how often the run has drawn a source before a draw of the pattern."""
+        pattern = self.mix.pattern
+        return pattern.count(source, draw) - pattern.count(source, self._start)
+
+    def draw_of_number(self, source: int, number: int) -> int:
+        """Return the draw of the pattern that is number 0, 1, … of a source in this run."""
+        pattern = self.mix.pattern
+        return pattern.draw(source, pattern.count(source, self._start) + number)
+
+    def _drawn(self, draw: int) -> list[int]:
+        """Return how often the run has drawn each source before a draw of the pattern."""
+        counts = self.mix.pattern.counts
+        pairs = zip(counts(self._start), counts(draw), strict=True)
+        return [after - before for before, after in pairs]
+
+    def _passes(self, source: int, draw: int) -> Iterator[IntArray]:
+        """Yield the indices of a source from a draw on; never ends."""
+        indices = self.mix.sources[source].indices
+        for chunks, size, offset, _ in self._shares(source, draw, None):
+            for block in chunks.blocks(offset, size):
+                yield indices(block)
+
+    def _shares(
+        self, source: int, draw: int, stop: int | None
+    ) -> Iterator[tuple[Chunks, int, int, int]]:
+        """Yield what the run has of each pass of a source (ORDER-24), from a draw to another.
+
+        Yields:
+            The chunks, their number of samples, how many of these were already drawn, and the
+            number of the first draw that is left.
+        """
+        number = self.pass_of(source, draw)
+        while stop is None or draw < stop:
+            before, after = self.first_draw(source, number), self.first_draw(source, number + 1)
+            if (
+                draw < after
+            ):  # a run may have nothing of a pass, if there are more runs than samples
+                yield self.chunks(source, number), after - before, draw - before, draw
+                draw = after
+            number += 1
+
+    def pass_of(self, source: int, draw: int) -> int:
+        """Return the pass that a draw of a source belongs to (ORDER-24)."""
+        return ((draw + 1) * self.mix.num_runs - self.number - 1) // self.mix.sources[
+            source
+        ].num_samples
+
+    def first_draw(self, source: int, number: int) -> int:
+        """Return the first draw of a source that belongs to a pass, or to a later one."""
+        return (number * self.mix.sources[source].num_samples + self.number) // self.mix.num_runs
+
+    def chunks(self, source: int, number: int) -> Chunks:
+        """Return what the run has of a pass of a source, in the order of its draws."""
+        mix, run = self.mix, self.number
+        bounds = (mix.edge(source, number, other) for other in (run, run + 1))
+        key = source * mix.num_runs + run
+        return epoch_order.shuffled_chunks(mix.settings(source), self.seed, number, key, *bounds)
+
+
+def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
+    """Return how many samples of a source all earlier runs have together.
+
+    It is the sum of ``(num_samples + r) // num_runs`` for each ``r`` below ``run``, in closed form.
+    """
+    each, rest = divmod(num_samples, num_runs)
+    return run * each + max(0, rest + run - num_runs)
+
+
+class _Stream:
+    """A stream of arrays, from which any number of values can be taken at a time."""
+
+    def __init__(self, blocks: Iterator[IntArray]) -> None:
+        self._blocks = blocks
+        self._rest: IntArray = np.empty(0, np.int64)
+
+    def take(self, count: int) -> IntArray:
+        """Return the next values."""
+        parts = [self._rest]
+        missing = count - len(self._rest)
+        while missing > 0:
+            parts.append(next(self._blocks))
+            missing -= len(parts[-1])
+        joined = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        self._rest = joined[count:]
+        return joined[:count]
