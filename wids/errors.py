@@ -28,7 +28,7 @@ import os
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ _starts: Final[dict[frozenset[str], dict[str, list[str]]]] = {}
 _LIBRARIES: Final = tuple(os.path.dirname(file) + os.sep for file in (__file__, os.__file__))
 _INSTALLED: Final = re.compile(r"[\\/](site|dist)-packages[\\/]|^<frozen")
 
-Line = tuple[str, int]
+Line: TypeAlias = "tuple[str, int]"
 """A file and the number of a line in it."""
 
 

@@ -1,4 +1,4 @@
-"""Combine the other wings in `ShardListDataset`, and in what is made of it.
+"""Combine the other packages in `ShardListDataset`, and in what is made of it.
 
 In go a spec and the arguments of the constructor. Out come samples by index, views, batches,
 streams, and shards that are fetched ahead of a sampler.
