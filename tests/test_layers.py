@@ -141,3 +141,18 @@ def test_test_modules_have_names_of_their_own() -> None:
     """No two test modules share a name: pytest imports them by name alone."""
     names = [path.name for path in ROOT.parent.glob("tests/**/*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_modules_that_are_named_exist() -> None:
+    """A dotted name of wids in a docstring or comment leads to a module, or to a name in one."""
+    wrong = []
+    for module in MODULES.keys() - {"migration"}:  # that one names what is gone
+        for name in re.findall(r"`(wids\.[\w.]+)`", MODULES[module]):
+            name = name.removeprefix("wids.")  # noqa: PLW2901 - as the modules are named
+            parent, _, last = name.rpartition(".")
+            if name in MODULES or f"{name}.__init__" in MODULES:
+                continue
+            places = (MODULES.get(parent), MODULES.get(f"{parent}.__init__".lstrip(".")))
+            if not any(re.search(rf"\b{last}\b", place) for place in places if place):
+                wrong.append((module, name))
+    assert wrong == []
