@@ -1,7 +1,7 @@
 """Define the other side of a join, and use a second dataset as one.
 
-An *entry* is a row (`join_rows`), a position in a second dataset (`join_datasets`), or a position
-in the first dataset, for which the file beside its shard has fields (`join_files`).
+An *entry* is a row, a position in a second dataset (`DatasetSide`), or a position in the first
+dataset, for which the file beside its shard has fields. `join_rows` has rows and files.
 """
 
 from __future__ import annotations
