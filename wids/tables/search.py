@@ -201,7 +201,7 @@ class SavedColumns:
 
     @property
     def problem(self) -> str:
-        """Why the table is not used; ``""`` if it is, or if there is none."""
+        """Why the saved table is not used; ``""`` if it is used, or if there is no table."""
         return self._names_and_problem[1]
 
     @cached_property
