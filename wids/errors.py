@@ -24,6 +24,7 @@ rebuilds an exception of a DataLoader worker in the main process, so its type su
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import sys
@@ -42,7 +43,9 @@ _MAX_URLS: Final = 128
 
 # By URL, the latest last; a callable until they are needed. Texts of a server may repeat a part of
 # what it was asked for.
-_secrets: Final[dict[str, tuple[str, ...] | Callable[[], Iterable[str]]]] = {}
+_secrets: Final[collections.OrderedDict[str, tuple[str, ...] | Callable[[], Iterable[str]]]] = (
+    collections.OrderedDict()
+)
 
 # All of them by their first characters, longest first; under the URLs that they are of.
 _starts: Final[dict[frozenset[str], dict[str, list[str]]]] = {}
@@ -101,7 +104,11 @@ def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
         url: The URL.
         parts: Returns its parts, of at least `MIN_SECRET` characters.
     """
-    _secrets[url] = _secrets.pop(url, parts)
+    _secrets.setdefault(url, parts)
+    try:
+        _secrets.move_to_end(url)  # one step, so that no other thread finds it gone meanwhile
+    except KeyError:  # another thread has removed it as the oldest
+        _secrets[url] = parts
     if len(_secrets) > _MAX_URLS:
         for oldest in list(_secrets)[:-_MAX_URLS]:
             _secrets.pop(oldest, None)  # another thread may do the same
@@ -110,7 +117,7 @@ def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
 def _by_start() -> dict[str, list[str]]:
     """Return all secrets by their first characters."""
     # Without a lock, which a forked process might find taken: each step is one operation.
-    kept = dict(_secrets)
+    kept = _secrets.copy()
     found = _starts.get(frozenset(kept))
     if found is None:
         texts: set[str] = set()

@@ -184,6 +184,13 @@ def test_a_field_to_pad_that_is_not_there(samples: list[Any], message: str) -> N
         partial(wids.collate, pad={".wav": 0.0})(samples)
 
 
+def test_a_field_to_pad_that_only_some_tuples_have() -> None:
+    """The error names the position and the sample, as it does for fields."""
+    samples = [(torch.ones(2), torch.ones(2)), (torch.ones(1),)]
+    with raises(ValueError, "collate: value 1 of the tuples: expected it in all 2 samples"):
+        wids.collate(samples, pad={1: 0.0})
+
+
 @pytest.mark.parametrize(
     "rows", [np.arange(6).reshape(3, 2), np.arange(3), torch.arange(6).view(3, 2)]
 )

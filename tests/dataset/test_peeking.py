@@ -11,6 +11,8 @@ from looks import HOSTILE, picture
 from loopback import Server
 
 import wids
+from wids.storage.arrays import IntArray
+from wids.tables.search import Scan, ShardRows
 
 MB = 1_000_000
 
@@ -53,6 +55,32 @@ def test_a_peek_is_a_sequence_of_what_was_found(server: Server, pattern: str) ->
     assert samples.is_complete
     assert samples.find_key("s0039") == 39
     assert server.num_sent <= 4.3 * MB
+
+
+def test_samples_that_are_found_during_a_scan_are_scanned(pattern: str) -> None:
+    """A page that shows more of a shard does not end the search that runs (LOOK-16)."""
+    samples = wids.peek(pattern)
+    first = len(samples)
+    scan = Scan(samples, Growing(samples))
+    scan.run()
+    assert first < scan.num_searched == len(samples) == sum(scan.visitor.visited)
+
+
+class Growing:
+    """Reads on during the first visit."""
+
+    fields = ()
+
+    def __init__(self, samples: wids.Peek) -> None:
+        self.samples, self.visited = samples, list[int]()
+
+    def wanted(self, _: int, rows: IntArray) -> IntArray:
+        return rows
+
+    def visit(self, _: int, __: ShardRows, rows: IntArray) -> bool:
+        self.visited.append(len(rows))
+        self.samples.read_on(40)
+        return False
 
 
 def test_other_shards(server: Server, pattern: str) -> None:

@@ -56,6 +56,8 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
     for field, filler in pad.items():
         if field is None or field not in found[0]:
             raise _unknown(field, by_name(samples[0]))
+        if not all(field in sample for sample in found):
+            raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in found])
         values = [sample[field] for sample in found]
         rates = _rates(field, values)
         arrays = [value[0] for value in values] if rates else values

@@ -3,8 +3,8 @@
 The random generator of an augmentation is derived from a seed, the epoch and the sample's index, so
 that neither the number of workers nor a resumed epoch changes what a sample becomes.
 
-`MapStyle` becomes torch's ``Dataset`` without importing torch; decision 0078 has the reason for the
-assignment to ``__bases__``.
+`join_torch` makes a dataset torch's ``Dataset`` without importing torch; decision 0078 has the
+reason for the assignment to ``__bases__``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hold what every way of opening a shard needs: specs, counts, packs, options, broken shards.
 
-A shard that is missing, incomplete, no tar, or not what the spec says is noted once in all
+A shard that is missing, incomplete, not a tar, or not what the spec says is noted once in all
 processes of a dataset, with one warning. It is not opened again: a download that fails would be
 repeated for each of its samples.
 """

@@ -12,6 +12,7 @@ that Python has for each module that is being imported.
 from __future__ import annotations
 
 import _imp
+import logging
 import os
 import sys
 import threading
@@ -145,6 +146,7 @@ that of a module which runs a server, or it may wait for the thread that forks."
 _IMPORTER: Final = ModuleSpec.__init__.__code__.co_filename
 """The file of the functions that hold the lock of a module."""
 _endless: Final[set[tuple[int, int]]] = set()
+_logging_lock: Final[Any] = logging._lock  # type: ignore[attr-defined]  # noqa: SLF001 - see `_hold`
 
 
 def hold_imports() -> None:
@@ -154,7 +156,7 @@ def hold_imports() -> None:
     not the thread, and would wait for ever when it imports the same module (decision 0154).
     """
     num_modules, until_s = 0, 0.0
-    _imp.acquire_lock()  # each import needs it to begin; what is below begins imports of its own
+    _hold()
     while not (importing := _importing()) <= _endless:
         if len(sys.modules) != num_modules:
             num_modules, until_s = len(sys.modules), time.monotonic() + _LONGEST_IMPORT_S
@@ -162,16 +164,26 @@ def hold_imports() -> None:
             _endless.clear()
             _endless.update(importing)
             return
-        _imp.release_lock()
         try:
+            release_imports()
             time.sleep(_IMPORT_POLL_S)
         finally:
-            _imp.acquire_lock()
+            _hold()
+
+
+def _hold() -> None:
+    # A fork takes the lock of `logging` too, later. A thread that has it may be about to import a
+    # module, as `dictConfig` does: it would wait for this thread, and this one for it.
+    _logging_lock.acquire()
+    _imp.acquire_lock()  # each import needs it to begin; what is below begins imports of its own
 
 
 def release_imports() -> None:
     """Let other threads import modules again."""
-    _imp.release_lock()
+    with suppress(RuntimeError):  # an interrupt came before it was taken
+        _imp.release_lock()
+    with suppress(RuntimeError):  # in a child, for which `logging` has made it new
+        _logging_lock.release()
 
 
 def _importing() -> set[tuple[int, int]]:

@@ -201,10 +201,12 @@ writing: Final = threading.RLock()
 
 
 def _share_all() -> None:
-    hold_imports()  # without any lock, which a module may need while it is imported
-    writing.acquire()
-    for rows in list(_alive):
-        rows.share()
+    try:
+        hold_imports()  # without any lock, which a module may need while it is imported
+    finally:  # after an interrupt too, which does not keep a process from being forked
+        writing.acquire()
+        for rows in list(_alive):
+            rows.share()
 
 
 def _end_in_parent() -> None:

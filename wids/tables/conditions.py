@@ -121,7 +121,7 @@ class Comparison:
 
     @cached_property
     def _stated(self) -> Any:
-        """What the text states as JSON; None if it is none."""
+        """The value of the text as JSON; None if it is not JSON."""
         try:
             return json.loads(self.value or "null")
         except (TypeError, ValueError, RecursionError):

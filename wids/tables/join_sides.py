@@ -1,7 +1,7 @@
 """Define the other side of a join, and use a second dataset as one.
 
-An *entry* is a position in a second dataset, which is defined here, a row (`join_rows`), or a
-position in the first dataset, for which the file beside its shard has fields (also `join_rows`).
+An *entry* is a row, a position in a second dataset (`DatasetSide`), or a position in the first
+dataset, for which the file beside its shard has fields. `join_rows` has rows and files.
 """
 
 from __future__ import annotations

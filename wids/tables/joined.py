@@ -1,7 +1,7 @@
 """Read joined samples: each sample of a dataset with the entry of another side that has its key.
 
-A `JoinedShard` is a `wids.shards.tars.samples.ReadableShard`, so that samples are read as
-from any other shard. It holds nothing open: the readers of both sides do.
+A `JoinedShard` is a `wids.shards.tars.samples.ReadableShard`, so that samples are read as from any
+other shard. It holds nothing open: the readers of both sides do.
 
 Positions, shards and keys are those of the first dataset's reader; each query about a shard goes to
 both sides. A joined dataset differs from others in its reader alone.

@@ -1,7 +1,7 @@
 """Make the reader of a joined dataset, and find which samples it contains.
 
 This module decides what the other side is, and what happens to keys that it does not have.
-`join_keys` matches entries, and stores the result.
+`join_keys` matches entries and stores the result.
 """
 
 from __future__ import annotations

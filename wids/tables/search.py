@@ -201,7 +201,7 @@ class SavedColumns:
 
     @property
     def problem(self) -> str:
-        """Why the table is not used; ``""`` if it is, or if there is none."""
+        """Why the saved table is not used; ``""`` if it is used, or if there is no table."""
         return self._names_and_problem[1]
 
     @cached_property
@@ -422,8 +422,10 @@ class Scan(Generic[AnyVisitor]):
 
     def run(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Begin the pass, or continue it where it stopped, as long as it is wanted."""
-        starts = [0, *accumulate(self.dataset.lengths)]
+        starts = [0]
         while not self.is_done and is_wanted():
+            if self.num_searched >= starts[-1]:  # at first, and when more samples are known
+                starts = [0, *accumulate(self.dataset.lengths)]
             number = bisect_right(starts, self.num_searched) - 1
             self._run_shard(number, starts[number], starts[number + 1], is_wanted)
 

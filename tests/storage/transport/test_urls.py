@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from typing import Any
 from urllib.parse import quote
@@ -156,6 +158,28 @@ def test_what_a_server_repeats_has_no_secret(text: str, shown: str) -> None:
     urls.keep_secrets("https://c/hidden-part/b?token=led-here1", "https://h/original.tar")
     assert printable(text) == shown
     assert str(FetchError(text)) == shown
+
+
+def test_a_secret_stays_one_while_its_url_is_requested_again() -> None:
+    """A thread that requests a URL once more hides its secrets at each moment (SEC-38)."""
+    url = "https://h/again.tar?Sig=again-and-again"
+    urls.keep_secrets(url)
+    is_over = threading.Event()
+
+    def request() -> None:
+        while not is_over.is_set():
+            urls.keep_secrets(url)
+
+    thread, interval_s = threading.Thread(target=request), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        shown = {printable("found again-and-again") for _ in range(20_000)}
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        thread.join()
+    assert shown == {"found …"}
 
 
 def test_secrets_are_found_in_linear_time() -> None:
