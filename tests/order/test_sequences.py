@@ -6,7 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -198,3 +198,26 @@ def test_it_says_what_it_is() -> None:
 
     assert repr(order) == "<3,000 indices of rank 1 of 3 in epoch 4>"
     assert repr(order[10:20]) == "<10 indices of rank 1 of 3 in epoch 4>"
+
+
+def test_batches_go_on_after_ctrl_c() -> None:
+    """An error in the walk to a batch is of that call alone."""
+    inside = ChunkedSampler(range(100_000))
+    found = BucketBatchSampler(inside, [0] * 100_000, 8).indices()
+    expected = list(found)
+    rounds, walks = found._rounds, []  # type: ignore[attr-defined]
+    run_blocks = rounds._run_blocks
+
+    def interrupted(run: int) -> Iterator[Any]:
+        for number, block in enumerate(run_blocks(run)):
+            walks.append(number)
+            if len(walks) == 20:
+                raise KeyboardInterrupt
+            yield block
+
+    rounds._run_blocks = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        found[12_000]
+    assert [found[number] for number in (12_000, 10, 12_499)] == [
+        expected[number] for number in (12_000, 10, 12_499)
+    ]

@@ -328,14 +328,16 @@ class BatchSequence(Sequence[list[int]]):
             return [self._batch(number) for number in numbers]
 
     def _batch(self, number: int) -> list[int]:
-        if self._coming is None or number < self._start:
+        coming, self._coming = self._coming, None  # a walk that Ctrl-C ends begins again
+        if coming is None or number < self._start:
             self._start, self._held = number // _NUM_BATCHES * _NUM_BATCHES, []
-            self._coming = in_turn(self._rounds, self._runs, self._start)
+            coming = in_turn(self._rounds, self._runs, self._start)
         while number - self._start >= len(self._held):
             if len(self._held) > 2 * _NUM_BATCHES:
                 self._start += len(self._held) - _NUM_BATCHES
                 del self._held[:-_NUM_BATCHES]
-            self._held += next(self._coming)
+            self._held += next(coming)
+        self._coming = coming
         return list(self._held[number - self._start])
 
     def __iter__(self) -> Iterator[list[int]]:
