@@ -42,7 +42,7 @@ class Fetcher:
 
     Args:
         storage_options: Options for servers. ``headers`` (a dict, or a callable as for
-            `caller_headers.CallerHeaders`) and ``timeout`` (in seconds) are for HTTP; ``retry_s``
+            `http.CallerHeaders`) and ``timeout`` (in seconds) are for HTTP; ``retry_s``
             is the number of seconds that a read waits for a server that has answered before, by
             default ``$WIDS_RETRY_S``, or 300; ``deadline_s`` the number that it may take in all, by
             default ``$WIDS_DEADLINE_S``, or no limit; the others go to the fsspec file systems of
