@@ -201,8 +201,8 @@ def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespa
         print(f"  {printable(urls.redact(url))}{link}", file=sys.stderr)
     if not options.delete_replaced:
         # What another map has written looks the same.
-        output = "" if options.map is None else ", and another output,"
-        print_note(f"run the same again with --delete-replaced{output} to delete them")
+        place = "" if options.map is None else ", and another output,"
+        print_note(f"run the same again with --delete-replaced{place} to delete them")
         return 0
     ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
     problems = remove_left_behind(files, output.storage_options)
