@@ -301,6 +301,40 @@ def test_nothing_is_deleted_for_another_dataset(
     assert sorted(os.listdir(tmp_path / "in")) == before
 
 
+def test_nothing_is_deleted_for_other_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as of fewer fields, of another input, or of a map that has changed (REWRITE-55)."""
+    write_tar(tmp_path / "a-0.tar", [("x.txt", b"one"), ("x.cls", b"1"), ("y.txt", b"two")])
+    write_tar(tmp_path / "b-0.tar", [("x.txt", b"ONE"), ("x.cls", b"1"), ("y.txt", b"two")])
+    (tmp_path / "maps_of_words.py").write_text(
+        "def lower(sample):\n    return {**sample, '.txt': b'one'}\n"
+        "def upper(sample):\n    return {**sample, '.txt': b'ONE'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("a", "b"):
+        assert (
+            main(["create", str(tmp_path / f"{name}-0.tar"), "-o", f"{tmp_path}/{name}.json"]) == 0
+        )
+    a, b, out = (f"{tmp_path}/{name}" for name in ("a.json", "b.json", "out"))
+    where = ["--keep-shards", "--where", '__key__ != "y"', "-j", "1"]
+    mapped = ["--keep-shards", "-j", "1", "--map"]
+    cases = [
+        ([a, f"{out}/1", *where, "--fields", "txt"], [a, f"{out}/1", *where]),
+        ([a, f"{out}/2", *where], [b, f"{out}/2", *where]),
+        (
+            [b, f"{out}/3", *mapped, "maps_of_words:lower"],
+            [b, f"{out}/3", *mapped, "maps_of_words:upper"],
+        ),
+    ]
+    for written, other in cases:
+        assert main(["rewrite", *written]) == 0
+        before = sorted(os.listdir(tmp_path))
+        assert main(["rewrite", *other, "--delete-replaced", "--yes"]) == 1
+        assert "json: already exists" in capsys.readouterr().err
+        assert sorted(os.listdir(tmp_path)) == before
+
+
 def test_deleting_needs_consent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The list comes first; without a terminal nothing is even written (REWRITE-55)."""
     spec = published(tmp_path / "in")

@@ -6,10 +6,11 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -198,3 +199,46 @@ def test_it_says_what_it_is() -> None:
 
     assert repr(order) == "<3,000 indices of rank 1 of 3 in epoch 4>"
     assert repr(order[10:20]) == "<10 indices of rank 1 of 3 in epoch 4>"
+
+
+def test_batches_go_on_after_ctrl_c() -> None:
+    """An error in the walk to a batch is of that call alone."""
+    inside = ChunkedSampler(range(100_000))
+    found = BucketBatchSampler(inside, [0] * 100_000, 8).indices()
+    expected = list(found)
+    rounds, walks = found._rounds, []  # type: ignore[attr-defined]
+    run_blocks = rounds._run_blocks
+
+    def interrupted(run: int) -> Iterator[Any]:
+        for number, block in enumerate(run_blocks(run)):
+            walks.append(number)
+            if len(walks) == 20:
+                raise KeyboardInterrupt
+            yield block
+
+    rounds._run_blocks = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        found[12_000]
+    assert [found[number] for number in (12_000, 10, 12_499)] == [
+        expected[number] for number in (12_000, 10, 12_499)
+    ]
+
+
+@pytest.mark.alone
+def test_what_is_kept_makes_no_place_slower() -> None:
+    """Small chunks are many: a dataset of a million shards of one sample has a million."""
+    found = ChunkedSampler(range(400_000), chunksize=2).indices()
+
+    def seconds(start: int) -> float:
+        begun_s = perf_counter()
+        for place in range(start, start + 400, 2):
+            found[place]
+        return perf_counter() - begun_s
+
+    seconds(0)
+    empty_s = seconds(1000)
+    order = found._order  # type: ignore[attr-defined]
+    order._held.update(
+        {("kept", n): order._held[next(iter(order._held))][:0] for n in range(300_000)}
+    )
+    assert seconds(2000) < 5 * empty_s

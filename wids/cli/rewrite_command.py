@@ -6,9 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from operator import eq
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli.log_output import printed
 from wids.cli.shared import (
@@ -37,6 +36,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.publish.output import Output
     from wids.publish.shard_job import ShardJob
+    from wids.shards.sample_access import IndexedDataset
     from wids.shards.specs.model import DatasetSpec, ShardSpec
 
 
@@ -144,17 +144,34 @@ def run(options: argparse.Namespace) -> int:
             shuffle=options.shuffle,
         )
         # The same command deletes later what an earlier run of it has replaced.
-        published = job.published() if options.delete_replaced else None
-        if published is not None and function is None:
-            with opened(published, options) as there:
-                # Another condition may leave out as many samples of each shard.
-                published = published if all(map(eq, there.keys(), view.keys())) else None
+        later = options.delete_replaced and function is None
+        published = job.published() if later else None
+        if published is not None and not _is_written(published, view, options):
+            published = None
         shards = _written(job, options) if published is None else published.shards
         replaced = dataset.spec
     print_counts(options.output, shards, options.part)
     if options.keep_shards and options.part is None:
         return _handle_replaced(replaced, job.output, options)
     return 0
+
+
+def _is_written(published: DatasetSpec, view: IndexedDataset, options: argparse.Namespace) -> bool:
+    """Whether the samples of a dataset, of which shards are kept, are those of a view."""
+
+    def stored(sample: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: sample[name] for name in sample if name[:1] != "_" or name == "__key__"}
+
+    kept, start = {shard.url for shard in view.spec.shards}, 0
+    with opened(published, options, raw="bytes") as there:
+        for shard in published.shards:
+            stop = start + (shard.num_samples or 0)
+            # Other options, or another input, may have made as many samples of the same keys.
+            for index in () if shard.url in kept else range(start, stop):
+                if stored(there[index]) != stored(view[index]):
+                    return False
+            start = stop
+    return True
 
 
 def _check_deleting(options: argparse.Namespace) -> None:
@@ -183,7 +200,9 @@ def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespa
         link = " (a link: the file that it leads to stays)" * os.path.islink(url)
         print(f"  {printable(urls.redact(url))}{link}", file=sys.stderr)
     if not options.delete_replaced:
-        print_note("run the same again with --delete-replaced to delete them")
+        # What another map has written looks the same.
+        place = "" if options.map is None else ", and another output,"
+        print_note(f"run the same again with --delete-replaced{place} to delete them")
         return 0
     ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
     problems = remove_left_behind(files, output.storage_options)

@@ -2,14 +2,10 @@
 
 An epoch is read in *parts*: a new one begins when a job resumes on another number of ranks. What a
 part has left, in order, is cut into the runs of the next part. So what is left after any parts is a
-few ranges of positions in the order with which the epoch began, whatever its length. ORDER-50 to
-ORDER-52 in specs/sampler-order.md specify it.
+few ranges of positions in the order with which the epoch began, whatever its length, and no index
+is listed. The rest is cut into runs that end like any others.
 
-The rest of an epoch is a sequence like that of an epoch whose runs are dealt again: it is cut into
-runs, which end like any others. No index is listed: a rank reads ranges of the order with which the
-epoch began (ORDER-50, ORDER-51).
-
-ORDER-9 to ORDER-11 specify states.
+In specs/sampler-order.md, ORDER-50 to ORDER-52 specify this, and ORDER-9 to ORDER-11 states.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ class Part:
         """Return a part from its entry in a state.
 
         Raises:
-            ValueError: It is no such entry.
+            ValueError: It is not such an entry.
         """
         if not isinstance(entry, list | tuple) or not 2 <= len(entry) <= 3:
             raise ValueError(f"history: expected [ranks, steps] of each part, found {entry!r:.80}")

@@ -64,8 +64,8 @@ class MixedSampler(DistributedChunkedSampler):
             denominator would exceed 2**20, they are rounded to multiples of 2**-20.
 
     Raises:
-        ValueError: A weight is negative or no number, all are 0, one belongs to no source, a source
-            has no weight or no samples, or the numbers contradict each other.
+        ValueError: A weight is negative or not a number, all are 0, one belongs to no source, a
+            source has no weight or no samples, or the numbers contradict each other.
 
     Example:
         >>> import wids

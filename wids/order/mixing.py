@@ -33,7 +33,7 @@ def checked_weight(weight: Any, name: str) -> Fraction:
     """Return the fraction that a weight stands for.
 
     Raises:
-        ValueError: It is negative, infinite or no number.
+        ValueError: It is negative, infinite or not a number.
     """
     is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
     # `not <=` also refuses NaN.
@@ -405,9 +405,8 @@ class MixedRun:
         number = self.pass_of(source, draw)
         while stop is None or draw < stop:
             before, after = self.first_draw(source, number), self.first_draw(source, number + 1)
-            if (
-                draw < after
-            ):  # a run may have nothing of a pass, if there are more runs than samples
+            # A run may have nothing of a pass, if there are more runs than samples.
+            if draw < after:
                 yield self.chunks(source, number), after - before, draw - before, draw
                 draw = after
             number += 1

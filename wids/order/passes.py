@@ -123,7 +123,7 @@ def _batch_size(caller: Any) -> int | None:
 
 
 def _loader_with_workers(caller: Any) -> ref[Any] | None:
-    # torch's, and torchdata's, which is no subclass of it.
+    # torch's, and torchdata's, which is not a subclass of it.
     is_loader = type(caller).__name__.endswith("MultiProcessingDataLoaderIter")
     return ref(caller) if is_loader else None
 
@@ -408,7 +408,7 @@ class EpochSampler(Sampler[T]):
 
     def _note_full_pass(self) -> None:
         """Warn at the end of a second full pass over an epoch that was set once (ORDER-14)."""
-        # At its end, since looking at a few samples of a finished epoch is no mistake.
+        # At its end, since looking at a few samples of a finished epoch is not a mistake.
         self.epochs.num_full_passes += 1
         # Unshuffled passes are repeated on purpose: evaluation does so.
         if self.shuffle and self.epochs.num_full_passes == 2:
@@ -569,7 +569,7 @@ class EpochSampler(Sampler[T]):
             batch_size: Items in a batch; None if it is not known. The last batch may count as full.
 
         Raises:
-            ValueError: It is no number, or there are not as many left from there.
+            ValueError: It is not a number, or fewer are left from there.
         """
         number = at_least(0, num_consumed, "num_consumed")
         left = max(self.num_left(start), 0)

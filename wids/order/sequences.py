@@ -46,6 +46,7 @@ class EpochOrder:
         self._lock = Lock()
         self._sequences: OrderedDict[Any, Chunks] = OrderedDict()
         self._held: OrderedDict[Any, IntArray] = OrderedDict()
+        self._num_held = 0  # indices; to count them again would take longer than a small chunk
 
     def __reduce__(self) -> Any:
         return type(self), (self.runs, self.seed, self.epoch, self.num_replicas)
@@ -106,9 +107,10 @@ class EpochOrder:
         if found is None:
             found = self._chunks(*key).chunk(at)
             with self._lock:
-                self._held[name] = found
-                while len(self._held) > 1 and sum(map(len, self._held.values())) > _NUM_HELD:
-                    self._held.popitem(last=False)
+                if self._held.setdefault(name, found) is found:  # unless another thread was first
+                    self._num_held += len(found)
+                while len(self._held) > 1 and self._num_held > _NUM_HELD:
+                    self._num_held -= len(self._held.popitem(last=False)[1])
         return found
 
     def _at(self, position: int, *key: int) -> int:
@@ -328,14 +330,16 @@ class BatchSequence(Sequence[list[int]]):
             return [self._batch(number) for number in numbers]
 
     def _batch(self, number: int) -> list[int]:
-        if self._coming is None or number < self._start:
+        coming, self._coming = self._coming, None  # a walk that Ctrl-C ends begins again
+        if coming is None or number < self._start:
             self._start, self._held = number // _NUM_BATCHES * _NUM_BATCHES, []
-            self._coming = in_turn(self._rounds, self._runs, self._start)
+            coming = in_turn(self._rounds, self._runs, self._start)
         while number - self._start >= len(self._held):
             if len(self._held) > 2 * _NUM_BATCHES:
                 self._start += len(self._held) - _NUM_BATCHES
                 del self._held[:-_NUM_BATCHES]
-            self._held += next(self._coming)
+            self._held += next(coming)
+        self._coming = coming
         return list(self._held[number - self._start])
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -502,7 +502,7 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 
 
 def passed_stages() -> tuple[SharedRows, int] | None:
-    """Return what a process that is being started needs for `join`; None in any other pickle."""
+    """Return what a started process needs for `join_stages`; None in any other pickle."""
     return (here, os.getpid()) if passes_to_process() else None
 
 

@@ -123,7 +123,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse headers that would be more than one line, or are not of Latin-1 text.
 
     Raises:
-        ValueError: One of them is no header. The message has no value, which may be a secret.
+        ValueError: One of them is not a valid header. The message does not show its value, which
+            may be a secret.
     """
     for name, value in headers.items():
         is_text = isinstance(name, str) and isinstance(value, str)

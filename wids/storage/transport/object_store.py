@@ -194,7 +194,7 @@ def store_error(
     """Return the error of wids for one that obstore raised.
 
     Args:
-        kind: Kind of store, a key of `_KEYS`.
+        kind: Kind of store, a key of `store_settings.NAMES`.
         url: The object.
         error: The error.
         expected: What was expected.
