@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +22,7 @@ from conftest import in_child
 from events import LONG_S
 
 from wids.storage import locks
+from wids.storage.locks import hold_imports, release_imports
 
 
 @pytest.fixture
@@ -254,3 +257,22 @@ def test_a_fork_waits_once_for_an_import_that_does_not_end(
 
     assert first_s >= 0.3
     assert time.monotonic() - began_s < LONG_S, "the second one did not wait"
+
+
+def test_a_fork_keeps_nothing_of_its_callers() -> None:
+    """What the callers of a fork have ends with them, such as a loader, whose workers end then."""
+
+    class Loader:
+        """Stands for what a caller has."""
+
+    def start() -> weakref.ref[Loader]:
+        loader = Loader()
+        hold_imports()
+        release_imports()
+        return weakref.ref(loader)
+
+    gc.disable()
+    try:
+        assert start()() is None
+    finally:
+        gc.enable()

@@ -12,6 +12,7 @@ that Python has for each module that is being imported.
 from __future__ import annotations
 
 import _imp
+import gc
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from io import FileIO
+from types import FrameType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -146,6 +148,8 @@ that of a module which runs a server, or it may wait for the thread that forks."
 _IMPORTER: Final = ModuleSpec.__init__.__code__.co_filename
 """The file of the functions that hold the lock of a module."""
 _endless: Final[set[tuple[int, int]]] = set()
+_paused: Final[list[None]] = []
+"""Not empty while the fork has paused the collection of garbage."""
 _logging_lock: Final[Any] = logging._lock  # type: ignore[attr-defined]  # noqa: SLF001 - see `_hold`
 
 
@@ -176,10 +180,17 @@ def _hold() -> None:
     # module, as `dictConfig` does: it would wait for this thread, and this one for it.
     _logging_lock.acquire()
     _imp.acquire_lock()  # each import needs it to begin; what is below begins imports of its own
+    # The garbage may be a loader, whose end waits for workers and threads that may need an import.
+    if gc.isenabled():
+        gc.disable()
+        _paused.append(None)
 
 
 def release_imports() -> None:
-    """Let other threads import modules again."""
+    """Let other threads import modules again, and garbage be collected."""
+    if _paused:
+        _paused.clear()
+        gc.enable()
     with suppress(RuntimeError):  # an interrupt came before it was taken
         _imp.release_lock()
     with suppress(RuntimeError):  # in a child, for which `logging` has made it new
@@ -189,8 +200,13 @@ def release_imports() -> None:
 def _importing() -> set[tuple[int, int]]:
     """Return the other threads that import modules, each with how many calls deep."""
     depths: dict[int, int] = {}
-    for thread, top in sys._current_frames().items():  # noqa: SLF001 - documented, without another name
-        frame = None if thread == threading.get_ident() else top
+    frames = sys._current_frames()  # noqa: SLF001 - documented, without another name
+    # The frame of this function would refer to itself: until garbage is collected, it and its
+    # callers would keep what they have, such as loaders with their workers.
+    del frames[threading.get_ident()]
+    while frames:
+        thread, top = frames.popitem()
+        frame: FrameType | None = top
         while frame is not None:
             if frame.f_code.co_filename == _IMPORTER:
                 depths[thread] = depths.get(thread, 0) + 1
