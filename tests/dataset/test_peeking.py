@@ -178,7 +178,7 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
     assert all(file.closed for file in opened)
 
 
-def test_the_command_has_no_secrets(server: Server, tmp_path: Path) -> None:
+def test_the_command_shows_no_query(server: Server, tmp_path: Path) -> None:
     """What is shown to make an index names what was named, without the query of a URL."""
     path = write_tar(tmp_path / "my train.tar", sample_members(0, 3))
     url = server.page("/train.tar", path.read_bytes()) + "?token=S3CR3T"
