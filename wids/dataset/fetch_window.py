@@ -120,7 +120,7 @@ class ShardMap:
         wrapper = unwrapped(dataset)
         if wrapper is None:
             return lambda _: ()
-        parts = list(map(self._numbers_of, wrapper.parts))
+        parts = list(map(self._numbers_of, wrapper.datasets))
         if wrapper.indices is not None:
             return _selected(wrapper.indices, parts[0])
         if wrapper.is_stacked:
