@@ -24,16 +24,10 @@ import numpy as np
 from wids.errors import FetchError, printable
 from wids.shards.fields.codecs import BY_EXTENSION, CHOSEN_KINDS
 from wids.shards.indexes.pack import LocalPack
+from wids.shards.specs import shard_table
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import parse
 from wids.shards.specs.shard_sequences import dataset_names
-from wids.shards.specs.shard_table import (
-    DamagedTableError,
-    TableFile,
-    open_table,
-    table_url,
-    write_table,
-)
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray, WordArray
 from wids.storage.fetch import Fetcher, downloaded
@@ -304,14 +298,14 @@ def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
         fetcher: Reads URLs.
         document: Path or URL of the document.
     """
-    url = table_url(document)
+    url = shard_table.table_url(document)
     with ExitStack() as stack:
         try:
             path = stack.enter_context(downloaded(fetcher, url))
-            table = open_table(path)
+            table = shard_table.open_table(path)
         except FetchError:  # it is optional
             return []
-        except DamagedTableError as error:
+        except shard_table.DamagedTableError as error:
             return [_problem(url, str(error))]
         if table is None:
             return []
@@ -325,11 +319,11 @@ def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
     return []
 
 
-def _is_made_from(table: TableFile, path: str, source: str) -> bool:
+def _is_made_from(table: shard_table.TableFile, path: str, source: str) -> bool:
     with open(source, "rb") as file, unnamed_file() as (made, made_path):
         document = parse(file.read(), source)
         sha256 = table.header.document_sha256
-        write_table(made, document["shardlist"], document, sha256, table.state)
+        shard_table.write_table(made, document["shardlist"], document, sha256, table.state)
         made.flush()
         return filecmp.cmp(path, made_path, shallow=False)
 

@@ -20,22 +20,11 @@ from typing import IO, Any, Final, NamedTuple, overload
 import numpy as np
 
 from wids.errors import FetchError, SpecError
-from wids.shards.specs import parsing
+from wids.shards.specs import parsing, shard_table
 from wids.shards.specs.entries import Context, shard_of
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
 from wids.shards.specs.shard_sequences import LazyShards
-from wids.shards.specs.shard_table import (
-    DamagedTableError,
-    State,
-    TableFile,
-    TableHeader,
-    open_table,
-    parse_start,
-    start_nbytes,
-    table_url,
-    write_table,
-)
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.samples import read_or_map
 from wids.storage import files
@@ -70,7 +59,7 @@ class ShardTable(LazyShards):
 
     def __init__(
         self,
-        file: TableFile,
+        file: shard_table.TableFile,
         context: Context,
         key_split: KeySplit | None = None,
         dataset: str | None = None,
@@ -152,7 +141,7 @@ class ShardTable(LazyShards):
 class _Note(NamedTuple):
     """The digest of a document in a state."""
 
-    state: State
+    state: shard_table.State
     sha256: str
 
 
@@ -170,7 +159,7 @@ class SpecTables:
 
     def read(
         self, url: str, limit_nbytes: int, known: tuple[int, str] | None = None
-    ) -> bytes | TableFile:
+    ) -> bytes | shard_table.TableFile:
         """Return the bytes of a document, or its table if it is large.
 
         Args:
@@ -191,7 +180,7 @@ class SpecTables:
                 return table
         return self._fetcher.read(url, limit_nbytes)
 
-    def _state(self, url: str, known: tuple[int, str] | None) -> State | None:
+    def _state(self, url: str, known: tuple[int, str] | None) -> shard_table.State | None:
         """Return the state of a document; None if unknown."""
         place = rewritten(url)
         if urls.is_local(place):
@@ -199,13 +188,13 @@ class SpecTables:
                 status = os.stat(urls.local_path(place))
             except (OSError, ValueError):
                 return None
-            return State(status.st_size, _time_tag(status.st_mtime_ns))
+            return shard_table.State(status.st_size, _time_tag(status.st_mtime_ns))
         if known is not None:
-            return State(*known)
+            return shard_table.State(*known)
         # One byte: as cheap as a conditional request, and every transport has it.
         self._fetcher.bind_options(url)
         nbytes, tag = self._fetcher.head(url)
-        return None if nbytes is None or not tag else State(nbytes, tag)
+        return None if nbytes is None or not tag else shard_table.State(nbytes, tag)
 
 
 class _Document:
@@ -218,16 +207,16 @@ class _Document:
         state: Its state.
     """
 
-    def __init__(self, folder: str, fetcher: Fetcher, url: str, state: State) -> None:
+    def __init__(self, folder: str, fetcher: Fetcher, url: str, state: shard_table.State) -> None:
         self._folder, self._fetcher, self._url, self._state = folder, fetcher, url, state
         place = rewritten(url)
         self._path = urls.local_path(place) if urls.is_local(place) else None
         self._noted_state = state if self._path is None else _identity(self._path, state)
         self._note_path = cache_names.document_note_path(folder, url)
-        self._beside = table_url(self._path or url)
+        self._beside = shard_table.table_url(self._path or url)
         self._progress = _Progress(self._note_path)
 
-    def known(self) -> TableFile | None:
+    def known(self) -> shard_table.TableFile | None:
         """Return the table of the document, if its state is known: in the cache or published."""
         if not self._state.tag:
             return None
@@ -239,7 +228,7 @@ class _Document:
         table = _intact(self._beside)
         return self._copied(table) if table is not None and table.state == self._state else None
 
-    def made_in_turn(self) -> TableFile | None:
+    def made_in_turn(self) -> shard_table.TableFile | None:
         """Return the table of the document, made by this process or by another one meanwhile.
 
         None if the document has another form than an object with a shardlist, or if the table
@@ -253,7 +242,7 @@ class _Document:
                 save_quietly(self._note_path, note.encode("ascii"))
         return table
 
-    def _read(self) -> TableFile | None:
+    def _read(self) -> shard_table.TableFile | None:
         """Read the document, and return its table: one that has its digest, or a new one."""
         report = self._progress.reach
         with (
@@ -279,7 +268,7 @@ class _Document:
             file.seek(0)
             return self._written(file.read(), sha256)
 
-    def _of_digest(self, sha256: bytes) -> TableFile | None:
+    def _of_digest(self, sha256: bytes) -> shard_table.TableFile | None:
         """Return the table of a document with a digest: that of the cache, or the one beside it."""
         table = _intact(self._table_path(sha256), sha256, is_own=True)
         if table is not None:
@@ -289,7 +278,7 @@ class _Document:
         table = _intact(self._beside, sha256)
         return None if table is None else self._copied(table)
 
-    def _copied(self, table: TableFile) -> TableFile | None:
+    def _copied(self, table: shard_table.TableFile) -> shard_table.TableFile | None:
         """Return a copy of the table beside a local document, which nobody writes over."""
         sha256 = table.header.document_sha256
         path = self._fetched_path(sha256)
@@ -308,7 +297,9 @@ class _Document:
             return table.in_memory()
         return _intact(path, sha256, is_own=True)
 
-    def _published(self, state: State | None, sha256: bytes | None = None) -> TableFile | None:
+    def _published(
+        self, state: shard_table.State | None, sha256: bytes | None = None
+    ) -> shard_table.TableFile | None:
         """Fetch the table beside a remote document, if it was made from this state or digest."""
         if self._path is not None or self._start_beside is None:
             return None
@@ -328,18 +319,21 @@ class _Document:
         return _intact(path, header.document_sha256, is_own=True)
 
     @cached_property
-    def _start_beside(self) -> tuple[TableHeader, dict[str, Any]] | None:
+    def _start_beside(self) -> tuple[shard_table.TableHeader, dict[str, Any]] | None:
         """The start of the table beside a remote document; None if there is none."""
         try:
             start = self._fetcher.read_start(self._beside, _START_NBYTES).data
-            if start_nbytes(start) > len(start):
-                start = self._fetcher.read_start(self._beside, start_nbytes(start)).data
-            return parse_start(start)
-        except (FetchError, DamagedTableError) as error:  # nearly always: it was not published
+            if shard_table.start_nbytes(start) > len(start):
+                start = self._fetcher.read_start(self._beside, shard_table.start_nbytes(start)).data
+            return shard_table.parse_start(start)
+        except (
+            FetchError,
+            shard_table.DamagedTableError,
+        ) as error:  # nearly always: it was not published
             _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
             return None
 
-    def _written(self, data: bytes, sha256: bytes) -> TableFile | None:
+    def _written(self, data: bytes, sha256: bytes) -> shard_table.TableFile | None:
         """Write the table of the document into the cache."""
         path, name = self._table_path(sha256), urls.redact(self._url)
         if parsing.num_values(data) > parsing.MAX_VALUES:
@@ -352,7 +346,7 @@ class _Document:
                 return None
             with _new_file(path) as new:
                 entries = _checked(document["shardlist"], name)
-                write_table(new, entries, document, sha256, self._state)
+                shard_table.write_table(new, entries, document, sha256, self._state)
         except ValueError:
             # Another form of document, or a mistake, which the parser of other documents reports.
             return None
@@ -405,13 +399,13 @@ def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
         yield entry
 
 
-def _identity(path: str, state: State) -> State:
+def _identity(path: str, state: shard_table.State) -> shard_table.State:
     """Return the state of a local document with what no program sets back, as its time may be."""
     try:
         status = os.stat(path)
     except OSError:
         return state
-    return State(state.nbytes, f"{state.tag} {status.st_ctime_ns} {status.st_ino}")
+    return shard_table.State(state.nbytes, f"{state.tag} {status.st_ctime_ns} {status.st_ino}")
 
 
 def _time_tag(mtime_ns: int) -> str:
@@ -419,11 +413,13 @@ def _time_tag(mtime_ns: int) -> str:
     return str(mtime_ns) if is_settled(mtime_ns) else ""
 
 
-def _intact(path: str, sha256: bytes | None = None, *, is_own: bool = False) -> TableFile | None:
+def _intact(
+    path: str, sha256: bytes | None = None, *, is_own: bool = False
+) -> shard_table.TableFile | None:
     """Return the table at a path; None if there is none, or not of this document, or damaged."""
     try:
-        table = open_table(path, is_own=is_own)
-    except DamagedTableError as error:
+        table = shard_table.open_table(path, is_own=is_own)
+    except shard_table.DamagedTableError as error:
         _logger.warning("%s: %s; the JSON document is read instead", path, str(error))
         return None
     if table is None or sha256 in (None, table.header.document_sha256):
@@ -446,7 +442,7 @@ def _loaded_note(path: str) -> _Note | None:
     with suppress(ValueError, TypeError):
         if data is not None:
             nbytes, tag, sha256 = json.loads(bytes(data))
-            return _Note(State(nbytes, tag), sha256)
+            return _Note(shard_table.State(nbytes, tag), sha256)
     return None
 
 
