@@ -22,7 +22,7 @@ from wids.shards.remote_shard import open_field
 from wids.shards.sample_access import ReadableDataset, compute_field_stats, index_of
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import read_or_errors
+from wids.shards.tars.raw_samples import read_or_errors
 
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""

@@ -27,7 +27,7 @@ from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
 from wids.storage.progress import Bar
 from wids.storage.ranges import RangeError

@@ -25,11 +25,10 @@ import numpy.typing as npt
 
 from wids.errors import SpecError
 from wids.shards.tars.headers import to_bytes, to_text
-from wids.shards.tars.samples import FileBytes, advise, read_or_map
 from wids.storage import upload
 from wids.storage.arrays import IntArray
 from wids.storage.fetch import Fetcher
-from wids.storage.files import folder_of
+from wids.storage.files import FileBytes, advise, folder_of, read_or_map
 from wids.storage.stages import passes_to_process
 from wids.storage.transport import urls
 

@@ -28,13 +28,13 @@ from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
 from wids.shards.specs.shard_sequences import LazyShards
 from wids.shards.specs.shard_table import DamagedTableError, State, TableFile
 from wids.shards.tars.headers import KeySplit
-from wids.shards.tars.samples import read_or_map
 from wids.storage import files
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import is_settled, make_folder, save_quietly
 from wids.storage.cache.leases import turn
 from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.files import read_or_map
 from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten
 

@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from wids.errors import ShardFormatError, printable
 from wids.shards.tars import headers
-from wids.shards.tars.raw_samples import missing_field_error
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text, first_of
@@ -428,3 +427,8 @@ class MemberLog:
             head_crcs=head_crcs.astype(np.uint32),
             payload_crcs=payload_crcs.astype(np.uint32),
         )
+
+
+def missing_field_error(name: str, key: str, field: str) -> KeyError:
+    """Return the error for a field that a sample of a shard does not have."""
+    return KeyError(f"{name}: the sample {key!r} has no field {field}")
