@@ -319,8 +319,7 @@ class _Document:
         if parsing.num_values(data) > parsing.MAX_VALUES:
             return None
         try:
-            with parsing.no_collections():
-                document = parsing.parse(data, name)
+            document = parsing.parse(data, name)
             del data  # the table is written from values that take several times as much
             if not (isinstance(document, dict) and isinstance(document.get("shardlist"), list)):
                 return None
