@@ -154,9 +154,7 @@ def _names(names: list[str]) -> list[str]:
 
 
 def _report(
-    options: argparse.Namespace,
-    shards: Sequence[ShardSpec],
-    problems: list[Problem],
+    options: argparse.Namespace, shards: Sequence[ShardSpec], problems: list[Problem]
 ) -> int:
     """Print how many shards and samples were described, and return the exit status."""
     shared.print_counts(options.output, shards, options.part)

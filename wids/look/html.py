@@ -23,12 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import SampleError, without_kept_secrets
-from wids.look.field_facts import (
-    MAX_PIXELS,
-    THUMBNAIL_PIXELS,
-    facts_of_file,
-    thumbnail,
-)
+from wids.look.field_facts import MAX_PIXELS, THUMBNAIL_PIXELS, facts_of_file, thumbnail
 from wids.look.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,

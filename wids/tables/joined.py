@@ -115,10 +115,7 @@ class Joint:
         )
 
     def check_keys(
-        self,
-        positions: Sequence[int] | IntArray,
-        keys: Sequence[str],
-        stored: Sequence[str | None],
+        self, positions: Sequence[int] | IntArray, keys: Sequence[str], stored: Sequence[str | None]
     ) -> None:
         """Raise unless entries came with the keys of their samples; None for no entry.
 

@@ -341,9 +341,7 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
     # Key i stands after i + 1 NULs, which are left out here.
     offsets = np.asarray(index.key_starts, np.int64) - np.arange(1, len(index) + 2)
     array = pa.StringArray.from_buffers(
-        len(index),
-        pa.py_buffer(offsets.astype(np.int32)),
-        pa.py_buffer(text.replace(b"\0", b"")),
+        len(index), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text.replace(b"\0", b""))
     )
     return array[rows.start : rows.stop] if isinstance(rows, range) else array.take(pa.array(rows))
 

@@ -60,10 +60,7 @@ def normal_form(document: Any, name: str) -> Mapping[str, Any]:
 
 
 def shard_of(
-    entry: Any,
-    label: str,
-    join: Callable[[str], str],
-    key_split: KeySplit | None = None,
+    entry: Any, label: str, join: Callable[[str], str], key_split: KeySplit | None = None
 ) -> ShardSpec:
     """Return the shard that one entry of a shardlist describes.
 

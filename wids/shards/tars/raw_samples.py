@@ -126,11 +126,7 @@ class ReadableShard:
         return self.read_many([local_index], verify=verify, labels=labels)[0]
 
     def read_many(
-        self,
-        local_indices: Sequence[int],
-        *,
-        verify: bool = False,
-        labels: Labels | None = None,
+        self, local_indices: Sequence[int], *, verify: bool = False, labels: Labels | None = None
     ) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; fastest if these ascend.
 

@@ -273,11 +273,7 @@ class Shard(PooledShard):
         return (self._read_verified if verify else self._read)((local_index,), labels)
 
     def read_many(
-        self,
-        local_indices: Sequence[int],
-        *,
-        verify: bool = False,
-        labels: Labels | None = None,
+        self, local_indices: Sequence[int], *, verify: bool = False, labels: Labels | None = None
     ) -> list[RawSample]:
         """Return samples, fastest in ascending order; uncached ones are read from disk together."""
         if min(local_indices, default=0) < 0:
