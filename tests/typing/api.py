@@ -48,13 +48,15 @@ def dataset() -> None:
     place: tuple[str, int, int] = lossy.member(0, ".jpg")
     collated: Any = wids.collate([sample], pad={".wav": 0.0})
     in_tuples: Any = wids.collate([(sample[".wav"], 3)], pad={0: 0.0})
+    packed: dict[Any, Any] = wids.collate_packed([sample], ".npy", labels=".mask.npy", pad_to=64)
+    packed = wids.collate_packed([([1, 2], 3)], 0, shift_labels=True, pad_token=2)
     with wids.timings(loader) as timings:
         stats: dict[str, float] = data.stats() | timings.as_dict()
     times: wids.StageTimes = timings.times()
     del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     written = wids.rewrite(view, "new-%06d.tar", keep_shards=True)
-    del parts, mapped, collated, in_tuples, written, num_failed, place
+    del parts, mapped, collated, in_tuples, packed, written, num_failed, place
     del (
         both,
         table,
