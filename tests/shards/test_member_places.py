@@ -43,6 +43,23 @@ def test_places_in_local_shards(site: Site) -> None:
             shard.member(0, ".jpg")
 
 
+def test_an_index_is_parsed_once_for_its_samples(tmp_path: Path) -> None:
+    """Places of one sample after another parse their index once, and again if the shard changes."""
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        for number in range(8):
+            writer.write({"__key__": f"{number}", ".txt": f"text {number}"})
+    path = tmp_path / "a-0.tar"
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        reader = dataset.reader
+        dataset.member(0, ".txt")
+        parsed = reader.key_index(0)
+        dataset.member(7, ".txt")
+        assert reader.key_index(0) is parsed
+        path.with_name("new").write_bytes(path.read_bytes().replace(b"text 1", b"text X"))
+        path.with_name("new").replace(path)
+        assert reader.key_index(0) is not parsed
+
+
 def test_places_in_remote_shards(site: Site) -> None:
     """With an index nothing of a shard is read; without one, that is an error (VIEW-36)."""
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
