@@ -34,7 +34,7 @@ DOCUMENTS = [torch.randint(1, 50, (n,)) for n in (5, 1, 9, 3)]
 def test_it_is_a_loop_over_tokens(
     lengths: list[int], dtype: str, pad_to: int, own_labels: bool, shift: bool
 ) -> None:
-    """Each number of a batch is what a plain loop over documents and tokens writes there."""
+    """Each number of a batch is what a plain loop writes there (VIEW-25)."""
     samples = [
         {"__key__": str(n), "a": np.arange(n, n + length, dtype=dtype), "b": list(range(length))}
         for n, length in enumerate(lengths)
