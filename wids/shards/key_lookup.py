@@ -65,7 +65,7 @@ class KeyLookup:
         self._known: _Known | None = None
         self._believes_pack = True
         # Programs ask for one sample of a shard after another, and parsing an index takes 0.1 ms.
-        self._latest: tuple[Any, ...] = ()
+        self._latest: tuple[int, Any, ShardIndex] | None = None
 
     def find(self, key: str) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -94,8 +94,9 @@ class KeyLookup:
         shard = self._pool.peek(number)
         if shard is None:
             identity = self._opener.identity(number)
-            if identity is not None and self._latest[:2] == (number, identity):
-                return self._latest[2]
+            latest = self._latest
+            if latest and identity is not None and latest[:2] == (number, identity):
+                return latest[2]
             known = self._opener.known_index(number)
             num_samples = int(self._edges[number + 1] - self._edges[number])
             if known is not None and len(known) == num_samples:
