@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wids.errors import RewriteError as RewriteError
     from wids.order.bucket_sampler import BucketBatchSampler
     from wids.order.mixed_sampler import MixedSampler
+    from wids.order.packed_sampler import PackedBatchSampler
     from wids.order.samplers import (
         ChunkedSampler,
         DistributedChunkedSampler,
@@ -86,6 +87,7 @@ __all__ = [
     "MixedSampler",
     "NotFoundError",
     "PackError",
+    "PackedBatchSampler",
     "Peek",
     "Prefetcher",
     "RayExecutor",
@@ -159,6 +161,7 @@ _MODULES = {
     ),
     "order.sampling_cost": ("SamplingCost", "sampling_cost"),
     "order.mixed_sampler": ("MixedSampler",),
+    "order.packed_sampler": ("PackedBatchSampler",),
     "shards.specs.loader": ("load_spec",),
     "shards.specs.model": ("DatasetSpec", "ShardSpec"),
     "dataset.timing": ("StageTimes", "timings"),

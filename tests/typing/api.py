@@ -101,6 +101,10 @@ def samplers() -> None:
     batches = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
     loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
     repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated
+    packed: Sampler[list[int]] = wids.PackedBatchSampler(
+        chunked, [3, 1, 2], 4, max_items=2, budgets={"images": ([0, 1, 0], 1)}, cost="squares"
+    )
+    fill: float = wids.PackedBatchSampler(chunked, [3, 1, 2], 4, too_long="skip").fill
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     shared: Sampler[int] = wids.DistributedChunkedSampler(range(3), mesh=mesh["dp"])
     shared = wids.MixedSampler(range(3), [1], replication=2)
@@ -108,7 +112,7 @@ def samplers() -> None:
     in_batches: Sequence[list[int]] = batches.indices()
     places: list[tuple[int, int]] = chunked.steps_of(2) + batches.steps_of(2, epoch=1)
     del order, in_batches, places
-    del plain, ranked, shared, state, mixed, named, cost, loader, repeated
+    del packed, fill, plain, ranked, shared, state, mixed, named, cost, loader, repeated
 
 
 def remote() -> None:

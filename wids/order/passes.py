@@ -111,10 +111,11 @@ class _Pass(Generic[T]):
 
 
 _FOR_SUBCLASSES: Final = frozenset((
-    "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_elastic", "is_over",
-    "most_items", "note_second_dealing", "note_skipping", "num_items", "num_left",
-    "num_noticed", "num_peers", "num_runs", "order_of", "place_of", "remarks", "replica", "rewind",
-    "run_blocks", "sequence", "settings_of", "state_at", "steps_at", "tell_epoch", "yields_indices",
+    "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_at_end", "is_elastic",
+    "is_over", "locate", "located", "most_items", "note_second_dealing", "note_skipping",
+    "num_items", "num_left", "num_noticed", "num_peers", "num_runs", "order_of", "place_of",
+    "remarks", "replica", "rewind", "run_blocks", "sequence", "settings_of", "state_at", "steps_at",
+    "tell_epoch", "yields_indices",
 ))  # fmt: skip
 """What samplers ask of one another and of their subclasses."""
 
@@ -166,6 +167,10 @@ class EpochSampler(Sampler[T]):
     def num_left(self, place: Place) -> int:
         """Return the number of items of this rank from a place in an epoch on."""
         return self.num_items(place) - place.position
+
+    def is_at_end(self, place: Place) -> bool:
+        """Return whether this rank has no item from a place in an epoch on."""
+        return self.num_left(place) <= 0
 
     def is_over(self, place: Place) -> bool:
         """Return whether no rank has an item in the part of an epoch that a place is in."""
@@ -409,6 +414,8 @@ class EpochSampler(Sampler[T]):
             ValueError: It is not a number, or fewer are left from there.
         """
         number = at_least(0, num_consumed, "num_consumed")
+        if not number or not (self.yields_indices or self.is_at_end(start + (number - 1))):
+            return number
         left = max(self.num_left(start), 0)
         what = "samples" if self.yields_indices else "batches"
         most = left + (max(batch_size or left, 1) - 1 if self.yields_indices else 0)
@@ -442,7 +449,7 @@ class EpochSampler(Sampler[T]):
         """Return the state of a pass at a place."""
         _, num_replicas = self.replica()
         # A complete pass: the state is the start of the next epoch.
-        if self.num_left(place) <= 0:
+        if self.is_at_end(place):
             place = Place(place.epoch + 1)
         fingerprint = self.fingerprint()
         if place.history:
@@ -450,7 +457,14 @@ class EpochSampler(Sampler[T]):
         # The position of all ranks together, so that every rank returns the same state.
         position = place.position * num_replicas
         state = State(place.epoch, self.epochs.is_fixed, position, num_replicas, fingerprint)
-        return dict(vars(state))
+        return {**vars(state), **self.located(place)}
+
+    def located(self, place: Place) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+        """Return what a state has besides, by which its place is found faster; JSON-able."""
+        return {}
+
+    def locate(self, state: Mapping[str, Any], place: Place) -> None:
+        """Take over what `located` returned."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next pass is the rest of its epoch.
@@ -483,5 +497,6 @@ class EpochSampler(Sampler[T]):
             self.rewind()
             self.note_skipping()
             return
+        self.locate(state, place)
         self.epochs.restore(place.epoch, is_fixed=saved.is_fixed, place=place)
         self._resume = (place, self.epochs.num_set)
