@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -141,18 +141,20 @@ class Budgets:
                 del largest[half:]
         return length, sorted(found)
 
-    def by_cost(self, indices: IntArray, found: Places) -> IntArray:
-        """Return the numbers of the batches of a window, in ascending order of cost (ORDER-74)."""
+    def by_cost(self, indices: IntArray, found: Places) -> Places:
+        """Return the batches of a window in descending order of cost (ORDER-74)."""
+        if self.cost is None:
+            return found
         if isinstance(self.cost, str):
             costs = self.needs[0][indices].astype(np.float64) ** (
                 2 if self.cost == "squares" else 1
             )
         else:
-            costs = np.asarray(self.cost)[indices].astype(np.float64)
+            costs = self.cost[indices].astype(np.float64)
         number = np.repeat(np.arange(len(found)), list(map(len, found)))
         # bincount adds one after another, so that every machine has the same sums.
         sums = np.bincount(number, costs[list(chain.from_iterable(found))])
-        return np.argsort(sums, kind="stable")
+        return [found[at] for at in np.argsort(-sums, kind="stable")]
 
 
 @dataclass
@@ -163,7 +165,7 @@ class _Known:
         starts: Where windows begin in the run, by their numbers.
         last: The largest of these numbers.
         num_batches: Number of batches of the run, once it is known.
-        lengths: Number of samples in each batch of a window.
+        lengths: Number of samples in each batch of a window, before it is shuffled.
         num_tokens: Tokens in a window.
     """
 
@@ -206,7 +208,7 @@ class PackedRounds(Rounds):
     # The windows of a run.
 
     def _windows(self, run: int, first: int) -> Iterator[tuple[IntArray, Places]]:
-        """Yield the windows of a run from one on: their indices, and their batches in order."""
+        """Yield the windows of a run from one on: indices, and batches before they are shuffled."""
         known, size = self._known[run], self._budgets.window
         number = first if first in known.starts else max(n for n in known.starts if n < first)
         parts = self._parts(run, known.starts[number])
@@ -220,7 +222,7 @@ class PackedRounds(Rounds):
             _, indices, needs = ahead
             length, found = self._budgets.packed(needs)
             indices = indices[:length]
-            found = [found[at] for at in self._order(run, number, indices, found)]
+            found = self._budgets.by_cost(indices, found)
             known.lengths[number] = np.array(list(map(len, found)), np.int32)
             known.num_tokens[number] = int(needs[0, :length].sum())
             ahead = self._filled(tuple(values[..., length:] for values in ahead), parts)
@@ -253,17 +255,23 @@ class PackedRounds(Rounds):
             ahead = tuple(np.concatenate(pair, -1) for pair in zip(ahead, part, strict=True))
         return ahead
 
-    def _order(self, run: int, number: int, indices: IntArray, found: Places) -> list[int]:
+    def _order(self, run: int, number: int, count: int) -> IntArray:
         """Return the order of the batches of a window (ORDER-72, ORDER-74)."""
-        order = np.arange(len(found))
-        if self._seed is not None:
-            has_cost = self._budgets.cost is not None
-            key = (self._epoch, _OF_WINDOW, 0 if has_cost else run, number)
-            order = permutation(len(found), self._seed, *key)
+        size = self._budgets.window
+        first, common = number * size, 0
         if self._budgets.cost is not None:
-            order = self._budgets.by_cost(indices, found)[order]
-        numbers: list[int] = order.tolist()
-        return numbers
+            common = count
+            # Runs end after different numbers of steps. Far from there nobody needs to know them.
+            if self._reach(run, first + 2 * size + 1) <= first + 2 * size:
+                reached = (self._reach(other, first + count) for other in range(self._num_runs))
+                common = max(min(reached) - first, 0)
+        if self._seed is None:
+            return np.arange(count)
+        key = self._epoch, _OF_WINDOW
+        of_all = permutation(common, self._seed, *key, 0, number)
+        return np.append(
+            of_all, common + permutation(count - common, self._seed, *key, run, number)
+        )
 
     def places(self, step: int) -> list[list[int]]:
         """Return where the window of a step begins in each run, where that is known.
@@ -338,15 +346,21 @@ class PackedRounds(Rounds):
         known = self._known[run]
         if known.num_batches is None or len(known.lengths) <= known.last:
             deque(self._windows(run, 0), maxlen=0)
-        of_windows = [known.lengths[number] for number in sorted(known.lengths)]
+        of_windows = [
+            lengths[self._order(run, number, len(lengths))]
+            for number, lengths in sorted(known.lengths.items())
+        ]
         return np.concatenate([np.empty(0, np.int64), *of_windows])
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         first, skipped = divmod(start, self._budgets.window)
-        for array, found in self._windows(run, first):
-            indices = array.tolist()
-            if left := found[skipped:]:
-                yield [[indices[place] for place in places] for places in left]
+        numbered = enumerate(self._windows(run, first), first)
+        if self._budgets.cost is not None:  # the order depends on whether the run ends in the next
+            numbered = (one for one, _ in pairwise(chain(numbered, [None])))
+        for number, (array, found) in numbered:
+            indices, order = array.tolist(), self._order(run, number, len(found))
+            if len(order) > skipped:
+                yield [[indices[place] for place in found[at]] for at in order[skipped:]]
             skipped = 0
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
