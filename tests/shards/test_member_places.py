@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_an_index_is_parsed_once_for_its_samples(tmp_path: Path) -> None:
         path.with_name("new").write_bytes(path.read_bytes().replace(b"text 1", b"text X"))
         path.with_name("new").replace(path)
         assert reader.key_index(0) is not parsed
+
+
+def test_an_index_that_was_cut_is_not_used_again(tmp_path: Path) -> None:
+    """Touching mapped bytes beyond the end of a file would end the process: the tar is scanned."""
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        for number in range(5000):
+            writer.write({"__key__": f"{number}", ".txt": f"text {number}"})
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        place = dataset.member(4999, ".txt")
+        os.truncate(tmp_path / "a.index", 100)
+        assert dataset.member(4999, ".txt") == place
 
 
 def test_places_in_remote_shards(site: Site) -> None:

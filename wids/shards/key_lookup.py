@@ -65,7 +65,7 @@ class KeyLookup:
         self._known: _Known | None = None
         self._believes_pack = True
         # Programs ask for one sample of a shard after another, and parsing an index takes 0.1 ms.
-        self._latest: tuple[int, Any, ShardIndex] | None = None
+        self._latest: tuple[Any, ShardIndex | None] = (None, None)
 
     def find(self, key: str) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -94,13 +94,15 @@ class KeyLookup:
         shard = self._pool.peek(number)
         if shard is None:
             identity = self._opener.identity(number)
-            latest = self._latest
-            if latest and identity is not None and latest[:2] == (number, identity):
-                return latest[2]
+            facts = (number, identity)
+            latest_facts, latest = self._latest
+            if facts == latest_facts and latest is not None and latest.is_intact():
+                return latest
             known = self._opener.known_index(number)
             num_samples = int(self._edges[number + 1] - self._edges[number])
             if known is not None and len(known) == num_samples:
-                self._latest = (number, identity, known)
+                if identity is not None:
+                    self._latest = facts, known
                 return known
             if not self._opener.has_index(number):
                 raise self._missing_index(number, "have its keys")
