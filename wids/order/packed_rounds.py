@@ -298,10 +298,11 @@ class PackedRounds(Rounds):
 
     def _reach(self, run: int, number: int) -> int:
         """Return the number of batches of a run, or ``number`` if it has more."""
-        known = self._known[run]
-        if known.num_batches is None and number > known.last * self._budgets.window + 1:
+        known, size = self._known[run], self._budgets.window
+        # A window that is known to begin has a batch; whether the first one does is not known.
+        if known.num_batches is None and number > known.last * size + bool(known.last):
             for _ in self._windows(run, known.last):
-                if number <= known.last * self._budgets.window + 1:
+                if number <= known.last * size + 1:
                     break
         return number if known.num_batches is None else min(number, known.num_batches)
 
@@ -377,7 +378,7 @@ class PackedRounds(Rounds):
         # The run is read to its end; what follows repeats it, if another run has more.
         while not self._drop_last and at < self.num_rounds:
             source = self._source(run)
-            for block in self.own_batches(source, at % self._num_batches[source]):
+            for block in self.own_batches(source, at % int(self._num_batches[source])):
                 if at < self.num_rounds:
                     yield block[: self.num_rounds - at]
                 at += len(block)
