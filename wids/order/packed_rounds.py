@@ -31,14 +31,14 @@ _OF_WINDOW: Final = 2
 _SLACK: Final = 1024
 """A window is first tried with this part less than its budget, which mostly fits at once."""
 
-_PART_LENGTH: Final = 1 << 14
+_BLOCK_LENGTH: Final = 1 << 14
 """Indices whose needs are added up at a time: a large chunk would be added up for each window."""
 
-Places = list[list[int]]
-"""Batches of places in a window."""
+Packed = list[list[int]]
+"""Batches of positions in a window."""
 
 
-def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = None) -> Places:
+def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = None) -> Packed:
     """Pack samples best-fit decreasing (ORDER-71).
 
     Args:
@@ -48,7 +48,7 @@ def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = Non
         max_items: Largest number of samples in a batch; None for any.
 
     Returns:
-        The batches, in ascending order of their first places; each has its places ascending.
+        The batches, in ascending order of their first positions; each has its positions ascending.
     """
     (max_tokens, *most), (tokens, *others) = limits, needs
     sizes = np.maximum(tokens * most[0], others[0] * max_tokens) if most else tokens
@@ -60,25 +60,25 @@ def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = Non
     bits = len(order).bit_length()
     mask, whole = (1 << bits) - 1, max_tokens << bits
     free: list[int] = []
-    found: Places = []
+    found: Packed = []
     rooms: list[int] = []
-    for place, length in zip(order.tolist(), (tokens[order] << bits).tolist(), strict=True):
+    for position, length in zip(order.tolist(), (tokens[order] << bits).tolist(), strict=True):
         at = bisect_left(free, length)
         if more:
-            while at < len(free) and rooms[free[at] & mask] < more[place]:
+            while at < len(free) and rooms[free[at] & mask] < more[position]:
                 at += 1
         if at < len(free):
             left = free.pop(at)
             batch = found[left & mask]
-            batch.append(place)
+            batch.append(position)
         else:
             left = whole | len(found)
-            batch = [place]
+            batch = [position]
             found.append(batch)
             rooms += most
         left -= length
         if more:
-            rooms[left & mask] -= more[place]
+            rooms[left & mask] -= more[position]
             if rooms[left & mask] < least:  # no sample fits any more
                 continue
         if left > mask and len(batch) != max_items:
@@ -126,7 +126,7 @@ class Budgets:
             ends.append(self.window * self.max_items)
         return max(min(ends), self.window)
 
-    def packed(self, needs: IntArray) -> tuple[int, Places]:
+    def packed(self, needs: IntArray) -> tuple[int, Packed]:
         """Return how many samples the next window of a run has, and its batches (ORDER-70)."""
         length = min(self.fitting(needs), needs.shape[1])
         found = best_fit(needs[:, :length], self.limits, self.max_items)
@@ -141,7 +141,7 @@ class Budgets:
                 del largest[half:]
         return length, sorted(found)
 
-    def by_cost(self, indices: IntArray, found: Places) -> Places:
+    def by_cost(self, indices: IntArray, found: Packed) -> Packed:
         """Return the batches of a window in descending order of cost (ORDER-74)."""
         if self.cost is None:
             return found
@@ -207,14 +207,14 @@ class PackedRounds(Rounds):
 
     # The windows of a run.
 
-    def _windows(self, run: int, first: int) -> Iterator[tuple[IntArray, Places]]:
+    def _windows(self, run: int, first: int) -> Iterator[tuple[IntArray, Packed]]:
         """Yield the windows of a run from one on: indices, and batches before they are shuffled."""
         known, size = self._known[run], self._budgets.window
         number = first if first in known.starts else max(n for n in known.starts if n < first)
-        parts = self._parts(run, known.starts[number])
+        blocks = self._blocks(run, known.starts[number])
         nothing = np.empty(0, np.int64)
         ahead = self._filled(
-            (nothing, nothing, np.empty((len(self._budgets.limits), 0), np.int64)), parts
+            (nothing, nothing, np.empty((len(self._budgets.limits), 0), np.int64)), blocks
         )
         if not len(ahead[0]):
             known.num_batches = number * size
@@ -225,7 +225,7 @@ class PackedRounds(Rounds):
             found = self._budgets.by_cost(indices, found)
             known.lengths[number] = np.array(list(map(len, found)), np.int32)
             known.num_tokens[number] = int(needs[0, :length].sum())
-            ahead = self._filled(tuple(values[..., length:] for values in ahead), parts)
+            ahead = self._filled(tuple(values[..., length:] for values in ahead), blocks)
             number += 1
             if len(ahead[0]):
                 known.starts[number] = int(ahead[0][0])
@@ -235,24 +235,24 @@ class PackedRounds(Rounds):
             if number > first:
                 yield indices, found
 
-    def _parts(self, run: int, position: int) -> Iterator[tuple[IntArray, ...]]:
+    def _blocks(self, run: int, position: int) -> Iterator[tuple[IntArray, ...]]:
         """Yield the positions, the indices and the needs of the samples of a run."""
-        for block in windows(self._run_from(run, position=position)):
-            for at in range(0, len(block), _PART_LENGTH):
-                indices = block[at : at + _PART_LENGTH]
+        for found in windows(self._run_from(run, position=position)):
+            for at in range(0, len(found), _BLOCK_LENGTH):
+                indices = found[at : at + _BLOCK_LENGTH]
                 needs, left_out = self._budgets.of(indices)
                 (kept,) = np.nonzero(~left_out)
                 yield position + kept, indices[kept], needs[:, kept]
                 position += len(indices)
 
     def _filled(
-        self, ahead: tuple[IntArray, ...], parts: Iterator[tuple[IntArray, ...]]
+        self, ahead: tuple[IntArray, ...], blocks: Iterator[tuple[IntArray, ...]]
     ) -> tuple[IntArray, ...]:
         """Return what is ahead with more samples than a window has, unless the run ends."""
         while self._budgets.fitting(ahead[-1]) >= len(ahead[0]):
-            if (part := next(parts, None)) is None:
+            if (block := next(blocks, None)) is None:
                 break
-            ahead = tuple(np.concatenate(pair, -1) for pair in zip(ahead, part, strict=True))
+            ahead = tuple(np.concatenate(pair, -1) for pair in zip(ahead, block, strict=True))
         return ahead
 
     def _order(self, run: int, number: int, count: int) -> IntArray:
@@ -273,7 +273,7 @@ class PackedRounds(Rounds):
             of_all, common + permutation(count - common, self._seed, *key, run, number)
         )
 
-    def places(self, step: int) -> list[list[int]]:
+    def located(self, step: int) -> list[list[int]]:
         """Return where the window of a step begins in each run, where that is known.
 
         Returns:
@@ -287,9 +287,9 @@ class PackedRounds(Rounds):
             if number in known.starts
         ]
 
-    def restore(self, places: Iterable[list[int]]) -> None:
-        """Take over what `places` returned of this epoch."""
-        for run, number, start, num_batches in places:
+    def restore(self, found: Iterable[list[int]]) -> None:
+        """Take over what `located` returned of this epoch."""
+        for run, number, start, num_batches in found:
             known = self._known[run]
             known.starts[number], known.last = start, number
             known.num_batches = num_batches or None
@@ -298,10 +298,11 @@ class PackedRounds(Rounds):
 
     def _reach(self, run: int, number: int) -> int:
         """Return the number of batches of a run, or ``number`` if it has more."""
-        known = self._known[run]
-        if known.num_batches is None and number > known.last * self._budgets.window + 1:
+        known, size = self._known[run], self._budgets.window
+        # A window that is known to begin has a batch; whether the first one does is not known.
+        if known.num_batches is None and number > known.last * size + bool(known.last):
             for _ in self._windows(run, known.last):
-                if number <= known.last * self._budgets.window + 1:
+                if number <= known.last * size + 1:
                     break
         return number if known.num_batches is None else min(number, known.num_batches)
 
@@ -354,33 +355,33 @@ class PackedRounds(Rounds):
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         first, skipped = divmod(start, self._budgets.window)
-        numbered = enumerate(self._windows(run, first), first)
+        numbered: Iterator[Any] = enumerate(self._windows(run, first), first)
         if self._budgets.cost is not None:  # the order depends on whether the run ends in the next
             numbered = (one for one, _ in pairwise(chain(numbered, [None])))
         for number, (array, found) in numbered:
             indices, order = array.tolist(), self._order(run, number, len(found))
             if len(order) > skipped:
-                yield [[indices[place] for place in found[at]] for at in order[skipped:]]
+                yield [[indices[position] for position in found[at]] for at in order[skipped:]]
             skipped = 0
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = start
-        for part in self.own_batches(run, start):
-            stop = at + len(part)
+        for block in self.own_batches(run, start):
+            stop = at + len(block)
             if self._drop_last:
                 stop = min(self._reach(other, stop) for other in range(self._num_runs))
             if stop > at:
-                yield part[: stop - at]
-            if stop < at + len(part):
+                yield block[: stop - at]
+            if stop < at + len(block):
                 return
             at = stop
         # The run is read to its end; what follows repeats it, if another run has more.
         while not self._drop_last and at < self.num_rounds:
             source = self._source(run)
-            for part in self.own_batches(source, at % self._num_batches[source]):
+            for block in self.own_batches(source, at % int(self._num_batches[source])):
                 if at < self.num_rounds:
-                    yield part[: self.num_rounds - at]
-                at += len(part)
+                    yield block[: self.num_rounds - at]
+                at += len(block)
 
     @property
     def fill(self) -> float:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.bucket_sampler import RoundsSampler
-from wids.order.elastic import Place
+from wids.order.elastic import EpochPlace
 from wids.order.packed_rounds import Budgets, PackedRounds
 from wids.order.rounds import digest_of, integers
 from wids.order.samplers import ChunkedSampler
@@ -118,7 +118,7 @@ class PackedBatchSampler(RoundsSampler):
             self._checked_cost(cost),
         )
         self._digests: dict[str, Any] = {}
-        self._places: tuple[tuple[int, int], list[Any]] | None = None
+        self._known: tuple[tuple[int, int], list[Any]] | None = None
 
     def _needs(
         self, stated: Any, limit: int, name: str, limit_name: str, too_long: str
@@ -155,11 +155,11 @@ class PackedBatchSampler(RoundsSampler):
 
         Between 0 and 1. After ``len()``, it is that of the whole epoch.
         """
-        rounds: Any = self._rounds(self.place_of(self.epoch))
+        rounds: Any = self._rounds(self._place_of(self.epoch))
         fill: float = getattr(rounds, "whole", rounds).fill
         return fill
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         if not self._digests:  # a second for a hundred million samples
             lengths, *others = map(digest_of, self._budgets.needs)
             pairs = zip(others, self._budgets.limits[1:], strict=True)
@@ -175,7 +175,7 @@ class PackedBatchSampler(RoundsSampler):
                 "too_long": self._too_long,
                 "cost": cost if cost is None or isinstance(cost, str) else digest_of(cost),
             }
-        return {**self.sampler.fingerprint(), **self._digests, "drop_last": self.drop_last}
+        return {**self.sampler._fingerprint(), **self._digests, "drop_last": self.drop_last}
 
     def _whole(self, epoch: int, num_runs: int) -> PackedRounds:
         rounds = PackedRounds(
@@ -186,23 +186,23 @@ class PackedBatchSampler(RoundsSampler):
             seed=self.sampler.seed if self.shuffle else None,
             epoch=epoch,
         )
-        if self._places is not None and self._places[0] == (epoch, num_runs):
-            rounds.restore(self._places[1])
+        if self._known is not None and self._known[0] == (epoch, num_runs):
+            rounds.restore(self._known[1])
         return rounds
 
-    def located(self, place: Place) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _located(self, place: EpochPlace) -> dict[str, Any]:
         if not place.position and not place.history:
             return {}
-        return {"windows": self._rounds(place).places(place.position // len(self._my_runs()))}
+        return {"windows": self._rounds(place).located(place.position // len(self._my_runs()))}
 
-    def locate(self, state: Mapping[str, Any], place: Place) -> None:  # noqa: D102 - inherited
-        num_runs = place.history[0].num_runs if place.history else self.num_runs
+    def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
+        num_runs = place.history[0].num_runs if place.history else self._num_runs
         try:
-            places = [
+            windows = [
                 [at_least(0, number or 0, "windows") for number in entry]
                 for entry in state.get("windows", [])
             ]
-            is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in places)
+            is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in windows)
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
@@ -210,7 +210,7 @@ class PackedBatchSampler(RoundsSampler):
                 "the state is damaged: windows: expected a run, a window, its start and a number "
                 f"of batches in each entry, found {state['windows']!r:.80}"
             )
-        self._places = (place.epoch, num_runs), places
+        self._known = (place.epoch, num_runs), windows
         self._epochs_made.clear()
 
     @property
