@@ -1,13 +1,14 @@
 """Batch the indices of a sampler by bucket, as a torch batch sampler for any rank.
 
-Each batch has one bucket, and all ranks have equally many batches. `wids.order.rounds` and
+`RoundsSampler` is what all samplers of batches have in common. Each batch has one bucket, and all
+ranks have equally many batches. `wids.order.rounds` and
 `wids.order.aligned` make them. Ranks do not communicate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
 from wids.order.elastic import EpochPlace, History
@@ -16,70 +17,24 @@ from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
 from wids.order.sequences import BatchSequence
 
-_MOST_COUNTED: Final = 1_000_000
-"""Samples for which ``repr`` counts batches: a tenth of a second."""
 
+class RoundsSampler(EpochSampler[list[int]]):
+    """Yield the batches that `Rounds` make of the order of a sampler, which shares the epoch.
 
-class BucketBatchSampler(EpochSampler[list[int]]):
-    """Yield batches that have one bucket each: one aspect ratio, one range of lengths.
-
-    Pass it to a DataLoader as ``batch_sampler=``. Batches follow the order of the sampler that it
-    wraps: a batch comes when its last sample does, and only the end of an epoch has incomplete
-    ones. All ranks yield equally many batches. Each rank computes them by itself: it goes through
-    the orders of all ranks once per epoch, about a second for ten million samples. ``len()`` is the
-    number of batches of the current epoch, which may differ from epoch to epoch.
-    specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46, and ORDER-53).
-
-    Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
-    counted in batches; ``state_dict(num_consumed=...)`` takes a number of batches. The epoch is
-    shared with the sampler inside. On another number of ranks, the batches that are left of an
-    epoch are dealt out again.
+    A subclass defines `_fingerprint` and `_whole`.
 
     Args:
-        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
-            with ``even=False`` itself repeats and leaves out nothing.
-        buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
-        batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
-            a budget of tokens or pixels.
-        aligned: True to have the same bucket on all ranks in each step. A rank that has too few
-            samples of a bucket borrows from the nearest rank that has more than its share.
-        drop_last: How ranks are made equal at the end of an epoch. False keeps incomplete batches,
-            and ranks with fewer batches repeat some of theirs; True leaves out incomplete batches,
-            and all ranks stop when the first has no more.
-
-    Attributes:
         sampler: The sampler inside.
-        batch_size: As passed.
-        aligned: As passed.
-        drop_last: As passed.
-
-    Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
-        ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
-
-    Example:
-        >>> import wids
-        >>> buckets = [0, 0, 1, 0, 1, 0, 0, 1]  # for example 0 for portrait, 1 for landscape
-        >>> sampler = wids.ChunkedSampler(range(8))
-        >>> batches = wids.BucketBatchSampler(sampler, buckets, 2)
-        >>> list(batches)
-        [[7, 4], [0, 6], [1, 5], [3], [2]]
-        >>> len(batches), batches.num_repeated, batches.num_left_out
-        (5, 0, 0)
+        drop_last: How ranks are made equal at the end of an epoch.
     """
 
     yields_indices = False
     _num_noticed = 50
+    aligned = False
+    _most_counted = 1_000_000
+    """Samples for which ``repr`` counts batches: a tenth of a second."""
 
-    def __init__(
-        self,
-        sampler: ChunkedSampler,
-        buckets: Any,
-        batch_size: int | Callable[[int], int],
-        *,
-        aligned: bool = False,
-        drop_last: bool = False,
-    ) -> None:
+    def __init__(self, sampler: ChunkedSampler, drop_last: bool) -> None:
         if not isinstance(sampler, ChunkedSampler):
             raise TypeError(
                 "sampler: expected one of wids' samplers, whose order is known for all ranks, "
@@ -87,13 +42,9 @@ class BucketBatchSampler(EpochSampler[list[int]]):
                 "Prefetcher goes around the batches"
             )
         self.sampler = sampler
-        self.batch_size = batch_size
-        self.aligned = bool(aligned)
         self.drop_last = bool(drop_last)
         self.shuffle = sampler.shuffle
         self._tell_epoch = sampler._tell_epoch
-        self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
-        self._bucket_fingerprint = self._buckets.fingerprint()
         self.dataset_length = sampler.dataset_length
         self.num_canonical = sampler.num_canonical
         self._is_elastic = sampler._is_elastic
@@ -148,17 +99,12 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     def _num_items(self, place: EpochPlace) -> int:
         return self._rounds(place).num_rounds * len(self._my_runs())
 
+    def _is_at_end(self, place: EpochPlace) -> bool:
+        return not self._rounds(place).has_round(place.position // len(self._my_runs()))
+
     def _most_items(self, num_runs: int) -> int:
         # No run has more batches than all runs have indices; the exact number takes a second.
         return self.sampler._most_items(num_runs) * num_runs
-
-    def _fingerprint(self) -> dict[str, Any]:
-        return {
-            **self.sampler._fingerprint(),
-            **self._bucket_fingerprint,
-            "aligned": self.aligned,
-            "drop_last": self.drop_last,
-        }
 
     def _my_runs(self) -> range:
         rank, num_replicas = self._replica()
@@ -175,27 +121,113 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         return self._epochs_made[key]
 
     def _made(self, place: EpochPlace) -> Rounds:
-        num_runs = place.history[0].num_runs if place.history else self._num_runs
-        kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
-        run_blocks = self.sampler.run_blocks(place.epoch, num_runs)
-        whole = kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
         if not place.history:
-            return whole
+            return self._whole(place.epoch, self._num_runs)
+        whole = self._whole(place.epoch, place.history[0].num_runs)
         return RoundsAgain(
             whole, place.history, self._num_runs, aligned=self.aligned, drop_last=self.drop_last
         )
 
+    def _whole(self, epoch: int, num_runs: int) -> Rounds:
+        """Return the batches of an epoch that is cut into so many runs."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
+        if self.sampler.dataset_length > self._most_counted:
+            return self._about
+        return (
+            f"<{self._about}, epoch {self.epoch}: {len(self)} batches on each rank, "
+            f"{self.num_repeated} samples repeated, {self.num_left_out} left out>"
+        )
+
+    @property
+    def _about(self) -> str:
+        """The settings, as text."""
+        raise NotImplementedError
+
+
+class BucketBatchSampler(RoundsSampler):
+    """Yield batches that have one bucket each: one aspect ratio, one range of lengths.
+
+    Pass it to a DataLoader as ``batch_sampler=``. Batches follow the order of the sampler that it
+    wraps: a batch comes when its last sample does, and only the end of an epoch has incomplete
+    ones. All ranks yield equally many batches. Each rank computes them by itself: it goes through
+    the orders of all ranks once per epoch, about a second for ten million samples. ``len()`` is the
+    number of batches of the current epoch, which may differ from epoch to epoch.
+    specs/sampler-order.md specifies the batches (ORDER-40 to ORDER-46, and ORDER-53).
+
+    Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
+    counted in batches; ``state_dict(num_consumed=...)`` takes a number of batches. The epoch is
+    shared with the sampler inside. On another number of ranks, the batches that are left of an
+    epoch are dealt out again.
+
+    Args:
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
+            with ``even=False`` itself repeats and leaves out nothing.
+        buckets: One integer for each sample of the dataset: array, list, Arrow array, or Series.
+        batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
+            a budget of tokens or pixels.
+        aligned: True to have the same bucket on all ranks in each step. A rank that has too few
+            samples of a bucket borrows from the nearest rank that has more than its share.
+        drop_last: How ranks are made equal at the end of an epoch. False keeps incomplete batches,
+            and ranks with fewer batches repeat some of theirs; True leaves out incomplete batches,
+            and all ranks stop when the first has no more.
+
+    Attributes:
+        sampler: The sampler inside.
+        batch_size: As passed.
+        aligned: As passed.
+        drop_last: As passed.
+
+    Raises:
+        TypeError: ``sampler`` is not one of wids' samplers.
+        ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
+
+    Example:
+        >>> import wids
+        >>> buckets = [0, 0, 1, 0, 1, 0, 0, 1]  # for example 0 for portrait, 1 for landscape
+        >>> sampler = wids.ChunkedSampler(range(8))
+        >>> batches = wids.BucketBatchSampler(sampler, buckets, 2)
+        >>> list(batches)
+        [[7, 4], [0, 6], [1, 5], [3], [2]]
+        >>> len(batches), batches.num_repeated, batches.num_left_out
+        (5, 0, 0)
+    """
+
+    def __init__(
+        self,
+        sampler: ChunkedSampler,
+        buckets: Any,
+        batch_size: int | Callable[[int], int],
+        *,
+        aligned: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(sampler, drop_last)
+        self.batch_size = batch_size
+        self.aligned = bool(aligned)
+        self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
+        self._bucket_fingerprint = self._buckets.fingerprint()
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {
+            **self.sampler._fingerprint(),
+            **self._bucket_fingerprint,
+            "aligned": self.aligned,
+            "drop_last": self.drop_last,
+        }
+
+    def _whole(self, epoch: int, num_runs: int) -> Rounds:
+        kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
+        run_blocks = self.sampler.run_blocks(epoch, num_runs)
+        return kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
+
+    @property
+    def _about(self) -> str:
         sizes = sorted(set(self._buckets.sizes.tolist()))
         shown = " to ".join(str(size) for size in sizes[:1] + sizes[1:][-1:])
-        about = (
+        return (
             f"{type(self).__name__}({type(self.sampler).__name__}, {len(self._buckets.names)} "
             f"buckets of {self.sampler.dataset_length} samples, batch_size={shown or None}, "
             f"aligned={self.aligned}, drop_last={self.drop_last})"
-        )
-        if self.sampler.dataset_length > _MOST_COUNTED:
-            return about
-        return (
-            f"<{about}, epoch {self.epoch}: {len(self)} batches on each rank, "
-            f"{self.num_repeated} samples repeated, {self.num_left_out} left out>"
         )

@@ -75,12 +75,8 @@ def checked_buckets(
     Raises:
         ValueError: There is not one integer for each sample, or a batch size is less than 1.
     """
-    values = _integers(buckets)
-    if len(values) != dataset_length:
-        raise ValueError(
-            f"buckets: expected one integer for each of the dataset's {dataset_length} samples, "
-            f"found {len(values)}"
-        )
+    advice = ", and number others, for example with numpy.unique(values, return_inverse=True)[1]"
+    values = integers(buckets, dataset_length, "buckets", advice)
     names, numbers = _numbered(values)
     if callable(batch_size):
         sizes = [at_least(1, batch_size(name), f"batch_size({name})") for name in names.tolist()]
@@ -89,21 +85,44 @@ def checked_buckets(
     return Buckets(numbers, names, np.array(sizes, np.int64))
 
 
-def _integers(buckets: Any) -> npt.NDArray[Any]:
-    """Return buckets of any supported type as an array of integers."""
-    values = np.asarray(buckets)
+def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.NDArray[Any]:
+    """Return an integer for each sample, of any supported type, as an array.
+
+    Args:
+        stated: An array, a list, an Arrow array or a pandas Series.
+        dataset_length: Number of samples.
+        name: The argument, in messages.
+        advice: What to do with other values.
+
+    Raises:
+        ValueError: There is not one integer for each sample.
+    """
+    values = np.asarray(stated)
     if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
         try:
             values = np.array([operator.index(value) for value in values], np.int64)
         except TypeError:
-            values = np.asarray(buckets)
+            values = np.asarray(stated)
     if values.ndim != 1 or (values.dtype.kind not in "iub" and len(values)):
         raise ValueError(
-            f"buckets: expected one integer for each sample, found {type(buckets).__name__} of "
-            f"{values.dtype}, shape {values.shape}; fill in missing values, and number others, "
-            "for example with numpy.unique(values, return_inverse=True)[1]"
+            f"{name}: expected one integer for each sample, found {type(stated).__name__} of "
+            f"{values.dtype}, shape {values.shape}; fill in missing values{advice}"
+        )
+    if len(values) != dataset_length:
+        raise ValueError(
+            f"{name}: expected one integer for each of the dataset's {dataset_length} samples, "
+            f"found {len(values)}"
         )
     return values
+
+
+def digest_of(values: npt.NDArray[Any]) -> str:
+    """Return a digest of numbers, which is the same for all types of integers, and of floats."""
+    kind = "<f8" if values.dtype.kind == "f" else "<i8"
+    digest = hashlib.sha256()
+    for at in range(0, len(values), _PIECE):
+        digest.update(values[at : at + _PIECE].astype(kind).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
@@ -306,6 +325,15 @@ class Rounds:
         """Number of batches of each run."""
         raise NotImplementedError
 
+    def has_round(self, number: int) -> bool:
+        """Return whether each run has a batch of this number."""
+        return number < self.num_rounds
+
+    @property
+    def _num_batches(self) -> IntArray:
+        """Number of batches that each run has by itself."""
+        raise NotImplementedError
+
     @property
     def _surplus(self) -> int:
         """Number of indices in batches that repeat others; minus that of those in no batch."""
@@ -325,19 +353,28 @@ class Rounds:
         """Yield the batches of a run from a round on, many at a time."""
         raise NotImplementedError
 
-    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the numbers of the batches of a run that repeat no other.
+    def own(self, run: int) -> tuple[IntArray, IntArray]:
+        """Return the numbers of the batches of a run that repeat no other, and their buckets.
 
         With `drop_last`, those that are left out since other runs have fewer are among them.
-
-        Returns:
-            The numbers, and the bucket and length of each batch.
         """
+        raise NotImplementedError
+
+    def own_lengths(self, run: int) -> IntArray:
+        """Return the number of samples in each of these batches."""
         raise NotImplementedError
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield these batches from a number on, many at a time."""
         raise NotImplementedError
+
+    def located(self, step: int) -> list[list[int]]:  # noqa: ARG002 - for subclasses
+        """Return what a state keeps, so that a step is found faster; JSON-able."""
+        return []
+
+    def _source(self, run: int) -> int:
+        """Return the run whose batches a run yields: itself, or the nearest that has any."""
+        return nearest(run, np.flatnonzero(self._num_batches))
 
     def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
         """Return the numbers of the buckets of the indices of a run."""
@@ -373,19 +410,26 @@ class SeparateRounds(Rounds):
     def _surplus(self) -> int:
         total = -int(self._counts.sum())
         for run in range(self._num_runs) if self.num_rounds else ():
-            _, _, lengths = self.own(self._source(run))
+            lengths = self.own_lengths(self._source(run))
             again, first = divmod(self.num_rounds, len(lengths))
             # With `drop_last` a run may have more batches than rounds, and `again` is 0.
             total += again * int(lengths.sum()) + int(lengths[:first].sum())
         return total
 
-    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
+    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
+        full, partial = self._own(run)
+        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
+        return np.arange(len(buckets)), buckets
+
+    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
+        full, partial = self._own(run)
+        return np.concatenate((self._buckets.sizes[full], partial[partial > 0]))
+
+    def _own(self, run: int) -> tuple[npt.NDArray[Any], IntArray]:
+        """Return the buckets of full batches, and what is left of each bucket."""
         sizes = self._buckets.sizes
         full, counts = full_batches(self._numbers(run), sizes)
-        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
-        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
-        lengths = np.concatenate((sizes[full], partial[partial > 0]))
-        return np.arange(len(buckets)), buckets, lengths
+        return full, np.zeros_like(counts) if self._drop_last else counts % sizes
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = 0
@@ -409,10 +453,6 @@ class SeparateRounds(Rounds):
             # The run is read to its end; what follows repeats it, if another run has more.
             stop = self.num_rounds
             run = self._source(run) if stop else run
-
-    def _source(self, run: int) -> int:
-        """Return the run whose batches a run yields: itself, or the nearest that has any."""
-        return nearest(run, np.flatnonzero(self._num_batches))
 
 
 def nearest(run: int, others: IntArray) -> int:
