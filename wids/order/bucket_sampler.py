@@ -160,6 +160,10 @@ class BucketBatchSampler(EpochSampler[list[int]]):
             "drop_last": self.drop_last,
         }
 
+    def expected_by(self, state: Any, *, whole: bool = True) -> dict[str, Any]:  # noqa: D102 - inherited
+        # Each batch depends on the order of the whole epoch.
+        return self.fingerprint() | self.sampler.expected_by(state, whole=whole)
+
     def _my_runs(self) -> range:
         rank, num_replicas = self.replica()
         width = self.num_runs // num_replicas

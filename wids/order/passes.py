@@ -111,10 +111,11 @@ class _Pass(Generic[T]):
 
 
 _FOR_SUBCLASSES: Final = frozenset((
-    "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_elastic", "is_over",
-    "most_items", "note_second_dealing", "note_skipping", "num_items", "num_left",
-    "num_noticed", "num_peers", "num_runs", "order_of", "place_of", "remarks", "replica", "rewind",
-    "run_blocks", "sequence", "settings_of", "state_at", "steps_at", "tell_epoch", "yields_indices",
+    "blocks", "check_fit", "checked_consumed", "epochs", "expected_by", "fingerprint",
+    "is_elastic", "is_over", "most_items", "note_second_dealing", "note_skipping", "num_items",
+    "num_left", "num_noticed", "num_peers", "num_runs", "order_of", "place_of", "remarks",
+    "replica", "rewind", "run_blocks", "sequence", "settings_of", "state_at", "steps_at",
+    "tell_epoch", "yields_indices",
 ))  # fmt: skip
 """What samplers ask of one another and of their subclasses."""
 
@@ -187,6 +188,15 @@ class EpochSampler(Sampler[T]):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
         raise NotImplementedError
+
+    def expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        """Return the fingerprint that a state needs, which for mixes depends on what was read.
+
+        Args:
+            state: The state.
+            whole: Whether an epoch counts as read as soon as something of it was.
+        """
+        return self.fingerprint()
 
     def sequence(self, place: Place) -> Sequence[T]:
         """Return the items of this rank in the part of an epoch that a place is in."""
@@ -468,7 +478,7 @@ class EpochSampler(Sampler[T]):
         """
         _, num_replicas = self.replica()
         saved = checked_state(
-            state, self.fingerprint(), self.most_items, is_cut=self.num_canonical is not None
+            state, self.expected_by(state), self.most_items, is_cut=self.num_canonical is not None
         )
         place = resumed(saved.epoch, saved.parts, num_replicas, self.num_runs)
         if place.history:
