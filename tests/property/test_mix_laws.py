@@ -356,7 +356,7 @@ def scheduled(draw: Random) -> Job:
     return Job(reference.Mix(ranges, phases, draw.randint(1, 30), *options, *others))
 
 
-@law(100, 20_000, st.integers(0, 2**60))
+@law(100, 10_000, st.integers(0, 2**60))
 def test_schedules_are_a_plain_walk(seed: int) -> None:
     """Each rank, each place and each way to a place is that of the second implementation.
 
@@ -398,7 +398,7 @@ def test_schedules_are_a_plain_walk(seed: int) -> None:
                 assert abs(deviation) < 1
 
 
-@law(100, 20_000, st.integers(0, 2**60))
+@law(100, 10_000, st.integers(0, 2**60))
 def test_weights_change_after_the_fact(seed: int) -> None:
     """A state resumes with other weights after it, and every source where it was (ORDER-30).
 
