@@ -136,8 +136,9 @@ class MixedSampler(DistributedChunkedSampler):
         self._schedule = tuple(
             (start, draws_per_period([each[name] for name in names])) for start, each in stated
         )
+        at = {name: number for number, name in enumerate(names)}
         self.schedule = [
-            (start, dict.fromkeys(self._named, Fraction(0)) | _shares(names, draws))
+            (start, {n: Fraction(draws[at[n]] if n in at else 0, sum(draws)) for n in self._named})
             for start, draws in self._schedule
         ]
         self.weights = self.schedule[0][1]
@@ -164,13 +165,13 @@ class MixedSampler(DistributedChunkedSampler):
     def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
         if not hasattr(self, "_sources_digest"):
             self._sources_digest = self._digest([source.name for source in self._sources])
-        (_, weights), *more = phases = [
-            (start, {name: str(weight) for name, weight in weights.items()})
+        phases = [
+            [start, {name: str(weight) for name, weight in weights.items()}]
             for start, weights in self.schedule
         ]
         return {
             "sources": self._sources_digest,
-            "weights": [list(phase) for phase in phases] if more else weights,
+            "weights": phases if len(phases) > 1 else phases[0][1],
             "num_samples": self._num_samples,
             "seed": self.seed,
             **stated(
@@ -214,11 +215,6 @@ class MixedSampler(DistributedChunkedSampler):
                 "the state's position on"
             )
         return {**expected, "weights": found, "sources": self._digest(names)}
-
-
-def _shares(names: Sequence[str], draws: Sequence[int]) -> dict[str, Fraction]:
-    """Return the share of each source, by its name."""
-    return {name: Fraction(own, sum(draws)) for name, own in zip(names, draws, strict=True)}
 
 
 def _phases(weights: Any) -> list[tuple[int, Any]]:
