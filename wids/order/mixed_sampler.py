@@ -91,7 +91,7 @@ class MixedSampler(DistributedChunkedSampler):
         Fraction(1, 4)
     """
 
-    is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
+    _is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
     _shown: tuple[str, ...] = ("seed", "shuffle", "weights", "num_samples")
 
     def __init__(
@@ -148,9 +148,9 @@ class MixedSampler(DistributedChunkedSampler):
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
         )
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(self.settings_of(1))
+            self.chunksize = self._fitting_chunksize(self._settings_of(1))
 
-    def settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
+    def _settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
         """Return what the order depends on, of an epoch that is cut into so many runs."""
         return Mix(
             self._lengths,
@@ -162,7 +162,7 @@ class MixedSampler(DistributedChunkedSampler):
             num_runs,
         )
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         if not hasattr(self, "_sources_digest"):
             self._sources_digest = self._digest([source.name for source in self._sources])
         phases = [
@@ -179,7 +179,7 @@ class MixedSampler(DistributedChunkedSampler):
                 otherwise=("lengths", "sources", "schedule", "length", "num_runs"),
                 always=("chunksize", "shuffle"),
             ),
-            "num_canonical": self.num_runs,
+            "num_canonical": self._num_runs,
         }
 
     def _digest(self, names: Collection[str]) -> str:
@@ -187,15 +187,15 @@ class MixedSampler(DistributedChunkedSampler):
         ranges = [each.ranges.ravel() for name, each in self._named.items() if name in names]
         return lengths_digest(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
 
-    def expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:  # noqa: D102 - inherited
-        expected = self.fingerprint()
+    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:
+        expected = self._fingerprint()
         try:
             epoch, position = state["epoch"], state["position"]
             if whole:
                 epoch, position = epoch + (position > 0), 0
             found = state["fingerprint"]["weights"]
             num_runs = state["fingerprint"]["num_canonical"]
-            position += epoch * self.settings_of(num_runs).num_indices
+            position += epoch * self._settings_of(num_runs).num_indices
             theirs, ours = (_past(each, position) for each in (found, expected["weights"]))
         except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError):
             return expected  # of a state that is damaged
@@ -255,7 +255,7 @@ def _sources(dataset: Sized, lengths: IntArray, weights: Any) -> tuple[Source, .
     named: Mapping[str, Any] = getattr(dataset, "sources", {"": ranges})
     wrapper = unwrapped(dataset)
     is_joined = wrapper is not None and not wrapper.is_stacked and wrapper.indices is None
-    parts = wrapper.parts if wrapper is not None and is_joined else []
+    parts = wrapper.datasets if wrapper is not None and is_joined else []
     if isinstance(weights, Sequence) and len(weights) == len(parts) > 1:
         edges = np.cumsum([len(lengths_of(part)) for part in parts])
         names = map(str, range(len(parts)))
