@@ -108,10 +108,12 @@ def samplers() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     shared: Sampler[int] = wids.DistributedChunkedSampler(range(3), mesh=mesh["dp"])
     shared = wids.MixedSampler(range(3), [1], replication=2)
+    changing = wids.MixedSampler(range(3), [(0, [1]), (9, {"": 2})])
+    phases: list[tuple[int, dict[str, Fraction]]] = changing.schedule
     order: Sequence[int] = chunked.indices(epoch=3)[5:-1]
     in_batches: Sequence[list[int]] = batches.indices()
     places: list[tuple[int, int]] = chunked.steps_of(2) + batches.steps_of(2, epoch=1)
-    del order, in_batches, places
+    del order, in_batches, places, phases
     del packed, fill, plain, ranked, shared, state, mixed, named, cost, loader, repeated
 
 
