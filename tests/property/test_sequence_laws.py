@@ -147,7 +147,7 @@ def test_rests_are_what_is_asked(seed: int) -> None:
         for sampler in samplers if state else ():
             sampler.load_state_dict(state)
         for sampler in samplers:
-            before = sampler.place_of(sampler.epoch).position
+            before = sampler._place_of(sampler.epoch).position
             assert list(sampler.indices()[before:]) == list(sampler.ahead())
         if samplers[0].epoch or not num_left:
             check(samplers, [list(sampler.indices()) for sampler in samplers], draw)

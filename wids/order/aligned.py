@@ -190,7 +190,7 @@ class _Stock:
         self._num_coming -= counts
         for bucket in np.flatnonzero(counts).tolist():
             first = groups.firsts[bucket]
-            self._hold(bucket, window[groups.places[first : first + counts[bucket]]])
+            self._hold(bucket, window[groups.positions[first : first + counts[bucket]]])
 
     def _hold(self, bucket: int, indices: IntArray) -> None:
         # A resumed pass leaves out what earlier batches had.
@@ -300,14 +300,14 @@ class RoundsAgain(Rounds):
         dealt = self._rounds[start:, run]
         reader = _Reader(self._whole, self._run[dealt], self._number[dealt])
         wanted = zip(self._run[dealt].tolist(), self._number[dealt].tolist(), strict=True)
-        batches = [reader.batch(*place) for place in _first(wanted)]
+        batches = [reader.batch(*each) for each in _first(wanted)]
         while batches:
             yield batches
-            batches = [reader.batch(*place) for place in _first(wanted)]
+            batches = [reader.batch(*each) for each in _first(wanted)]
 
 
-def _first(places: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [place for _, place in zip(range(_BLOCK_LENGTH), places)]  # noqa: B905 - the rest stays
+def _first(wanted: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [each for _, each in zip(range(_BLOCK_LENGTH), wanted)]  # noqa: B905 - the rest stays
 
 
 class _Reader:
@@ -324,8 +324,8 @@ class _Reader:
         self._coming = {run: self._from(whole, run, wanted) for run, wanted in self._wanted.items()}
         # What was passed on the way to a later one, and what is asked for more than once.
         self._held: dict[tuple[int, int], list[int]] = {}
-        places, counts = np.unique(np.stack((runs, numbers)), axis=1, return_counts=True)
-        self._repeated = set(map(tuple, places.T[counts > 1].tolist()))
+        found, counts = np.unique(np.stack((runs, numbers)), axis=1, return_counts=True)
+        self._repeated = set(map(tuple, found.T[counts > 1].tolist()))
 
     @staticmethod
     def _from(whole: Rounds, run: int, wanted: IntArray) -> Iterator[tuple[int, list[int]]]:
@@ -338,11 +338,11 @@ class _Reader:
 
     def batch(self, run: int, number: int) -> list[int]:
         """Return a batch."""
-        place = (run, number)
-        while place not in self._held:
+        wanted = (run, number)
+        while wanted not in self._held:
             at, batch = next(self._coming[run])
             self._held[run, at] = batch
-        return self._held[place] if place in self._repeated else self._held.pop(place)
+        return self._held[wanted] if wanted in self._repeated else self._held.pop(wanted)
 
 
 def _one_after_another(left: IntArray, num_runs: int) -> IntArray:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
-from wids.order.elastic import History, Place
+from wids.order.elastic import EpochPlace, History
 from wids.order.passes import EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
@@ -69,7 +69,7 @@ class BucketBatchSampler(EpochSampler[list[int]]):
     """
 
     yields_indices = False
-    num_noticed = 50
+    _num_noticed = 50
 
     def __init__(
         self,
@@ -91,51 +91,51 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         self.aligned = bool(aligned)
         self.drop_last = bool(drop_last)
         self.shuffle = sampler.shuffle
-        self.tell_epoch = sampler.tell_epoch
+        self._tell_epoch = sampler._tell_epoch
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
         self.dataset_length = sampler.dataset_length
         self.num_canonical = sampler.num_canonical
-        self.is_elastic = sampler.is_elastic
+        self._is_elastic = sampler._is_elastic
         self._epochs_made: dict[tuple[int, int, History], Rounds] = {}
-        self._set_up_passes(sampler.epochs)
+        self._set_up_passes(sampler._epochs)
 
     @property
     def rank(self) -> int:
         """Rank of this process, as the sampler inside knows it."""
-        return self.replica()[0]
+        return self._replica()[0]
 
     @property
     def num_replicas(self) -> int:
         """Number of ranks."""
-        return self.replica()[1]
+        return self._replica()[1]
 
     @property
     def num_repeated(self) -> int:
         """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
-        return self._rounds(self.place_of(self.epoch)).num_repeated
+        return self._rounds(self._place_of(self.epoch)).num_repeated
 
     @property
     def num_left_out(self) -> int:
         """Number of samples of the current epoch that are in no batch of any rank."""
-        return self._rounds(self.place_of(self.epoch)).num_left_out
+        return self._rounds(self._place_of(self.epoch)).num_left_out
 
     @property
-    def num_runs(self) -> int:  # noqa: D102 - inherited
-        return self.sampler.num_runs
+    def _num_runs(self) -> int:
+        return self.sampler._num_runs
 
-    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
-        return self.sampler.replica()
+    def _replica(self) -> tuple[int, int]:
+        return self.sampler._replica()
 
-    def blocks(self, start: Place) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+    def _blocks(self, start: EpochPlace) -> Iterator[list[list[int]]]:
         return in_turn(self._rounds(start), self._my_runs(), start.position)
 
-    def sequence(self, place: Place) -> BatchSequence:  # noqa: D102 - inherited
+    def _sequence(self, place: EpochPlace) -> BatchSequence:
         return BatchSequence(self._rounds(place), self._my_runs())
 
-    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:  # noqa: D102 - inherited
-        _, num_replicas = self.replica()
-        rounds, width = self._rounds(place), self.num_runs // num_replicas
+    def _steps_at(self, index: int, place: EpochPlace) -> list[tuple[int, int]]:
+        _, num_replicas = self._replica()
+        rounds, width = self._rounds(place), self._num_runs // num_replicas
         return [
             (rank, position)
             for rank in range(num_replicas)
@@ -145,44 +145,44 @@ class BucketBatchSampler(EpochSampler[list[int]]):
             if index in batch
         ]
 
-    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
+    def _num_items(self, place: EpochPlace) -> int:
         return self._rounds(place).num_rounds * len(self._my_runs())
 
-    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
+    def _most_items(self, num_runs: int) -> int:
         # No run has more batches than all runs have indices; the exact number takes a second.
-        return self.sampler.most_items(num_runs) * num_runs
+        return self.sampler._most_items(num_runs) * num_runs
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         return {
-            **self.sampler.fingerprint(),
+            **self.sampler._fingerprint(),
             **self._bucket_fingerprint,
             "aligned": self.aligned,
             "drop_last": self.drop_last,
         }
 
     def _my_runs(self) -> range:
-        rank, num_replicas = self.replica()
-        width = self.num_runs // num_replicas
+        rank, num_replicas = self._replica()
+        width = self._num_runs // num_replicas
         return range(rank * width, (rank + 1) * width)
 
-    def _rounds(self, place: Place) -> Rounds:
+    def _rounds(self, place: EpochPlace) -> Rounds:
         """Return the batches of an epoch, or of its rest; the latest two are cached."""
-        key = (place.epoch, self.num_runs, place.history)
+        key = (place.epoch, self._num_runs, place.history)
         if key not in self._epochs_made:
             for old in list(self._epochs_made)[:-1]:
                 del self._epochs_made[old]
             self._epochs_made[key] = self._made(place)
         return self._epochs_made[key]
 
-    def _made(self, place: Place) -> Rounds:
-        num_runs = place.history[0].num_runs if place.history else self.num_runs
+    def _made(self, place: EpochPlace) -> Rounds:
+        num_runs = place.history[0].num_runs if place.history else self._num_runs
         kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
         run_blocks = self.sampler.run_blocks(place.epoch, num_runs)
         whole = kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
         if not place.history:
             return whole
         return RoundsAgain(
-            whole, place.history, self.num_runs, aligned=self.aligned, drop_last=self.drop_last
+            whole, place.history, self._num_runs, aligned=self.aligned, drop_last=self.drop_last
         )
 
     def __repr__(self) -> str:

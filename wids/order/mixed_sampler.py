@@ -78,7 +78,7 @@ class MixedSampler(DistributedChunkedSampler):
         Fraction(1, 4)
     """
 
-    is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
+    _is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
     _shown: tuple[str, ...] = ("seed", "shuffle", "weights", "num_samples")
 
     def __init__(
@@ -122,9 +122,9 @@ class MixedSampler(DistributedChunkedSampler):
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
         )
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(self.settings_of(1))
+            self.chunksize = self._fitting_chunksize(self._settings_of(1))
 
-    def settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
+    def _settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
         """Return what the order depends on, of an epoch that is cut into so many runs."""
         return Mix(
             self._lengths,
@@ -136,7 +136,7 @@ class MixedSampler(DistributedChunkedSampler):
             num_runs,
         )
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         if not hasattr(self, "_sources_digest"):
             ranges = [source.ranges.ravel() for source in self._sources]
             counts = np.array([len(each) for each in ranges])
@@ -151,7 +151,7 @@ class MixedSampler(DistributedChunkedSampler):
                 otherwise=("lengths", "sources", "draws", "length", "num_runs"),
                 always=("chunksize", "shuffle"),
             ),
-            "num_canonical": self.num_runs,
+            "num_canonical": self._num_runs,
         }
 
 
@@ -165,7 +165,7 @@ def _sources(dataset: Sized, lengths: IntArray, weights: Weights | None) -> tupl
     named: Mapping[str, Any] = getattr(dataset, "sources", {"": ranges})
     wrapper = unwrapped(dataset)
     is_joined = wrapper is not None and not wrapper.is_stacked and wrapper.indices is None
-    parts = wrapper.parts if wrapper is not None and is_joined else []
+    parts = wrapper.datasets if wrapper is not None and is_joined else []
     if isinstance(weights, Sequence) and len(weights) == len(parts) > 1:
         edges = np.cumsum([len(lengths_of(part)) for part in parts])
         names = map(str, range(len(parts)))

@@ -302,10 +302,10 @@ class Mix:
         )
         return after - before
 
-    def settings(self, number: int, num_runs: int = 1) -> epoch_order.Settings:
+    def settings(self, number: int, num_runs: int = 1) -> epoch_order.OrderSettings:
         """Return the settings of the passes over a source."""
         source = self.sources[number]
-        return epoch_order.Settings(
+        return epoch_order.OrderSettings(
             source.lengths, 0, source.num_samples, self.chunksize, self.shuffle, num_runs=num_runs
         )
 

@@ -26,7 +26,7 @@ from wids.storage.arrays import IntArray
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
 
-_PART: Final = 1 << 20
+_PIECE: Final = 1 << 20
 """Buckets that are numbered at a time."""
 
 _MOST_SHOWN: Final = 32
@@ -112,18 +112,18 @@ def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
     low = int(values.min())
     span = int(values.max()) - low + 1
-    # A table is ten times faster than sorting; it must not be larger than the values. In parts,
+    # A table is ten times faster than sorting; it must not be larger than the values. In pieces,
     # because the indices of a table take eight times the memory of small buckets.
     if span <= max(1 << 16, len(values)):
-        parts = [slice(at, at + _PART) for at in range(0, len(values), _PART)]
+        pieces = [slice(at, at + _PIECE) for at in range(0, len(values), _PIECE)]
         present = np.zeros(span, bool)
-        for part in parts:
-            present[_offsets(values[part], low)] = True
+        for piece in pieces:
+            present[_offsets(values[piece], low)] = True
         names = np.flatnonzero(present) + low
         table = (np.cumsum(present) - 1).astype(_smallest(len(names)))
         numbers = np.empty(len(values), table.dtype)
-        for part in parts:
-            numbers[part] = table[_offsets(values[part], low)]
+        for piece in pieces:
+            numbers[piece] = table[_offsets(values[piece], low)]
         return names.astype(np.int64), numbers
     found, inverse = np.unique(values, return_inverse=True)
     return found.astype(np.int64), inverse.astype(_smallest(len(found)))
@@ -182,14 +182,14 @@ def batches(
         groups = Groups.of(buckets.numbers[indices], len(buckets.names))
         number, starts = groups.complete(buckets.sizes)
         stops = starts + buckets.sizes[number]
-        in_time = np.argsort(groups.places[stops - 1])
-        yield Batches(indices[groups.places], starts[in_time], stops[in_time])
+        in_time = np.argsort(groups.positions[stops - 1])
+        yield Batches(indices[groups.positions], starts[in_time], stops[in_time])
         carried = indices[np.sort(groups.rest(buckets.sizes))]
     if partial and len(carried):
         groups = Groups.of(buckets.numbers[carried], len(buckets.names))
         filled = np.flatnonzero(groups.counts)
         starts = groups.firsts[filled]
-        yield Batches(carried[groups.places], starts, starts + groups.counts[filled])
+        yield Batches(carried[groups.positions], starts, starts + groups.counts[filled])
 
 
 def full_batches(
@@ -209,8 +209,8 @@ def full_batches(
     for numbers in blocks:
         groups = Groups.of(numbers, len(sizes))
         number, starts = groups.complete(sizes, seen % sizes)
-        places = groups.places[starts + sizes[number] - 1]
-        found.append(number[np.argsort(places)].astype(found[0].dtype))
+        positions = groups.positions[starts + sizes[number] - 1]
+        found.append(number[np.argsort(positions)].astype(found[0].dtype))
         seen += groups.counts
     return np.concatenate(found), seen
 
@@ -239,15 +239,15 @@ def _emptied(blocks: list[IntArray]) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The places of a window, grouped by bucket.
+    """The positions of a window, grouped by bucket.
 
     Attributes:
-        places: All places, in ascending order of buckets, and in each bucket ascending.
+        positions: All positions, in ascending order of buckets, and in each bucket ascending.
         firsts: Where the group of each bucket starts among them, shape ``(num_buckets,)``.
         counts: Length of each group, same shape.
     """
 
-    places: IntArray
+    positions: IntArray
     firsts: IntArray
     counts: IntArray
 
@@ -271,12 +271,12 @@ class Groups:
         return number, (self.firsts - begun)[number] + turn * sizes[number]
 
     def rest(self, sizes: IntArray) -> IntArray:
-        """Return the places that are in no full batch."""
+        """Return the positions that are in no full batch."""
         num_left = self.counts % sizes
         stops = self.firsts + self.counts
         offsets = np.repeat(stops - np.cumsum(num_left), num_left)
-        places: IntArray = self.places[offsets + np.arange(len(offsets))]
-        return places
+        positions: IntArray = self.positions[offsets + np.arange(len(offsets))]
+        return positions
 
 
 RunBlocks = Callable[[int], Iterator[IntArray]]
@@ -389,10 +389,10 @@ class SeparateRounds(Rounds):
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = 0
-        for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-            if start < at + len(part):
-                yield part.between(max(start - at, 0), len(part))
-            at += len(part)
+        for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+            if start < at + len(block):
+                yield block.between(max(start - at, 0), len(block))
+            at += len(block)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         # A run has all its own batches, unless others have fewer and `drop_last`. So the first
@@ -400,10 +400,10 @@ class SeparateRounds(Rounds):
         stop = self.num_rounds if self._drop_last and self._num_runs > 1 else sys.maxsize
         at = 0
         while at < stop:
-            for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-                if start - at < (end := min(len(part), stop - at)):
-                    yield part.between(max(start - at, 0), end)
-                at += len(part)
+            for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+                if start - at < (end := min(len(block), stop - at)):
+                    yield block.between(max(start - at, 0), end)
+                at += len(block)
                 if at >= stop:
                     return
             # The run is read to its end; what follows repeats it, if another run has more.
@@ -427,7 +427,7 @@ def in_turn(rounds: Rounds, runs: range, start: int) -> Iterator[list[list[int]]
     if len(runs) == 1:
         yield from rounds.batches(runs[0], round_)
         return
-    each = [(batch for part in rounds.batches(run, round_) for batch in part) for run in runs]
+    each = [(batch for block in rounds.batches(run, round_) for batch in block) for run in runs]
     for batches_of_round in zip(*each, strict=True):
         yield list(batches_of_round[turn:])
         turn = 0
