@@ -310,14 +310,14 @@ ROWS = (
     *(
         Row(
             name,
-            f"an epoch with Prefetcher, 20 MB/s a connection, the 20th request {what}",
+            f"an epoch with 0.1 s of work a batch, 20 MB/s a connection, the 100th request {what}",
             replace(CONNECTION, **fault),
-            epoch(),
+            epoch(work_s=0.1),
             (Bound("longest wait, s", 1.5, 1), Bound("first batch, s"), Bound("MB/s"), BYTES),
         )
         for name, what, fault in (
-            ("silent", "is never answered", {"silent_at": 20}),
-            ("stalled", "stops in its body", {"stalled_at": 20}),
+            ("silent", "is never answered", {"silent_at": 100}),
+            ("stalled", "stops in its body", {"stalled_at": 100}),
         )
     ),
     Row(

@@ -82,8 +82,12 @@ def epoch(
     num_workers: int = 1,
     rank: int = 0,
     num_replicas: int = 1,
+    work_s: float = 0.0,
 ) -> Values:
-    """Read an epoch by a DataLoader, with a `Prefetcher` without options, or with none."""
+    """Read an epoch by a DataLoader, with a `Prefetcher` without options, or with none.
+
+    After each batch there is work for ``work_s`` seconds, which uses no processor.
+    """
     from torch.utils.data import DataLoader
 
     import wids
@@ -105,10 +109,12 @@ def epoch(
     with peak_memory() as peak:
         batches = iter(loader)
         count = len(next(batches))
-        first_s = last_s = clock() - start
+        first_s, asked_s = clock() - start, clock()
         for batch in batches:
+            longest_s = max(longest_s, clock() - asked_s)
             count += len(batch)
-            longest_s, last_s = max(longest_s, clock() - start - last_s), clock() - start
+            time.sleep(work_s)
+            asked_s = clock()
     return {
         "s": clock() - start,
         "first_s": first_s,

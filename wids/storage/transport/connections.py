@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from wids.errors import FetchError, printable
-from wids.storage.transport import urls
-from wids.storage.transport.retry import check_waits, poll_s
+from wids.storage.transport import hedging, urls
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
 if TYPE_CHECKING:
@@ -475,13 +475,13 @@ class Connection:
         check_waits()
         started_s, silent_s = time.monotonic(), 0.0
         while True:
-            self._sock.settimeout(poll_s(self._poll_s, silent_s))
+            self._sock.settimeout(hedging.wait_s(self._poll_s, silent_s))
             try:
                 nbytes: int = self._sock.recv_into(buffer)
                 break
             except TimeoutError:
                 silent_s = time.monotonic() - started_s
-                check_waits(silent_s)
+                check_waits()
                 if silent_s >= self._timeout_s:
                     raise SilenceError(f"no bytes for {self._timeout_s:g} s") from None
         self._waited_s += time.monotonic() - started_s

@@ -1,11 +1,12 @@
 """Let each request to a server wait for its turn, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait in the order in which they came. The bytes that
-responses may occupy in memory are limited too, for the process and for the node.
+how many requests are in flight; the others wait in the order in which they came, but those that
+somebody waits for come first. The bytes that responses may occupy in memory are limited too, for
+the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
-server: this one pauses for a moment, and the other processes of the program send fewer requests.
+server, and this one pauses for a moment.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Final
 
 from wids.errors import WidsError, printable
 from wids.storage import stages
-from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport import urls
 from wids.storage.transport.request_limit import RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
@@ -37,9 +38,6 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
 would be refused too, and a thousand may wait."""
-_YIELD_EVERY_S: Final = 1.0
-"""Shortest time between two reductions of the limit because other processes were refused: requests
-in flight take some time to end."""
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
@@ -66,8 +64,6 @@ class _Server:
         event_s: When something last arrived, or a request was sent.
         num_rejected: How often in a row the only request in flight was refused.
         pause_until_s: Until when none is sent after that.
-        num_shared: The number of `shared_refusals` that is known here.
-        yielded_s: When the limit was last lowered for another process.
         waiting: Those that wait for their turn, the first one first.
     """
 
@@ -78,8 +74,6 @@ class _Server:
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
-    num_shared: float = 0
-    yielded_s: float = 0.0
     waiting: deque[Turn] = field(default_factory=deque)
 
     def note_refusal(self) -> None:
@@ -90,23 +84,12 @@ class _Server:
         pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))
         self.num_rejected += 1
         self.pause_until_s = time.monotonic() + pause_s
-        shared_refusals.note(self.name)
-        self.num_shared = shared_refusals.number(self.name)
 
-    def make_room(self) -> None:
-        """Send one request fewer if the server refused the only request of another process."""
-        num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
-        if num_shared == self.num_shared:
-            return
-        self.num_shared = num_shared
-        if now_s - self.yielded_s >= _YIELD_EVERY_S and self.num_in_flight > 1:
-            self.yielded_s = now_s
-            self.limit.refuse(self.num_in_flight - 1)
-
-    def takes_another(self) -> bool:
+    def takes_another(self, *, is_awaited: bool) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if self.num_rejected else self.limit.value
+        limit = self.limit.awaited if is_awaited else self.limit.value
+        most = 1 if self.num_rejected else limit
         return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
 
     def poll_s(self) -> float:
@@ -123,17 +106,27 @@ class Turn:
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
+        is_awaited: Whether somebody waits for all of the response.
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
-    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        server: _Server,
+        nbytes: int,
+        request: tuple[str, str],
+        *,
+        is_awaited: bool = False,
+    ) -> None:
         self._gate = gate
         self._server = server
         self._request = request
         self._error: BaseException | None = None
         self._received_nbytes = 0
         self.nbytes = nbytes
+        self.is_awaited = is_awaited
         self.waited_s = 0.0
         self.sent_s = 0.0
         self.status: int | None = None
@@ -181,7 +174,6 @@ class Turn:
             elif error is None:
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
-            server.make_room()
             stages.count(stages.REQUESTS)
             gate.give_back(self)
 
@@ -251,35 +243,45 @@ class Gate:
         self._limit_nbytes = _share_nbytes()
         self._holders: Counter[object] = Counter()
 
-    def enter(self, name: str, nbytes: int, request: tuple[str, str] = ("GET", "")) -> Turn:
+    def enter(
+        self,
+        name: str,
+        nbytes: int,
+        request: tuple[str, str] = ("GET", ""),
+        *,
+        is_awaited: bool = False,
+    ) -> Turn:
         """Wait until a request to a server may be sent.
 
         Args:
             name: The server.
             nbytes: Bytes that the response may occupy in memory.
             request: Method and URL, for the log.
+            is_awaited: Whether somebody waits for all of the response: such a request passes before
+                others.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
         server = self.server(name)
-        turn = Turn(self, server, nbytes, request)
+        turn, waiting = Turn(self, server, nbytes, request, is_awaited=is_awaited), server.waiting
         with self.lock:
             self._collect()
             # A thread that holds a turn may be what the holders of the others wait for.
-            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
+            num_before = sum(other.is_awaited or not is_awaited for other in waiting)
+            if self._holders[turn.thread] or (not num_before and self._has_room(turn, server)):
                 self._let_pass(turn, server)
                 return turn
             turn.passed.acquire()
-            server.waiting.append(turn)
+            waiting.insert(num_before, turn)
         started_s = time.monotonic()
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
         except BaseException:
             with self.lock, suppress(ValueError):
-                server.waiting.remove(turn)
+                waiting.remove(turn)
             turn.leave()
             raise
         finally:
@@ -290,9 +292,7 @@ class Gate:
         """Return what is known about a server."""
         found = self.servers.get(name)
         if found is None:
-            number = shared_refusals.number(name)
-            server = _Server(name, num_shared=number)
-            found = self.servers.setdefault(name, server)
+            found = self.servers.setdefault(name, _Server(name))
         return found
 
     def give_back(self, turn: Turn) -> None:
@@ -312,7 +312,7 @@ class Gate:
                     self._pass_first(server)
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        if not server.takes_another():
+        if not server.takes_another(is_awaited=turn.is_awaited):
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
@@ -353,13 +353,14 @@ class Gate:
 def num_threads() -> int:
     """Return how many threads are worth sending requests to one server, for any server.
 
-    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
-    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
-    each request that waits here only costs it more.
+    As many as may read what is awaited; or half as many more than may be in flight: where nobody
+    waits, the gate rarely has as many requests as it lets pass, and does not learn that more may.
+    Where the processor is the limit, each request that waits here only costs it more.
     """
     limits = [known.limit for known in list(gate().servers.values())] or [RequestLimit()]
     return max(
-        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
+        max(limit.awaited, limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)))
+        for limit in limits
     )
 
 

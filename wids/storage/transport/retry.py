@@ -1,7 +1,4 @@
-"""Retry attempts that may fail: when to try again, how long to wait, and when to stop.
-
-A request that takes much longer than others is sent once more before it fails: a hedge.
-"""
+"""Retry attempts that may fail: when to try again, how long to wait, and when to stop."""
 
 from __future__ import annotations
 
@@ -10,19 +7,18 @@ import math
 import random
 import threading
 import time
-from collections import deque
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, Final, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.sizes import count_text
-from wids.storage.transport import shared_refusals, urls
-from wids.storage.transport.stream import Data, Stream, TransientError
+from wids.storage.transport import urls
+from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -37,6 +33,8 @@ _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
 _SILENT_S: Final = 1.0
 """If a read waits longer, one line says so, and another one that the server is back."""
+_QUIET_S: Final = 30.0
+"""How long after a server was back nothing is said: it may answer some requests and not others."""
 
 _PROGRESS_NBYTES: Final = 1 << 20
 """Bytes after which a server counts as working."""
@@ -133,35 +131,18 @@ def cancellation() -> threading.Event | None:
     return _cancel.get()
 
 
-def check_waits(silent_s: float = 0.0) -> None:
+def check_waits() -> None:
     """End the waits of this thread where they must end.
-
-    Args:
-        silent_s: How long the thread has been waiting for the next bytes.
 
     Raises:
         CancelledError: The event of `cancelled_by` is set.
         DeadlineError: The deadline of the read has passed.
-        OvertakenError: The second request of `hedged` was answered before the first.
     """
     event, patience = _cancel.get(), _limited.get()
     if event is not None and event.is_set():
         raise CancelledError("the fetch was cancelled")
     if patience is not None and patience.left_s <= 0:
         raise _PassedError("the deadline has passed")  # `with_retries` says more
-    if (race := _race.get()) is not None:
-        race.check(silent_s)
-
-
-def poll_s(most_s: float, silent_s: float) -> float:
-    """Return after how many seconds of waiting for bytes to call `check_waits`.
-
-    Args:
-        most_s: If there is nothing special.
-        silent_s: As for `check_waits`.
-    """
-    race = _race.get()
-    return most_s if race is None else race.poll_s(most_s, silent_s)
 
 
 def left_s() -> float:
@@ -220,7 +201,7 @@ def with_retries(
                 wait_s = failures.wait_s(error, time.monotonic() - started_s)
             else:
                 note_answer(patience.server)
-                if patience.server and (away_s := shared_refusals.outage_ends(patience.server)):
+                if patience.server and (away_s := _outage_ends(patience.server)):
                     back = printable(patience.server)
                     _logger.warning("%s answers again, after %s", back, _text(away_s))
                 return result
@@ -284,7 +265,7 @@ class _Failures:
             return wait_s
         limit_s = self._limit_s(error, spent_s)
         wait_s = min(wait_s, limit_s - self.waited_s)
-        if self.waited_s + wait_s >= _SILENT_S and shared_refusals.outage_begins(server):
+        if self.waited_s + wait_s >= _SILENT_S and _outage_begins(server):
             _logger.warning(
                 "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
             )
@@ -309,223 +290,34 @@ class _Failures:
         ) from error
 
 
-Opened: TypeAlias = "Callable[[int, str | None, AbstractContextManager[Any]], Stream]"
-"""Opens a stream: from a position on, of a version, and inside the block the server is waited for.
-"""
-
-_NUM_LIKE: Final = 128
-_LEAST_LIKE: Final = 16
-_QUANTILE: Final = 0.95
-_TIMES_LONGER: Final = 1.25
-"""A request is late after so many times what this part of its like took."""
-_LEAST_LATE_S: Final = 0.05
-_STALLED_S: Final = 0.75
-"""A request is late after so long a silence too, of which nothing is known at first."""
-_MOST_HEDGED: Final = 0.05
-_RACE_POLL_S: Final = 0.005
+def _outage_begins(server: str) -> bool:
+    """Note that a server is away; return whether no thread and no process has noted it before."""
+    at, now_s = _outage_at(server), time.monotonic()
+    # Between processes there is no lock: at worst, two of them say the same.
+    with stages.writing:
+        times_s = stages.here.common
+        if times_s[at] > 0 or (times_s[at] and now_s + times_s[at] < _QUIET_S):
+            return False
+        times_s[at] = now_s  # since then; or less than 0, since when it is back
+        return True
 
 
-class OvertakenError(FetchError):
-    """A request that is given up, since the same one that was sent later was answered."""
+def _outage_ends(server: str) -> float | None:
+    """Note that a server has answered; return how many seconds it was away, if that was noted."""
+    at = _outage_at(server)
+    if stages.here.common[at] <= 0:
+        return None
+    with stages.writing:
+        since_s, now_s = stages.here.common[at], time.monotonic()
+        if since_s <= 0:
+            return None
+        stages.here.common[at] = -now_s
+        return now_s - since_s
 
 
-class _Pace:
-    """How long requests to one server take, and how many were sent twice."""
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self._num_hedged = 0
-        self._took_s: dict[int | None, deque[float]] = {}
-        self._late_s: dict[int | None, float] = {}
-        self._lock = threading.Lock()
-
-    def late_s(self, size: int | None) -> float:
-        """Return after how long a request is late; infinity if too little is known."""
-        return self._late_s.get(size, math.inf)
-
-    def note(self, size: int | None, seconds: float) -> None:
-        """Note how long a request took; requests of one size are alike."""
-        took_s = self._took_s.setdefault(size, deque(maxlen=_NUM_LIKE))
-        took_s.append(seconds)
-        if len(took_s) >= _LEAST_LIKE and self.num_requests % 8 == 0:
-            ordered = sorted(took_s)
-            usual_s = ordered[int(_QUANTILE * len(ordered))]
-            self._late_s[size] = max(_LEAST_LATE_S, _TIMES_LONGER * usual_s)
-
-    def lets_hedge(self) -> bool:
-        """Return whether one more request may be sent twice, and count it."""
-        with self._lock:
-            may = self._num_hedged <= _MOST_HEDGED * self.num_requests
-            self._num_hedged += may
-            return may
-
-
-_paces: Final[dict[str, _Pace]] = {}
-"""By server."""
-
-
-class _Race:
-    """A request; and a second one for the rest of its bytes, if it is late.
-
-    It is the context manager of each wait for the first request.
-    """
-
-    def __init__(
-        self, opened: Opened, url: str, pace: _Pace, start: int, tag: str | None, size: int | None
-    ) -> None:
-        self._opened = opened
-        self._url = url
-        self._pace = pace
-        self._start = self._at = start
-        self._tag = tag
-        self._size = size
-        self._late_s = pace.late_s(size)
-        self._stalled_s = max(_STALLED_S, self._late_s if self._late_s < math.inf else 0.0)
-        self._since_s = 0.0
-        self._stream: Stream | None = None
-        self._cancel: threading.Event | None = None  # of the second request
-        self._second: deque[tuple[int, Stream, Data]] = deque()  # taken by who uses or closes it
-
-    def open(self) -> Stream:
-        """Open the stream that is answered first."""
-        try:
-            try:
-                stream = self._opened(self._at, self._tag, self)
-            except OvertakenError:
-                stream = self._switched()
-        except BaseException:
-            self._end()
-            raise
-        if self._size is None:  # its length would say more of the network than of this request
-            self._note()
-        self._tag = stream.tag
-        self._stream = replace(stream)
-        stream.chunks, stream.close = self._pieces(self._stream), self._close
-        return stream
-
-    def __enter__(self) -> None:
-        self._since_s = self._since_s or time.monotonic()
-        self._token = _race.set(self)
-
-    def __exit__(self, *_: object) -> None:
-        _race.reset(self._token)
-
-    def check(self, silent_s: float) -> None:
-        """Send the second request when it is time; end the wait when it was answered."""
-        if self._second:
-            raise OvertakenError("a second request was answered first")
-        # Without a version, nothing would reveal that the rest is of another one.
-        is_known = self._at == self._start or self._tag is not None
-        if self._cancel or not is_known or self._left_s(silent_s) > 0:
-            return
-        if self._pace.lets_hedge():
-            after_s = time.monotonic() - self._since_s
-            _logger.info("%s: requested again, after %.2f s", urls.redact(self._url), after_s)
-            self._cancel = threading.Event()
-            again = threading.Thread(
-                target=self._send_again, args=(self._cancel,), name="wids-hedge", daemon=True
-            )
-            with suppress(RuntimeError):  # no more threads
-                again.start()
-
-    def poll_s(self, most_s: float, silent_s: float) -> float:
-        """Return after how long `check` may have something to do."""
-        left_s = _RACE_POLL_S if self._cancel else self._left_s(silent_s)
-        return min(most_s, max(0.001, left_s)) if left_s > 0 else most_s
-
-    def _left_s(self, silent_s: float) -> float:
-        taken_s = time.monotonic() - self._since_s
-        return min(self._late_s - taken_s, self._stalled_s - silent_s)
-
-    def _note(self) -> None:
-        self._pace.note(self._size, time.monotonic() - self._since_s)
-        self._late_s = math.inf
-
-    def _send_again(self, cancel: threading.Event) -> None:
-        at, stream = self._at, None
-        try:
-            with cancelled_by(cancel):
-                stream = self._opened(at, self._tag, nullcontext())
-                self._second.append((at, stream, next(stream.chunks, b"")))
-        except FetchError:  # the first one may still be answered
-            if stream is not None:
-                stream.close()
-        if cancel.is_set():
-            self._end()
-
-    def _pieces(self, stream: Stream) -> Iterator[Data]:
-        while True:
-            try:
-                with self:
-                    piece = next(stream.chunks, None)
-            except OvertakenError:
-                stream.close()
-                self._stream = stream = self._switched()
-                continue
-            if piece is None:
-                break
-            self._at += len(piece)
-            yield piece
-        if self._size is not None:
-            self._note()
-        self._end()
-
-    def _switched(self) -> Stream:
-        """Return the second stream, from the position on that the first one has reached."""
-        (at, stream, piece), first = self._second.pop(), self._stream
-        if first is not None and (
-            (stream.tag, stream.total_nbytes, stream.start) != (first.tag, first.total_nbytes, at)
-        ):
-            stream.close()
-            message = f"{urls.redact(self._url)}: it changed while it was being read"
-            raise TransientError(message, is_outage=False)
-        chunks = chain([piece] if piece else [], stream.chunks)
-        stream.chunks = chunks if at == self._at else _without(chunks, self._at - at)
-        return stream
-
-    def _close(self) -> None:
-        self._end()
-        if self._stream is not None:
-            self._stream.close()
-
-    def _end(self) -> None:
-        """Drop the second request."""
-        if self._cancel is not None:
-            self._cancel.set()
-            while self._second:
-                with suppress(IndexError):
-                    self._second.pop()[1].close()
-
-
-_race: ContextVar[_Race | None] = ContextVar("wids_race", default=None)
-"""The request of this thread that may be sent twice."""
-
-
-def _without(chunks: Iterator[Data], nbytes: int) -> Iterator[Data]:
-    """Yield the pieces after the first bytes."""
-    for chunk in chunks:
-        if nbytes < len(chunk):
-            yield memoryview(chunk)[nbytes:]
-        nbytes = max(0, nbytes - len(chunk))
-
-
-def hedged(opened: Opened, url: str, start: int, tag: str | None, nbytes: int | None) -> Stream:
-    """Open a stream, and request its bytes once more if they come late; the first answer counts.
-
-    Late is what takes longer than almost all requests of about this size to this server, or stops
-    for most of a second. At most one request in twenty is sent twice.
-
-    Args:
-        opened: Opens the stream.
-        url: What is read.
-        start: Position of the first byte.
-        tag: The version, or None.
-        nbytes: Number of bytes that the reader waits for; None if it reads them in pieces.
-    """
-    pace = _paces.setdefault(urls.origin(url), _Pace())
-    pace.num_requests += 1
-    size = None if nbytes is None else nbytes.bit_length() // 2
-    return _Race(opened, url, pace, start, tag, size).open()
+def _outage_at(server: str) -> int:
+    first, end = stages.OUTAGES.start, stages.OUTAGES.stop
+    return int(first + zlib.crc32(server.encode()) % (end - first))
 
 
 def _pause(wait_s: float, cancel: threading.Event | None) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
-from wids.storage.transport import local, retry, shared_refusals, urls
+from wids.storage.transport import local, retry, urls
 from wids.storage.transport.stream import Entry, Stream, Transport
 
 _logger = logging.getLogger(__name__)
@@ -216,7 +216,6 @@ class Transports:
     def __getstate__(self) -> dict[str, Any]:
         shared = {
             "answered": retry.answered(),
-            "refusals": shared_refusals.passed(),
             "stages": stages.passed_stages(),
         }
         return {**self.__dict__, **shared}
@@ -225,7 +224,6 @@ class Transports:
         # A worker that is started in an outage has not met the servers itself.
         for server in state.pop("answered"):
             retry.note_answer(server)
-        shared_refusals.join(state.pop("refusals"))
         stages.join_stages(state.pop("stages"))
         self.__dict__.update(state)
 
@@ -255,10 +253,12 @@ class Transports:
         if not server:
             return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
+        from wids.storage.transport.hedging import hedged
 
         def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
             nbytes = response_nbytes(at, stop, is_collected=is_collected)
-            turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
+            request = ("HEAD" if stop == 0 else "GET", target)
+            turn = gate().enter(server, nbytes, request, is_awaited=is_collected)
             try:
                 with retry.waiting_for("a connection or a response"), wait:
                     stream = transport.open(target, at, stop, tag)
@@ -272,7 +272,7 @@ class Transports:
         if stop == 0 or not hedges(self._common | options_for(url, self._options)):
             return opened(start, tag, nullcontext())
         nbytes = stop - start if is_collected and stop is not None else None
-        return retry.hedged(opened, target, start, tag, nbytes)
+        return hedged(opened, target, start, tag, nbytes)
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
