@@ -108,6 +108,7 @@ class Server:
         """Answer a request, and write its line; return the bytes of the body."""
         if request.path == "/-end":
             client.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            self._num_tars = 0
             self._note("204", 0, request.path, 0.0)
             return 0
         began_s, status, sent = time.monotonic(), "499", [0]

@@ -38,8 +38,9 @@ class Network:
         delay_sigma: Standard deviation of the logarithm of the delay.
         slow_share: Part of the requests that take ten times as long.
         error_share: Part of the requests whose connection is reset, or that get status 500 or 503.
-        silent_at: The request for a tar that is never answered, counted from 1.
-        stalled_at: The request for a tar whose body stops after 64 KiB, counted from 1.
+        silent_at: The request for a tar that is never answered, counted from 1 since the latest
+            `WebServer.counted`.
+        stalled_at: The same for the request whose body stops after 64 KiB.
         seed: Of the delays and errors.
     """
 

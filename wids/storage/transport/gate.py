@@ -1,8 +1,9 @@
 """Let each request to a server wait for its turn, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait in the order in which they came. The bytes that
-responses may occupy in memory are limited too, for the process and for the node.
+how many requests are in flight; the others wait in the order in which they came, but those that
+somebody waits for come first. The bytes that responses may occupy in memory are limited too, for
+the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment.
@@ -84,10 +85,11 @@ class _Server:
         self.num_rejected += 1
         self.pause_until_s = time.monotonic() + pause_s
 
-    def takes_another(self) -> bool:
+    def takes_another(self, *, is_awaited: bool) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if self.num_rejected else self.limit.value
+        limit = self.limit.awaited if is_awaited else self.limit.value
+        most = 1 if self.num_rejected else limit
         return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
 
     def poll_s(self) -> float:
@@ -104,17 +106,27 @@ class Turn:
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
+        is_awaited: Whether somebody waits for all of the response.
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
-    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        server: _Server,
+        nbytes: int,
+        request: tuple[str, str],
+        *,
+        is_awaited: bool = False,
+    ) -> None:
         self._gate = gate
         self._server = server
         self._request = request
         self._error: BaseException | None = None
         self._received_nbytes = 0
         self.nbytes = nbytes
+        self.is_awaited = is_awaited
         self.waited_s = 0.0
         self.sent_s = 0.0
         self.status: int | None = None
@@ -231,35 +243,45 @@ class Gate:
         self._limit_nbytes = _share_nbytes()
         self._holders: Counter[object] = Counter()
 
-    def enter(self, name: str, nbytes: int, request: tuple[str, str] = ("GET", "")) -> Turn:
+    def enter(
+        self,
+        name: str,
+        nbytes: int,
+        request: tuple[str, str] = ("GET", ""),
+        *,
+        is_awaited: bool = False,
+    ) -> Turn:
         """Wait until a request to a server may be sent.
 
         Args:
             name: The server.
             nbytes: Bytes that the response may occupy in memory.
             request: Method and URL, for the log.
+            is_awaited: Whether somebody waits for all of the response: such a request passes before
+                others.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
         server = self.server(name)
-        turn = Turn(self, server, nbytes, request)
+        turn, waiting = Turn(self, server, nbytes, request, is_awaited=is_awaited), server.waiting
         with self.lock:
             self._collect()
             # A thread that holds a turn may be what the holders of the others wait for.
-            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
+            num_before = sum(other.is_awaited or not is_awaited for other in waiting)
+            if self._holders[turn.thread] or (not num_before and self._has_room(turn, server)):
                 self._let_pass(turn, server)
                 return turn
             turn.passed.acquire()
-            server.waiting.append(turn)
+            waiting.insert(num_before, turn)
         started_s = time.monotonic()
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
         except BaseException:
             with self.lock, suppress(ValueError):
-                server.waiting.remove(turn)
+                waiting.remove(turn)
             turn.leave()
             raise
         finally:
@@ -290,7 +312,7 @@ class Gate:
                     self._pass_first(server)
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        if not server.takes_another():
+        if not server.takes_another(is_awaited=turn.is_awaited):
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
@@ -331,13 +353,14 @@ class Gate:
 def num_threads() -> int:
     """Return how many threads are worth sending requests to one server, for any server.
 
-    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
-    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
-    each request that waits here only costs it more.
+    As many as may read what is awaited; or half as many more than may be in flight: where nobody
+    waits, the gate rarely has as many requests as it lets pass, and does not learn that more may.
+    Where the processor is the limit, each request that waits here only costs it more.
     """
     limits = [known.limit for known in list(gate().servers.values())] or [RequestLimit()]
     return max(
-        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
+        max(limit.awaited, limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)))
+        for limit in limits
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from wids.errors import FetchError
 from wids.storage.transport import store_credentials, urls
 
-OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
+OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "hedge", "driver"))
 """Options of this package, which no driver takes."""
 
 
