@@ -146,7 +146,7 @@ def save(
     checkpoint = {
         "network": network.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "batches": batches,  # the same on all ranks
+        "batches": batches,  # that of any rank
         "step": step,
     }
     temporary = path.with_suffix(".new")

@@ -134,10 +134,20 @@ def drawn(seed: int) -> tuple[Job, Random]:
     return Job(order, drawn_arguments(draw, sum(lengths))), draw
 
 
+def own_batches(job: Job) -> list[Batches]:
+    """Return the batches of each run, without those that it repeats."""
+    num_runs = job.order.num_runs
+    lengths = [len(own) for own in reference.own_batches(job.expected())]
+    samplers = [job.sampler(run, num_runs, num_runs) for run in range(num_runs)]
+    return [
+        list(islice(sampler, length)) for sampler, length in zip(samplers, lengths, strict=True)
+    ]
+
+
 # The batches
 
 
-@law(200, 10_000, SEEDS)
+@law(150, 10_000, SEEDS)
 def test_batches_are_those_of_the_specification(seed: int) -> None:
     """Batches and counts are those of a second implementation, written from the page.
 
@@ -178,7 +188,7 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
     assert json.loads(json.dumps(reference.golden())) == GOLDEN
 
 
-@law(200, 10_000, SEEDS)
+@law(120, 10_000, SEEDS)
 def test_budgets_are_kept_and_each_sample_comes_once(seed: int) -> None:
     """No batch exceeds a budget unless its only sample does; ranks are equal; counts are exact.
 
@@ -218,7 +228,7 @@ def test_windows_are_full_and_in_order(seed: int) -> None:
     job = Job(job.order, {**job.arguments, "drop_last": False, "too_long": "alone"})
     window = job.arguments["window"]
     runs = reference_order.runs(job.order)
-    for run, batches in enumerate(reference.own_batches(job.expected())):
+    for run, batches in enumerate(own_batches(job)):
         at = 0
         for first in range(0, len(batches), window):
             inside = [index for batch in batches[first : first + window] for index in batch]
@@ -236,7 +246,7 @@ def test_steps_have_about_the_same_cost_on_all_ranks(seed: int) -> None:
     job, _ = drawn(seed)
     job = Job(job.order, {**job.arguments, "cost": "squares", "drop_last": False})
     expected = job.expected()
-    made = reference.own_batches(expected)
+    made = own_batches(job)
     window = job.arguments["window"]
     common = min(map(len, made))
     costs = [[reference.cost(expected, batch) for batch in batches] for batches in made]

@@ -73,7 +73,7 @@ class PackedBatchSampler(RoundsSampler):
         >>> sampler = wids.ChunkedSampler(range(8))
         >>> batches = wids.PackedBatchSampler(sampler, lengths, 9)
         >>> list(batches)
-        [[1, 2], [3, 4], [5, 7], [6, 0]]
+        [[7, 5], [2, 1], [0, 6], [4, 3]]
         >>> len(batches), batches.fill
         (4, 1.0)
     """

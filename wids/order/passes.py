@@ -486,6 +486,7 @@ class EpochSampler(Sampler[T]):
             is_cut=self.num_canonical is not None,
         )
         place = resumed(saved.epoch, saved.parts, num_replicas, self._num_runs)
+        self._locate(state, place)
         if place.history:
             if not self._is_elastic:
                 raise other_runs(saved, num_replicas, self.num_canonical)
@@ -498,6 +499,5 @@ class EpochSampler(Sampler[T]):
             self._rewind()
             self._note_skipping()
             return
-        self._locate(state, place)
         self._epochs.restore(place.epoch, is_fixed=saved.is_fixed, place=place)
         self._resume = (place, self._epochs.num_set)
