@@ -95,7 +95,7 @@ def first_fit_decreasing(lengths: Any, group: int = 100_000) -> int:
 def of_grain(lengths: Any) -> int:
     """Return the number of batches of grain's best-fit packing."""
     import grain
-    from grain.experimental import BestFitPackIterDataset
+    from grain.experimental import BestFitPackIterDataset  # type: ignore[import-untyped]
 
     tokens = np.zeros(MAX_TOKENS, np.int32)
     sequences = grain.MapDataset.source(lengths.tolist())

@@ -145,12 +145,10 @@ class Budgets:
         """Return the batches of a window in descending order of cost (ORDER-74)."""
         if self.cost is None:
             return found
-        if isinstance(self.cost, str):
-            costs = self.needs[0][indices].astype(np.float64) ** (
-                2 if self.cost == "squares" else 1
-            )
-        else:
-            costs = self.cost[indices].astype(np.float64)
+        given = self.needs[0] if isinstance(self.cost, str) else self.cost
+        costs = given[indices].astype(np.float64)
+        if isinstance(self.cost, str) and self.cost == "squares":
+            costs = costs**2
         number = np.repeat(np.arange(len(found)), list(map(len, found)))
         # bincount adds one after another, so that every machine has the same sums.
         sums = np.bincount(number, costs[list(chain.from_iterable(found))])
@@ -316,10 +314,13 @@ class PackedRounds(Rounds):
         return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
 
     def has_round(self, number: int) -> bool:  # noqa: D102 - inherited
-        # The runs that were looked at come first: mostly they know.
-        runs = [*self._known, *(run for run in range(self._num_runs) if run not in self._known)]
-        has_one = (self._reach(run, number + 1) > number for run in runs)
-        return all(has_one) if self._drop_last else any(has_one)
+        has_one = (self._reach(run, number + 1) > number for run in range(self._num_runs))
+        if self._drop_last:
+            return all(has_one)
+        # Mostly the run that is being read has one, so that no other is packed.
+        size, known = self._budgets.window, self._known.values()
+        ends = (each.num_batches or each.last * size for each in known)
+        return any(end > number for end in ends) or any(has_one)
 
     @cached_property
     def _surplus(self) -> int:
