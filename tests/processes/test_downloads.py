@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> No
 def test_ctrl_c_leaves_nothing_of_a_request_that_was_sent_twice(
     how: str, spec: str, server: Server, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the program soon, which waits for neither of the two (CACHE-10, CACHE-43)."""
+    """It ends the program soon, which waits for neither of the two (CACHE-10, CACHE-47)."""
     monkeypatch.setenv("WIDS_HEDGE", "1")
     for number in range(NUM_SHARDS):
         server.pages[f"/{number}.tar"].always = Fault(after_nbytes=9000, how=how)

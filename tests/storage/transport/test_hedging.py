@@ -1,4 +1,4 @@
-"""Requests that come late are sent once more (CACHE-43)."""
+"""Requests that come late are sent once more (CACHE-47)."""
 
 from __future__ import annotations
 
