@@ -129,6 +129,15 @@ def test_the_rest_of_a_file_without_versions_is_not_requested_again(server: Serv
     assert asked(server) == ["bytes=0-899999"] * 3
 
 
+def test_a_whole_file_does_not_replace_its_rest(server: Server) -> None:
+    """The first request of a server without ranges goes on; its beginning is sent for nothing."""
+    stalled = Fault(after_nbytes=300_000, how="stall")
+    url = server.page("/a", DATA, faults=[stalled], has_ranges=False)
+    assert Fetcher({"timeout": 1.5}).read(url, len(DATA)) == DATA
+    assert asked(server)[:2] == [None, "bytes=262144-"]
+    assert len(server.log) == 3  # the last one after the time-out
+
+
 class Uneven(Page):
     """A page of which a quarter of the requests take ten times as long."""
 

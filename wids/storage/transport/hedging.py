@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -84,17 +83,20 @@ _paces: Final[dict[str, _Pace]] = {}
 """By server. No locks: what two threads change at once is one request more or less."""
 
 
-def hedged(opened: Opened, url: str, start: int, tag: str | None, nbytes: int | None) -> Stream:
+def hedged(
+    opened: Opened, server: str, url: str, start: int, tag: str | None, nbytes: int | None
+) -> Stream:
     """Open a stream whose bytes are requested once more if they come late.
 
     Args:
         opened: Opens the stream.
+        server: Its server.
         url: What is read.
         start: Position of the first byte.
         tag: The version that is read, or None.
         nbytes: How many bytes the reader waits for; None if it takes them as they come.
     """
-    pace = _paces.setdefault(urls.origin(url), _Pace())
+    pace = _paces.get(server) or _paces.setdefault(server, _Pace())
     pace.num_requests += 1
     return _Race(opened, url, pace, start, tag, nbytes).open()
 
@@ -134,16 +136,18 @@ class _Race:
         self._at = self._start = start
         self._tag = tag
         self._is_awaited = nbytes is not None
-        self._like = pace.likes.setdefault((nbytes or 0).bit_length() // 2, _Like())
+        size = (nbytes or 0).bit_length() // 2
+        self._like = pace.likes.get(size) or pace.likes.setdefault(size, _Like())
         late_s = self._like.late_s
         self._late_s = late_s if self._is_awaited else math.inf
         self._silent_s = _SILENT_S if math.isinf(late_s) else max(_SILENT_S, late_s)
         self._since_s = 0.0
         self._is_noted = False
-        self._stream: Stream | None = None
+        self._stream: Stream | None = None  # what the reader has
+        self._close_first: Callable[[], None] | None = None
         self._cancel: threading.Event | None = None  # of the second request
         # At most one: the position, the stream, its first bytes. Who takes it out has to close it.
-        self._second: deque[tuple[int, Stream, Data]] = deque()
+        self._second: list[tuple[int, Stream, Data]] = []
 
     def open(self) -> Stream:
         """Return the stream, which may turn into the second one at any time."""
@@ -157,8 +161,8 @@ class _Race:
             raise
         if not self._is_awaited:
             self._note()
-        self._tag, self._stream = stream.tag, replace(stream)
-        stream.chunks, stream.close = self._pieces(self._stream), self._close
+        self._stream, self._tag, self._close_first = stream, stream.tag, stream.close
+        stream.chunks, stream.close = self._pieces(stream.chunks), self._close
         return stream
 
     def __enter__(self) -> None:
@@ -195,25 +199,29 @@ class _Race:
             second.start()
 
     def _read_again(self, cancel: threading.Event) -> None:
-        at, stream = self._at, None
+        at, tag, stream = self._at, self._tag, None
         try:
             with cancelled_by(cancel):
-                stream = self._opened(at, self._tag, nullcontext())
-                self._second.append((at, stream, next(stream.chunks, b"")))
+                stream = self._opened(at, tag, nullcontext())
+                if stream.start == at or stream.tag != tag:
+                    self._second.append((at, stream, next(stream.chunks, b"")))
+                else:  # a whole file instead of its rest
+                    stream.close()
         except FetchError:  # the first one may still be answered
             if stream is not None:
                 stream.close()
         if cancel.is_set():
             self._end()
 
-    def _pieces(self, stream: Stream) -> Iterator[Data]:
+    def _pieces(self, chunks: Iterator[Data]) -> Iterator[Data]:
         while True:
             try:
                 with self:
-                    piece = next(stream.chunks, None)
+                    piece = next(chunks, None)
             except OvertakenError:
-                stream.close()
-                self._stream = stream = self._taken_over()
+                self._close_one()
+                second = self._taken_over()
+                chunks, self._close_first = second.chunks, second.close
                 continue
             if piece is None:
                 break
@@ -244,8 +252,12 @@ class _Race:
 
     def _close(self) -> None:
         self._end()
-        if self._stream is not None:
-            self._stream.close()
+        self._close_one()
+
+    def _close_one(self) -> None:
+        close, self._close_first = self._close_first, None
+        if close is not None:
+            close()
 
     def _end(self) -> None:
         """Drop the second request."""

@@ -272,7 +272,7 @@ class Transports:
         if stop == 0 or not hedges(self._common | options_for(url, self._options)):
             return opened(start, tag, nullcontext())
         nbytes = stop - start if is_collected and stop is not None else None
-        return hedged(opened, target, start, tag, nbytes)
+        return hedged(opened, server, target, start, tag, nbytes)
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
