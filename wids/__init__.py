@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
-    from wids.dataset.collating import collate
+    from wids.dataset.collating import collate, collate_packed
     from wids.dataset.huggingface import SamplerTrainer as SamplerTrainer
     from wids.dataset.lightning import SamplerCallback as SamplerCallback
     from wids.dataset.peeking import Peek, peek
@@ -110,6 +110,7 @@ __all__ = [
     "append_shards",
     "build_spec",
     "collate",
+    "collate_packed",
     "diff_specs",
     "load_spec",
     "load_table",
@@ -166,7 +167,7 @@ _MODULES = {
     "dataset.timing": ("StageTimes", "timings"),
     "dataset.streaming": ("stream",),
     "shards.tars.shard": ("Shard",),
-    "dataset.collating": ("collate",),
+    "dataset.collating": ("collate", "collate_packed"),
     "publish.appending": ("append_shards",),
     "publish.new_spec": ("build_spec",),
     "publish.problems": ("Problem",),

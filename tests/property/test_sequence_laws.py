@@ -70,12 +70,21 @@ def mixed(draw: Random) -> dict[str, Any]:
         at += length
     return {
         "dataset": Sources(ranges),
-        "weights": weights,
+        "weights": draw.choice([weights, changing(draw, weights)]),
         "num_samples": draw.randint(1, 40),
         "chunksize": draw.choice([1, 2, 3, 5, 2000]),
         "seed": draw.getrandbits(40),
         "shuffle": draw.random() < 0.7,
     }
+
+
+def changing(draw: Random, weights: list[int]) -> list[Any]:
+    """Return a schedule that begins with these weights."""
+    phases: list[Any] = [(0, weights)]
+    for _ in range(draw.randint(1, 3)):
+        later = [draw.randint(1, 12), *(draw.randint(0, 12) for _ in weights[1:])]
+        phases.append((phases[-1][0] + draw.choice([1, 5, 30, 100]), later))
+    return phases
 
 
 def ranks(draw: Random, kind: Any, arguments: dict[str, Any]) -> list[Any]:
@@ -126,7 +135,10 @@ def test_epochs_are_what_is_asked(seed: int) -> None:
 
 @law(50, 7_000, SEEDS)
 def test_mixes_are_what_is_asked(seed: int) -> None:
-    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68)."""
+    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68).
+
+    Their weights may change (ORDER-29).
+    """
     draw = Random(seed)
     samplers = ranks(draw, MixedSampler, mixed(draw))
 
@@ -161,7 +173,8 @@ def test_rests_are_what_is_asked(seed: int) -> None:
 def test_batches_are_what_is_asked(seed: int) -> None:
     """So it is for batches of buckets, whose positions are those of batches."""
     draw = Random(seed)
-    inside = ranks(draw, DistributedChunkedSampler, chunked(draw))
+    kind, arguments = draw.choice([(DistributedChunkedSampler, chunked), (MixedSampler, mixed)])
+    inside = ranks(draw, kind, arguments(draw))
     numbers = [draw.randint(0, 3) for _ in range(inside[0].dataset_length)]
     options = {"aligned": draw.random() < 0.5, "drop_last": draw.random() < 0.5}
     samplers = [

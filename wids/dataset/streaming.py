@@ -23,7 +23,6 @@ from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.elastic import EpochPart, EpochPlace, History
 from wids.order.passes import Epochs, EpochSampler
-from wids.storage.arrays import IntArray
 from wids.storage.stages import SharedArray
 
 _NUM_SLOTS: Final = 1024
@@ -32,11 +31,21 @@ _NUM_SLOTS: Final = 1024
 _MOST_PARTS: Final = 1024
 """Maximum number of times that the ranks of a stream may change in an epoch."""
 
-# The parts of the shared array: single numbers, three for each part of the history of the restored
-# epoch, and rows that have a number for each worker.
-_FIXED, _BEGUN, _START, _IS_REST, _RESTORED, _POSITION, _PARTS, _AFTER, _HISTORY = range(9)
-_SLOTS = _HISTORY + 3 * _MOST_PARTS
-_PASSES, _EPOCHS, _OF_STATE, _COMPLETE, _SHARES, _NUM_ROWS = range(6)
+_WORKER: Final = np.dtype(
+    [(name, np.int64) for name in ("passes", "epoch", "of_state", "is_complete", "share")]
+)
+"""What each worker notes: passes that it has completed, the epoch of its next pass; the epoch of
+the state that it was restored from, whether nothing was left of its share, and its next share."""
+_SHARED: Final = np.dtype(
+    [
+        *((name, np.int64) for name in ("is_fixed", "begun", "start", "is_rest")),
+        *((name, np.int64) for name in ("restored", "position", "num_parts", "after")),
+        ("parts", np.int64, (_MOST_PARTS, 3)),
+        ("workers", _WORKER, _NUM_SLOTS),
+    ]
+)
+"""What they share: whether the epoch is fixed; the pass that began last, its start, and whether it
+is the rest of an epoch; the place that was restored, with its parts; and after how many passes."""
 
 
 class SharedEpochs(Epochs):
@@ -51,7 +60,7 @@ class SharedEpochs(Epochs):
     """
 
     def __init__(self, epochs: Epochs, place: EpochPlace) -> None:
-        self._array = SharedArray("q", _SLOTS + _NUM_ROWS * _NUM_SLOTS)
+        self._array = SharedArray("q", _SHARED.itemsize // 8)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
@@ -63,7 +72,7 @@ class SharedEpochs(Epochs):
         """Restore the epoch of a state and its place; None if only the epoch is set."""
         super().restore(number, is_fixed=is_fixed)
         # A restored position counts only in its own epoch, also in persistent workers (ORDER-11).
-        if place is not None or number != self._shared[_RESTORED]:
+        if place is not None or number != self._shared["restored"]:
             self._note_place(place or EpochPlace(number))
 
     def _note_place(self, place: EpochPlace) -> None:
@@ -73,80 +82,80 @@ class SharedEpochs(Epochs):
                 f"epoch, and a stream continues after at most {_MOST_PARTS:,}; pass the dataset "
                 "and the sampler to the loader instead"
             )
-        numbers = [number for part in place.history for number in astuple(part)]
-        self._shared[_HISTORY : _HISTORY + len(numbers)] = numbers
-        self._shared[_RESTORED], self._shared[_POSITION] = place.epoch, place.position
-        self._shared[_PARTS] = len(place.history)
-        self._shared[_AFTER] = self.num_passes
+        shared, num_parts = self._shared, len(place.history)
+        shared["parts"][:num_parts] = np.array(list(map(astuple, place.history))).reshape(-1, 3)
+        shared["restored"], shared["position"] = place.epoch, place.position
+        shared["num_parts"], shared["after"] = num_parts, self.num_passes
 
     def place(self, number: int) -> EpochPlace:
         """Return where a pass of an epoch starts: its start, or a restored place, for one pass."""
-        restored, position, _, after = self._shared[_RESTORED : _AFTER + 1]
-        if (restored, after) != (number, self.num_passes):
+        shared = self._shared
+        if (shared["restored"], shared["after"]) != (number, self.num_passes):
             return EpochPlace(number)
-        return EpochPlace(number, position, self._history())
+        return EpochPlace(number, int(shared["position"]), self._history())
 
     def _history(self) -> History:
-        numbers = self._shared[_HISTORY : _HISTORY + 3 * self._shared[_PARTS]]
-        return tuple(EpochPart(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+        parts = self._shared["parts"][: self._shared["num_parts"]]
+        return tuple(EpochPart(*part) for part in parts.tolist())
 
     @property
-    def _slots(self) -> IntArray:
-        """A row for each number that workers note, with a column for each of them."""
-        slots = np.frombuffer(self._shared, np.int64, offset=8 * _SLOTS)
-        return slots.reshape(_NUM_ROWS, _NUM_SLOTS)
+    def _shared(self) -> Any:
+        return np.frombuffer(self._array.values, _SHARED)[0]
 
     @property
-    def _own(self) -> IntArray:
-        """The columns of this worker; workers divide those that are left over."""
+    def _own(self) -> Any:
+        """What this worker notes; workers divide the places that are left over."""
         number, num_workers = worker()
-        return self._slots[:, number::num_workers]
+        return self._shared["workers"][number::num_workers]
 
     @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(self._slots[_EPOCHS].min())
+        return int(self._shared["workers"]["epoch"].min())
 
     @number.setter
     def number(self, number: int) -> None:
-        # A worker sets only its own slots: when workers are restored, some may have ended theirs.
-        self._own[_EPOCHS] = number
+        # A worker sets only its own: when workers are restored, some may have ended theirs.
+        self._own["epoch"] = number
 
     @property
     def is_fixed(self) -> bool:
         """Whether ``set_epoch`` was called, so that the epoch does not advance by itself."""
-        return bool(self._shared[_FIXED])
+        return bool(self._shared["is_fixed"])
 
     @is_fixed.setter
     def is_fixed(self, is_fixed: bool) -> None:
-        self._shared[_FIXED] = is_fixed
+        self._shared["is_fixed"] = is_fixed
 
     @property
     def num_passes(self) -> int:
         """Number of passes that all workers have completed."""
-        return int(self._slots[_PASSES].min())
+        return int(self._shared["workers"]["passes"].min())
 
     @property
     def own_number(self) -> int:
         """The epoch of the next pass of this worker, which may have completed its share."""
-        return int(self._own[_EPOCHS, 0])
+        return int(self._own["epoch"][0])
 
     @property
     def begun(self) -> EpochPlace:
         """Where the latest pass that began started."""
-        history = self._history() if self._shared[_IS_REST] else ()
-        return EpochPlace(self._shared[_BEGUN], self._shared[_START], history)
+        shared = self._shared
+        history = self._history() if shared["is_rest"] else ()
+        return EpochPlace(int(shared["begun"]), int(shared["start"]), history)
 
     def begin(self, place: EpochPlace) -> None:
         """Note that a pass begins. All workers note the same."""
-        self._shared[_BEGUN], self._shared[_START] = place.epoch, place.position
-        self._shared[_IS_REST] = bool(place.history)  # which is that of the restored epoch
+        shared = self._shared
+        shared["begun"], shared["start"] = place.epoch, place.position
+        shared["is_rest"] = bool(place.history)  # which is that of the restored epoch
 
     def complete(self, number: int) -> None:
         """Note that this worker has read its share of an epoch to the end."""
-        self._own[_PASSES] += 1
+        own = self._own
+        own["passes"] += 1
         if not self.is_fixed:
-            self._own[_EPOCHS] = number + 1
+            own["epoch"] = number + 1
 
     def note_restored(
         self, number: int, next_number: int, next_share: int, *, is_complete: bool
@@ -160,13 +169,13 @@ class SharedEpochs(Epochs):
             is_complete: Whether nothing is left of its share.
         """
         own = self._own
-        own[_OF_STATE], own[_EPOCHS] = number, next_number
-        own[_SHARES], own[_COMPLETE] = next_share, is_complete
+        own["of_state"], own["epoch"] = number, next_number
+        own["share"], own["is_complete"] = next_share, is_complete
 
     @property
     def latest_restored(self) -> int:
         """The latest epoch of the states that workers were restored from."""
-        return int(self._slots[_OF_STATE].max())
+        return int(self._shared["workers"]["of_state"].max())
 
     def were_restored_complete(self, num_batches: int) -> bool:
         """Return whether nothing was left of the latest of these epochs for any worker.
@@ -175,13 +184,10 @@ class SharedEpochs(Epochs):
             num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
                 have read none of theirs.
         """
-        slots = self._slots
-        is_latest = slots[_OF_STATE] == self.latest_restored
-        return bool(np.where(is_latest, slots[_COMPLETE], slots[_SHARES] >= num_batches).all())
-
-    @property
-    def _shared(self) -> Any:
-        return self._array.values
+        workers = self._shared["workers"]
+        is_latest = workers["of_state"] == self.latest_restored
+        is_complete = np.where(is_latest, workers["is_complete"], workers["share"] >= num_batches)
+        return bool(is_complete.all())
 
 
 def worker() -> tuple[int, int]:

@@ -106,6 +106,10 @@ class RoundsSampler(EpochSampler[list[int]]):
         # No run has more batches than all runs have indices; the exact number takes a second.
         return self.sampler._most_items(num_runs) * num_runs
 
+    def _expected_by(self, state: Any, *, whole: bool = True) -> dict[str, Any]:
+        # Each batch depends on the order of the whole epoch.
+        return self._fingerprint() | self.sampler._expected_by(state, whole=whole)
+
     def _my_runs(self) -> range:
         rank, num_replicas = self._replica()
         width = self._num_runs // num_replicas

@@ -280,7 +280,7 @@ class PackedRounds(Rounds):
         """
         number = step // self._budgets.window
         return [
-            [run, number, known.starts[number], known.num_batches or 0]
+            list(map(int, (run, number, known.starts[number], known.num_batches or 0)))
             for run, known in sorted(self._known.items())
             if number in known.starts
         ]

@@ -184,6 +184,15 @@ class EpochSampler(Sampler[T]):
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
         raise NotImplementedError
 
+    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        """Return the fingerprint that a state needs, which for mixes depends on what was read.
+
+        Args:
+            state: The state.
+            whole: Whether an epoch counts as read as soon as something of it was.
+        """
+        return self._fingerprint()
+
     def _sequence(self, place: EpochPlace) -> Sequence[T]:
         """Return the items of this rank in the part of an epoch that a place is in."""
         raise NotImplementedError
@@ -471,7 +480,10 @@ class EpochSampler(Sampler[T]):
         """
         _, num_replicas = self._replica()
         saved = checked_state(
-            state, self._fingerprint(), self._most_items, is_cut=self.num_canonical is not None
+            state,
+            self._expected_by(state),
+            self._most_items,
+            is_cut=self.num_canonical is not None,
         )
         place = resumed(saved.epoch, saved.parts, num_replicas, self._num_runs)
         self._locate(state, place)

@@ -203,32 +203,35 @@ class MixedOrder(EpochOrder):
         return self._run(run).chunks(source, number)
 
     def _index(self, run: int, position: int) -> int:
-        mixed = self._run(run)
+        mixed, turns = self._run(run), self.runs.turns
         draw = mixed.first + position
-        source = int(self.runs.pattern.draws(draw, draw + 1)[0])
-        drawn = mixed.number_of_draw(source, draw)
+        source = int(turns.sources(run, draw, draw + 1)[0])
+        drawn = turns.count(run, source, draw)
         number = mixed.pass_of(source, drawn)
         offset = self._at(drawn - mixed.first_draw(source, number), run, source, number)
         return int(self.runs.sources[source].indices(np.array([offset]))[0])
 
     def _found(self, index: int) -> Iterator[tuple[int, int]]:
         mix, num_runs = self.runs, self.runs.num_runs
-        for source, (own, share) in enumerate(zip(mix.sources, mix.draws, strict=True)):
+        first = self._run(0).first
+        draws = first, first + mix.length
+        # In each phase, the counts of two runs differ by at most 1: both are next to their share.
+        most = len(mix.schedule)
+        for source, own in enumerate(mix.sources):
             offset = own.place(index)
             if offset is None:
                 continue
-            # No count of a run differs from its share by 1 or more (ORDER-22).
-            period, n = sum(mix.draws), own.num_samples
-            least = max(0, self.epoch * mix.length * share // period - 1)
-            most = (self.epoch + 1) * mix.length * share // period + 2
-            for number in range(least * num_runs // n, most * num_runs // n + 1):
+            low, high = (mix.turns.count(0, source, draw) for draw in draws)
+            low, high = max(0, low - most) * num_runs, (high + most) * num_runs
+            for number in range(low // own.num_samples, high // own.num_samples + 1):
                 run = self._run_of(source, number, offset)
                 mixed = self._run(run)
+                start, stop = (mix.turns.count(run, source, draw) for draw in draws)
                 drawn = mixed.first_draw(source, number)
-                drawn += self._position(offset, run, source, number)
-                position = mixed.draw_of_number(source, drawn) - mixed.first
-                if 0 <= position < mix.length:
-                    yield run, position
+                if drawn < stop and start < mixed.first_draw(source, number + 1):
+                    drawn += self._position(offset, run, source, number)
+                    if start <= drawn < stop:
+                        yield run, mix.turns.draw(run, source, drawn) - first
 
     def _run_of(self, source: int, number: int, offset: int) -> int:
         """Return the run whose slice of a pass has a position of its source."""

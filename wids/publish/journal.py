@@ -121,11 +121,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        *,
-        folder: str | None = None,
-        mode: int = 0o666,
+        self, path: str | os.PathLike[str] | None, *, folder: str | None = None, mode: int = 0o666
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))

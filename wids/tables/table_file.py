@@ -218,11 +218,7 @@ def _check_rows(table: pa.Table, num_samples: int) -> None:
 
 
 def _written(
-    table: pa.Table,
-    spec: DatasetSpec,
-    edges: IntArray,
-    paths: Mapping[str, str],
-    output: str,
+    table: pa.Table, spec: DatasetSpec, edges: IntArray, paths: Mapping[str, str], output: str
 ) -> SavedTable:
     """Write a table of all samples as Parquet; return its entry in the spec.
 

@@ -291,10 +291,7 @@ class Plan:
 
 
 def plan_folder(
-    folder: str | os.PathLike[str],
-    *,
-    classes: bool | None = None,
-    key_split: KeySplit = "last",
+    folder: str | os.PathLike[str], *, classes: bool | None = None, key_split: KeySplit = "last"
 ) -> Plan:
     """Return what to pack of a folder; see `wids.pack_folder`."""
     if key_split not in KEY_SPLITS:

@@ -34,8 +34,7 @@ from wids.shards.reader import ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import changed_payload_error
-from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.raw_samples import ReadableShard, changed_payload_error
 from wids.shards.tars.shard import Shard
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
