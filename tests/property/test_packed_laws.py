@@ -147,7 +147,7 @@ def own_batches(job: Job) -> list[Batches]:
 # The batches
 
 
-@law(150, 10_000, SEEDS)
+@law(120, 10_000, SEEDS)
 def test_batches_are_those_of_the_specification(seed: int) -> None:
     """Batches and counts are those of a second implementation, written from the page.
 
@@ -266,7 +266,7 @@ def test_steps_have_about_the_same_cost_on_all_ranks(seed: int) -> None:
 # Resuming anywhere
 
 
-@law(20, 1_000, SEEDS)
+@law(8, 1_000, SEEDS)
 def test_resume_at_every_step_is_the_tail(seed: int) -> None:
     """A state that went through JSON restores the rest of its epoch, after every batch.
 
@@ -292,7 +292,7 @@ def test_resume_at_every_step_is_the_tail(seed: int) -> None:
         saving = job.sampler(other, num_replicas, job.order.num_runs)
 
 
-@law(100, 10_000, SEEDS)
+@law(40, 10_000, SEEDS)
 def test_chains_of_ranks_read_each_batch_once(seed: int) -> None:
     """Batches stay what they are on any numbers of ranks, and each comes once (ORDER-53, ORDER-76).
 
@@ -358,7 +358,7 @@ def test_the_order_can_be_asked(seed: int) -> None:
         ]
 
 
-@law(60, 3_000, SEEDS)
+@law(50, 3_000, SEEDS)
 def test_mixes_keep_their_proportions_of_samples(seed: int) -> None:
     """Windows follow the mixed order, whose proportions are of samples; states resume in them."""
     draw = Random(seed)
