@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -15,7 +17,7 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.errors import missing_attribute, warn
-from wids.order.arguments import at_least
+from wids.order.arguments import at_least, spec_digests
 from wids.order.callers import (
     Reader,
     calling_reader,
@@ -24,6 +26,9 @@ from wids.order.callers import (
     skipped_by_torchdata,
 )
 from wids.order.elastic import Place, State, checked_state, other_runs, resumed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -113,8 +118,9 @@ class _Pass(Generic[T]):
 _FOR_SUBCLASSES: Final = frozenset((
     "blocks", "check_fit", "checked_consumed", "epochs", "fingerprint", "is_elastic", "is_over",
     "most_items", "note_second_dealing", "note_skipping", "num_items", "num_left",
-    "num_noticed", "num_peers", "num_runs", "order_of", "place_of", "remarks", "replica", "rewind",
-    "run_blocks", "sequence", "settings_of", "state_at", "steps_at", "tell_epoch", "yields_indices",
+    "num_noticed", "num_peers", "num_runs", "of_rank", "order_of", "place_of", "remarks", "replica",
+    "rewind", "run_blocks", "sequence", "settings_of", "spec", "state_at", "steps_at", "tell_epoch",
+    "yields_indices",
 ))  # fmt: skip
 """What samplers ask of one another and of their subclasses."""
 
@@ -127,6 +133,7 @@ class EpochSampler(Sampler[T]):
     """
 
     shuffle: bool
+    dataset: Any
     dataset_length: int
     num_canonical: int | None = None
     """Number of runs that the caller has fixed for any number of ranks; None for one per rank."""
@@ -195,6 +202,28 @@ class EpochSampler(Sampler[T]):
     def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:
         """Return the ranks and positions at which an index comes in such a part, ascending."""
         raise NotImplementedError
+
+    @property
+    def _inside(self) -> Any:
+        """The sampler of which this one makes batches; None if there is none."""
+        return vars(self).get("sampler")
+
+    @cached_property
+    def spec(self) -> dict[str, str]:
+        """Digests of the dataset, for states."""
+        # Once: a loader takes a state at every step.
+        return spec_digests(self.dataset) if self._inside is None else self._inside.spec
+
+    def of_rank(self, rank: int, num_replicas: int, num_runs: int) -> Self:
+        """Return this sampler as a rank of any job has it, whose epochs are cut into some runs."""
+        other = copy(self)
+        if self._inside is None:
+            places = {"_rank": rank, "_num_replicas": num_replicas, "_replication": 1}
+            vars(other).update(places, _is_fit_checked=True)  # of another machine
+        else:
+            vars(other)["sampler"] = self._inside.of_rank(rank, num_replicas, num_runs)
+        other.num_canonical = num_runs
+        return other
 
     def __dir__(self) -> list[str]:
         # What a program uses is found at a glance; the rest is for other modules.
@@ -449,8 +478,23 @@ class EpochSampler(Sampler[T]):
             fingerprint["history"] = [part.json for part in place.history]
         # The position of all ranks together, so that every rank returns the same state.
         position = place.position * num_replicas
-        state = State(place.epoch, self.epochs.is_fixed, position, num_replicas, fingerprint)
-        return dict(vars(state))
+        is_fixed = self.epochs.is_fixed
+        state = State(place.epoch, is_fixed, position, num_replicas, fingerprint, self.spec)
+        return {name: value for name, value in vars(state).items() if value != {}}
+
+    def _note_other_dataset(self, saved: Mapping[str, str]) -> None:
+        """Warn if the spec states other facts of the shards than that of the state (ORDER-79)."""
+        own = self.spec
+        shared = (own.keys() & saved.keys()) - {"name"}
+        if other := sorted(fact for fact in shared if saved[fact] != own[fact]):
+            names = [f" {spec['name']!r}" if "name" in spec else "" for spec in (saved, own)]
+            self._warn(
+                f"expected the dataset of the state{names[0]}, found{names[1]} another: shards of "
+                f"the same lengths, whose {' and '.join(other)} in the spec differ. The position "
+                "stays, and has other samples; if that is not meant, open the dataset that the "
+                "state was saved with",
+                once="dataset",
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next pass is the rest of its epoch.
@@ -470,6 +514,7 @@ class EpochSampler(Sampler[T]):
         saved = checked_state(
             state, self.fingerprint(), self.most_items, is_cut=self.num_canonical is not None
         )
+        self._note_other_dataset(saved.spec)
         place = resumed(saved.epoch, saved.parts, num_replicas, self.num_runs)
         if place.history:
             if not self.is_elastic:

@@ -121,7 +121,7 @@ class ChunkedSampler(EpochSampler[int]):
         shuffle: bool,
         shufflefirst: bool,
     ) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._is_fit_checked = False
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
@@ -154,7 +154,7 @@ class ChunkedSampler(EpochSampler[int]):
         return f"<{type(self).__name__}: {', '.join(filter(None, parts))}>"
 
     def _fitting_chunksize(self, settings: epoch_order.Order) -> int:
-        limits = getattr(self._dataset, "limits", None)
+        limits = getattr(self.dataset, "limits", None)
         return fit.fitting_chunksize(settings, limits) if limits else fit.DEFAULT_CHUNKSIZE
 
     @property
@@ -199,7 +199,7 @@ class ChunkedSampler(EpochSampler[int]):
         return self.settings_of(num_runs).num_indices + num_runs
 
     def blocks(self, start: Place) -> Iterator[list[int]]:  # noqa: D102 - inherited
-        self.check_fit(self._dataset)
+        self.check_fit(self.dataset)
         rank, num_replicas = self.replica()
         for block in epoch_order.rank_blocks(
             self.order_of(start.history),
@@ -214,13 +214,13 @@ class ChunkedSampler(EpochSampler[int]):
 
     def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
         """Return what yields the indices of a run of an epoch that is cut into so many."""
-        self.check_fit(self._dataset)
+        self.check_fit(self.dataset)
         # Of functions and numbers alone: batches go where there is no torch.
         settings = self.settings_of(num_runs)
         return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
 
     def sequence(self, place: Place) -> RankSequence:  # noqa: D102 - inherited
-        self.check_fit(self._dataset)
+        self.check_fit(self.dataset)
         rank, _ = self.replica()
         return RankSequence(self._order_at(place), rank, range(self.num_items(place)))
 
@@ -389,7 +389,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
             )
-        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
         self.drop_last = bool(drop_last)
         self.even = bool(even)
         self.redeal = bool(redeal)
