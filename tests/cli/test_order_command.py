@@ -41,7 +41,7 @@ def walked(ranks: list[Any], count: int | None = None) -> list[list[list[int]]]:
 
 
 def rows(out: str) -> Iterator[dict[str, Any]]:
-    names, *lines = (line.split("\t") for line in out.splitlines())
+    names, *lines = (line.split() for line in out.splitlines())
     for line in lines:
         values = dict(zip(names, line, strict=True))
         yield {name: int(v) if name not in ("key", "shard") else v for name, v in values.items()}

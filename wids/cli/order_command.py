@@ -36,6 +36,8 @@ EXAMPLE: Final = (
 _MARKS: Final = {"epoch", "position", "num_replicas", "fingerprint"}
 """Keys by which the state of a sampler is found in that of a loader, or in a checkpoint."""
 
+_COLUMNS: Final = ("step", "rank", "place", "index", "key", "shard")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -97,10 +99,12 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps({**epoch.facts, "samples": list(rows)}))
             return 0
+        table = [_COLUMNS, *([str(row[name]) for name in _COLUMNS] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            print("  ".join(cells).rstrip())
         print(epoch, file=sys.stderr)
-        print("step", "rank", "place", "index", "key", "shard", sep="\t")
-        for row in rows:
-            print(*("" if value is None else value for value in row.values()), sep="\t")
     return 0
 
 
@@ -120,8 +124,7 @@ def _row(dataset: Any, step: int, rank: int, place: int, index: int) -> dict[str
     if hasattr(dataset, "locate"):
         key = printable(dataset.keys()[index])
         shard = urls.redact(dataset.spec.shards[dataset.locate(index)[0]].url)
-    names = ("step", "rank", "place", "index", "key", "shard")
-    return dict(zip(names, (step, rank, place, index, key, shard), strict=True))
+    return dict(zip(_COLUMNS, (step, rank, place, index, key, shard), strict=True))
 
 
 @dataclass(frozen=True)
