@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.order_command import add_state, asked
 from wids.cli.shared import (
     add_reading,
     add_spec,
+    add_state,
     is_name,
     not_negative,
     opened,
@@ -86,6 +86,8 @@ def _browser(options: argparse.Namespace, stack: ExitStack) -> Browser:
         if shards is not None:
             return Browser(PeekPages(shards, _python_name(options.spec)), options.port)
     else:
+        from wids.cli.order_command import asked
+
         dataset, epoch = asked(options, stack)
         step = epoch.next_step if options.step is None else options.step
         indices = [index for *_, index in epoch.samples(range(step, step + 1))]

@@ -16,11 +16,11 @@ from zipfile import is_zipfile
 from wids.cli.shared import (
     add_flag,
     add_reading,
+    add_state,
     is_name,
     named_object,
     not_negative,
     opened,
-    positive,
 )
 from wids.errors import StateError, message_of, printable
 from wids.storage.transport import urls
@@ -53,29 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--key", help="every step of the sample with this key")
     add_flag(parser, "--json", "print one JSON object")
     add_reading(parser)
-
-
-def add_state(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the arguments of `asked`."""
-    parser.add_argument(
-        "--state",
-        metavar="FILE",
-        required=required,
-        help="JSON, or a file of torch.save, with what state_dict of the sampler has returned: "
-        "alone, in the state of a loader, or in a checkpoint",
-    )
-    parser.add_argument(
-        "--batch-size",
-        metavar="LIST",
-        type=_sizes,
-        help="samples of a rank in a step; one number for each part of an epoch that was resumed "
-        "on other numbers of ranks, if they differ",
-    )
-    parser.add_argument("--epoch", type=not_negative, help="(default: that of the state)")
-
-
-def _sizes(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
 
 
 def _range(text: str) -> range:
