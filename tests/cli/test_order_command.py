@@ -307,6 +307,7 @@ def test_checkpoints_of_trainers(train: Path, monkeypatch: pytest.MonkeyPatch) -
         assert in_step(list(rows(out)), 4, 1) == [expected[8:10]]
 
 
+@pytest.mark.long
 def test_a_step_of_a_view_in_the_browser(program: str) -> None:
     """The page has all samples; those of the view are found by their places in it (LOOK-23)."""
     sampler = wids.ChunkedSampler(wids.ShardListDataset("train.json")[3:17])
@@ -324,10 +325,6 @@ def test_a_step_of_a_view_in_the_browser(program: str) -> None:
             "step: expected the one that the page was started with, found 2; start `wids browse` "
             "with --step 2"
         )
-    status, _, err = run("browse", "train.json", "--step", "3")
-    assert (status, "--step: expected --state FILE too, found none" in err) == (1, True)
-    status, _, err = run("browse", "train.json", *options, "--step", "3")
-    assert (status, "train.json: expected the dataset of s.json, 3 shards" in err) == (1, True)
 
 
 def test_what_is_wrong_is_named(program: str) -> None:
@@ -339,6 +336,8 @@ def test_what_is_wrong_is_named(program: str) -> None:
     shared = wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=0).state_dict(4)
     files = {"s": state, "two": both, "other": other, "shared": shared, "none": {"epoch": 3}}
     files["half"] = {**state, "position": "four"}
+    files["ranks"] = {**state, "num_replicas": "two"}
+    files["range"] = {**state, "fingerprint": {**state["fingerprint"], "range": 7}}
     for name, value in files.items():
         Path(f"{name}.json").write_text(json.dumps(value))
     batches = wids.BucketBatchSampler(wids.ChunkedSampler(dataset), [0] * 20, 2)
@@ -355,7 +354,11 @@ def test_what_is_wrong_is_named(program: str) -> None:
         ("train.json", "other", two): "train.json: expected the dataset of other.json, 1 shards ",
         (f"{program}:view", "s", two): f"{program}:view: expected the dataset of s.json, 3 shards ",
         (f"{program}:ranks", "other", two): "other.json: the state belongs to another order: ",
-        (f"{program}:single", "shared", two): "spec: expected the sampler of a job, since 2 ranks "
+        (
+            f"{program}:single",
+            "shared",
+            two,
+        ): "shared.json: expected the sampler of a job, since 2 ranks "
         "have read the epoch, found ChunkedSampler, which is for one process; make a ",
         ("train.json", "batches", two): "batches.json: expected a sampler of samples, found "
         "settings of another one (aligned, batch_size, buckets, drop_last); pass MODULE:SAMPLER",
@@ -363,6 +366,8 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "fingerprint, num_replicas, position, found none; save it alone: json.dump(",
         ("train.json", "two", two): "position, found ['a'][0], ['b']['c']; save it alone",
         ("train.json", "half", two): "half.json: the state is damaged: position: expected an ",
+        ("train.json", "ranks", two): "ranks.json: num_replicas: expected an integer of at least 1",
+        ("train.json", "range", two): "range.json: the state is damaged: 'int' object is not",
         ("train.json", "text", two): "text.json: expected JSON, or a file of torch.save without ",
         ("train.json", "gone", two): "gone.json: No such file",
         ("train.json", "s", ()): "--batch-size: expected the samples of a rank in a step, found no",
@@ -373,6 +378,10 @@ def test_what_is_wrong_is_named(program: str) -> None:
     for (spec, file, arguments), message in cases.items():
         status, out, err = run("order", spec, "--state", f"{file}.json", *arguments)
         assert (status, out, message in err) == (1, "", True), err
+    status, _, err = run("browse", "train.json", "--step", "3")
+    assert (status, "--step: expected --state FILE too, found none" in err) == (1, True)
+    status, _, err = run("browse", f"{program}:view", "--state", "s.json", *two, "--step", "3")
+    assert (status, "view: expected the dataset of s.json, 3 shards" in err) == (1, True)
     status, out, err = run("order", "train.json", "--state", "objects.pt", *two)
     assert (status, out, "objects.pt: expected JSON, or a file of torch.save" in err) == (
         1,

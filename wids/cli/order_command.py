@@ -169,10 +169,11 @@ class ReadEpoch:
         from wids.order.elastic import Place
 
         self._name = name
-        job = _of_ranks(sampler, state["num_replicas"], state["fingerprint"].get("num_canonical"))
         try:
+            num_runs = state["fingerprint"].get("num_canonical")
+            job = _of_ranks(sampler, state["num_replicas"], num_runs)
             job.load_state_dict(state)
-        except StateError as error:
+        except ValueError as error:
             raise StateError(f"{name}: {error}") from None
         place = job.place_of(job.epoch) if epoch in (None, job.epoch) else Place(epoch)
         self.epoch: int = place.epoch
@@ -249,11 +250,14 @@ class ReadEpoch:
 
 def _of_ranks(sampler: Any, num_replicas: int, num_runs: int) -> Any:
     """Return a sampler as the first of so many ranks has it."""
-    found = sampler.of_rank(0, num_replicas, num_runs)
+    from wids.order.arguments import at_least
+
+    at_least(1, num_runs, "num_canonical")
+    found = sampler.of_rank(0, at_least(1, num_replicas, "num_replicas"), num_runs)
     if found.replica() != (0, num_replicas):
         raise ValueError(
-            f"spec: expected the sampler of a job, since {num_replicas} ranks have read the epoch, "
-            f"found {type(sampler).__name__}, which is for one process; make a "
+            f"expected the sampler of a job, since {num_replicas} ranks have read the epoch, found "
+            f"{type(sampler).__name__}, which is for one process; make a "
             "DistributedChunkedSampler with the same arguments"
         )
     return found
@@ -308,13 +312,17 @@ def _sampler_of(dataset: Any, state: Mapping[str, Any], options: argparse.Namesp
             f"{urls.redact(options.spec)}: expected the dataset of {options.state}, {wanted}, "
             f"found {found}; pass the spec that training has read, or for a view MODULE:DATASET"
         )
-    sampler = DistributedChunkedSampler(
-        dataset,
-        num_samples=tuple(settings["range"]),
-        drop_last=settings["ending"] == "drop",
-        even=settings["ending"] != "uneven",
-        **{name: settings[name] for name in ("seed", "shuffle", "shufflefirst", "redeal")},
-    )
+    names = ("seed", "shuffle", "shufflefirst", "redeal")
+    try:
+        sampler = DistributedChunkedSampler(
+            dataset,
+            num_samples=tuple(settings["range"]),
+            drop_last=settings["ending"] == "drop",
+            even=settings["ending"] != "uneven",
+            **{name: settings[name] for name in names},
+        )
+    except (TypeError, ValueError) as error:
+        raise StateError(f"{options.state}: the state is damaged: {error}") from None
     sampler.chunksize = settings["chunksize"]  # None, if each shard is a chunk
     return sampler
 
