@@ -105,7 +105,6 @@ def test_every_step_of_a_key(long_run: Any) -> None:
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert found["epoch"] == 0
-    assert found["parts"][1] == {"num_replicas": 3, "steps": [3, 6]}
     row = found["samples"][0]
     assert (row["step"], row["rank"], row["place"], row["key"]) == (4, 2, BATCH + 1, key)
 
@@ -187,7 +186,8 @@ def test_batches_of_a_program(program: str, what: str) -> None:
     for step in range(3):
         assert in_step(list(rows(out)), step, 3) == [walk[step] for walk in walks]
     status, _, err = run("order", f"{program}:{what}", "--state", "b.json", "--batch-size", "2")
-    assert (status, "--batch-size: expected none, since a step is a batch of" in err) == (1, True)
+    message = "--batch-size: expected none for a step of a BucketBatchSampler, found [2]"
+    assert (status, message in err) == (1, True)
 
 
 def test_views_mixes_and_streams_of_a_program(program: str) -> None:
@@ -346,33 +346,39 @@ def test_what_is_wrong_is_named(program: str) -> None:
     torch.save({"state": state, "path": Path()}, "objects.pt")
     two = ("--batch-size", "2")
     cases: dict[tuple[str, str, tuple[str, ...]], str] = {
-        ("train.json", "s", (*two, "--step", "10")): "s.json: expected one of the 10 steps of "
+        ("train.json", "s", (*two, "--step", "10")): "--step: expected one of the 10 steps of "
         "epoch 0, found 10; steps count from 0 in each epoch, so that in a run of such epochs it "
         "is --epoch 1 --step 0",
-        ("train.json", "s", (*two, "--key", "no")): "--key: expected the key of a sample, found "
-        "'no'",
-        ("train.json", "other", two): "train.json: expected the dataset of other.json, 1 shards ",
-        (f"{program}:view", "s", two): f"{program}:view: expected the dataset of s.json, 3 shards ",
-        (f"{program}:ranks", "other", two): "other.json: the state belongs to another order: ",
         (
-            f"{program}:single",
-            "shared",
-            two,
-        ): "shared.json: expected the sampler of a job, since 2 ranks "
-        "have read the epoch, found ChunkedSampler, which is for one process; make a ",
-        ("train.json", "batches", two): "batches.json: expected a sampler of samples, found "
-        "settings of another one (aligned, batch_size, buckets, drop_last); pass MODULE:SAMPLER",
+            "train.json",
+            "s",
+            (*two, "--key", "no"),
+        ): "'train': no sample has the key 'no'; its keys() are all",
+        ("train.json", "other", two): "other.json: expected the state of what train.json stands "
+        "for: the state belongs to another order: lengths: expected ",
+        (f"{program}:view", "s", two): "expected a count or (start, stop), with start first, "
+        "within the dataset's 14 samples, found (0, 20); pass what training has read: its spec, "
+        "MODULE:DATASET for a view, or MODULE:SAMPLER for batches and mixes",
+        (f"{program}:ranks", "other", two): f"other.json: expected the state of what {program}",
+        (f"{program}:single", "shared", two): "expected a sampler for 2 ranks, found "
+        "ChunkedSampler, which is for one process; make a DistributedChunkedSampler",
+        ("train.json", "batches", two): "batch_size: found 2 in the state, which this sampler "
+        "does not have",
         ("train.json", "none", two): "none.json: expected the state of one sampler, with epoch, "
         "fingerprint, num_replicas, position, found none; save it alone: json.dump(",
         ("train.json", "two", two): "position, found ['a'][0], ['b']['c']; save it alone",
-        ("train.json", "half", two): "half.json: the state is damaged: position: expected an ",
-        ("train.json", "ranks", two): "ranks.json: num_replicas: expected an integer of at least 1",
-        ("train.json", "range", two): "range.json: the state is damaged: 'int' object is not",
+        ("train.json", "half", two): "the state is damaged: position: expected an integer",
+        ("train.json", "ranks", two): "stands for: num_replicas: expected an integer of at least 1",
+        ("train.json", "range", two): "train.json stands for: 'int' object is not iterable; pass ",
         ("train.json", "text", two): "text.json: expected JSON, or a file of torch.save without ",
         ("train.json", "gone", two): "gone.json: No such file",
-        ("train.json", "s", ()): "--batch-size: expected the samples of a rank in a step, found no",
+        (
+            "train.json",
+            "s",
+            (),
+        ): "--batch-size: expected what a rank reads in a step of a Distributed",
         ("train.json", "s", ("--batch-size", "2,2")): "--batch-size: expected one number, or one "
-        "for each of the 1 parts of epoch 0 in s.json, found 2",
+        "for each of the 1 parts of epoch 0, found 2",
         (f"{program}:number", "s", two): "expected a dataset, a loader, or a callable that returns",
     }
     for (spec, file, arguments), message in cases.items():
@@ -381,7 +387,7 @@ def test_what_is_wrong_is_named(program: str) -> None:
     status, _, err = run("browse", "train.json", "--step", "3")
     assert (status, "--step: expected --state FILE too, found none" in err) == (1, True)
     status, _, err = run("browse", f"{program}:view", "--state", "s.json", *two, "--step", "3")
-    assert (status, "view: expected the dataset of s.json, 3 shards" in err) == (1, True)
+    assert (status, "s.json: expected the state of what" in err) == (1, True)
     status, out, err = run("order", "train.json", "--state", "objects.pt", *two)
     assert (status, out, "objects.pt: expected JSON, or a file of torch.save" in err) == (
         1,

@@ -222,10 +222,12 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
     next_step = len(walk) + (num_read - begun) // size
     walk += cut(orders, range(begun, max(map(len, orders))), size)
 
-    found = ReadEpoch("state", made(1)[0], state, sizes, None)
+    job = made(1)[0].of_rank(0, state["num_replicas"], state["fingerprint"]["num_canonical"])
+    job.load_state_dict(state)
+    found = ReadEpoch(job, sizes)
     rows = list(found.samples(range(len(walk))))
 
-    assert (found.epoch, found.next_step) == (epoch, next_step)
+    assert (found.number, found.next_step) == (epoch, next_step)
     assert [row[2] for row in rows if kind == "samples"] == [
         place for step in walk for items in step for place, _ in items if kind == "samples"
     ]

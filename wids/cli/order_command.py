@@ -7,10 +7,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 from zipfile import is_zipfile
 
 from wids.cli.shared import (
@@ -36,6 +35,7 @@ EXAMPLE: Final = (
 _MARKS: Final = {"epoch", "position", "num_replicas", "fingerprint"}
 """Keys by which the state of a sampler is found in that of a loader, or in a checkpoint."""
 
+Row: TypeAlias = "tuple[int, int, int, int]"
 _COLUMNS: Final = ("step", "rank", "place", "index", "key", "shard")
 
 
@@ -68,13 +68,13 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         dataset, epoch = asked(options, stack)
         if options.key is not None:
-            found = epoch.steps_of(_index_of(dataset, options.key))
+            found = epoch.steps_of(dataset.find_key(options.key))
         else:
             step = epoch.next_step if options.step is None else options.step
             found = epoch.samples(options.steps or range(step, step + 1))
         rows = (_row(dataset, *each) for each in found)
         if options.json:
-            print(json.dumps({**epoch.facts, "samples": list(rows)}))
+            print(json.dumps({"epoch": epoch.number, "samples": list(rows)}))
             return 0
         table = [_COLUMNS, *([str(row[name]) for name in _COLUMNS] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -83,16 +83,6 @@ def run(options: argparse.Namespace) -> int:
             print("  ".join(cells).rstrip())
         print(epoch, file=sys.stderr)
     return 0
-
-
-def _index_of(dataset: Any, key: str) -> int:
-    try:
-        return int(dataset.find_key(key))
-    except KeyError as error:
-        raise KeyError(
-            f"--key: expected the key of a sample, found {key!r}: {message_of(error)}; keys are as "
-            "`wids sample` and `wids browse` show them"
-        ) from None
 
 
 def _row(dataset: Any, step: int, rank: int, place: int, index: int) -> dict[str, Any]:
@@ -104,169 +94,125 @@ def _row(dataset: Any, step: int, rank: int, place: int, index: int) -> dict[str
     return dict(zip(_COLUMNS, (step, rank, place, index, key, shard), strict=True))
 
 
-@dataclass(frozen=True)
-class _Stretch:
+class _Stretch(NamedTuple):
     """Steps that the same ranks read.
 
     Attributes:
         sampler: The sampler of any of the ranks.
         place: The beginning of a part of an epoch.
-        items: Those of each rank in this part, of the stretch; of uneven ranks some may lack one.
+        orders: What each rank reads in this part.
+        items: Those of the stretch, of each rank; uneven ranks may lack the last one.
         size: Number of items in a step.
         first: Number of the first step.
     """
 
     sampler: Any
     place: Any
+    orders: Sequence[Sequence[Any]]
     items: range
     size: int
     first: int
 
     @property
-    def num_replicas(self) -> int:
-        return int(self.sampler.replica()[1])
-
-    @property
     def steps(self) -> range:
         return range(self.first, self.first - (-len(self.items) // self.size))
 
-    def samples(self, steps: range) -> Iterator[tuple[int, int, int, int]]:
-        """Yield step, rank, place and index of the samples in some of the steps."""
-        orders = [self.of_rank(rank).sequence(self.place) for rank in range(self.num_replicas)]
+    def samples(self, steps: range) -> Iterator[Row]:
         for step in steps:
             places = self.items[(step - self.first) * self.size :][: self.size]
-            for rank, order in enumerate(orders):
+            for rank, order in enumerate(self.orders):
                 items = order[places.start : places.stop]
                 for place, item in zip(places, items, strict=False):
                     for index in item if isinstance(item, list) else [item]:
                         yield step, rank, place, index
 
-    def steps_of(self, index: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the same of one sample."""
+    def steps_of(self, index: int) -> Iterator[Row]:
         for rank, place in self.sampler.steps_at(index, self.place):
             if place in self.items:
                 yield self.first + (place - self.items.start) // self.size, rank, place, index
 
-    def of_rank(self, rank: int) -> Any:
-        """Return the sampler of a rank."""
-        return self.sampler.of_rank(rank, self.num_replicas, self.sampler.num_runs)
-
 
 class ReadEpoch:
-    """The steps of an epoch, as all ranks read them, those of earlier resumptions too.
+    """The steps of an epoch, as all ranks read them, those of earlier resumptions too (ORDER-80).
 
     Args:
-        name: The file of the state, for messages.
-        sampler: The sampler, for any rank.
-        state: Its state.
+        job: The sampler of any rank, restored.
         sizes: Number of items in a step: one for all parts of the epoch, or one for each.
         epoch: The epoch; None for that of the state.
+
+    Attributes:
+        number: The epoch.
+        next_step: The step at which the state resumes.
+        num_steps: Number of all steps.
     """
 
-    def __init__(
-        self, name: str, sampler: Any, state: Mapping[str, Any], sizes: list[int], epoch: int | None
-    ) -> None:
+    def __init__(self, job: Any, sizes: list[int], epoch: int | None = None) -> None:
+        self.number: int = job.epoch if epoch is None else epoch
+        place = job.place_of(self.number)
+        num_parts = len(place.history) + 1
+        if len(sizes) not in (1, num_parts):
+            raise ValueError(
+                f"--batch-size: expected one number, or one for each of the {num_parts} parts of "
+                f"epoch {self.number}, found {len(sizes)}"
+            )
+        self.num_steps, self._stretches = 0, list[_Stretch]()
+        for at, part in enumerate(place.history):
+            of_part = job.of_rank(0, part.num_replicas, part.num_runs)
+            self._add(of_part, place.history[:at], 0, part.steps, sizes[at % len(sizes)])
+        # A step begins at the state, also where the batch size has changed.
+        before = place.position if place.position % sizes[-1] else 0
+        self._add(job, place.history, 0, before, sizes[-1])
+        self.next_step = self.num_steps + (place.position - before) // sizes[-1]
+        self._add(job, place.history, before, None, sizes[-1])
+
+    def _add(self, sampler: Any, history: Any, start: int, stop: int | None, size: int) -> None:
         from wids.order.elastic import Place
 
-        self._name = name
-        try:
-            num_runs = state["fingerprint"].get("num_canonical")
-            job = _of_ranks(sampler, state["num_replicas"], num_runs)
-            job.load_state_dict(state)
-        except ValueError as error:
-            raise StateError(f"{name}: {error}") from None
-        place = job.place_of(job.epoch) if epoch in (None, job.epoch) else Place(epoch)
-        self.epoch: int = place.epoch
-        _, num_replicas = job.replica()
-        if len(sizes) not in (1, len(place.history) + 1):
-            raise ValueError(
-                f"--batch-size: expected one number, or one for each of the "
-                f"{len(place.history) + 1} parts of epoch {self.epoch} in {name}, found "
-                f"{len(sizes)}"
-            )
-        self._stretches: list[_Stretch] = []
-        for at, part in enumerate(place.history):
-            of_part = _of_ranks(sampler, part.num_replicas, part.num_runs)
-            begun = Place(place.epoch, 0, place.history[:at])
-            self._add(of_part, begun, range(part.steps), sizes[at % len(sizes)])
-        begun, size = Place(place.epoch, 0, place.history), sizes[-1]
-        # A step begins at the state, also where the batch size has changed.
-        before = place.position if place.position % size else 0
-        self._add(job, begun, range(before), size)
-        self.next_step = self._num_steps + (place.position - before) // size
-        ranks = (job.of_rank(rank, num_replicas, job.num_runs) for rank in range(num_replicas))
-        last = max(len(each.sequence(begun)) for each in ranks)
-        self._add(job, begun, range(before, last), size)
-
-    def _add(self, sampler: Any, place: Any, items: range, size: int) -> None:
+        place, (_, count) = Place(self.number, 0, history), sampler.replica()
+        sampler.sequence(place)  # so that all ranks share what it looks up
+        ranks = (sampler.of_rank(rank, count, sampler.num_runs) for rank in range(count))
+        orders = [each.sequence(place) for each in ranks]
+        items = range(start, max(map(len, orders)) if stop is None else stop)
         if items:
-            self._stretches.append(_Stretch(sampler, place, items, size, self._num_steps))
-
-    @property
-    def _num_steps(self) -> int:
-        return self._stretches[-1].steps.stop if self._stretches else 0
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The epoch, and which of its steps were read, or will be, on which number of ranks."""
-        parts = [
-            {"num_replicas": each.num_replicas, "steps": [each.steps.start, each.steps.stop]}
-            for each in self._stretches
-        ]
-        return {"epoch": self.epoch, "parts": parts}
+            self._stretches.append(_Stretch(sampler, place, orders, items, size, self.num_steps))
+            self.num_steps = self._stretches[-1].steps.stop
 
     def __str__(self) -> str:
         parts = (
-            f"steps {each.steps.start:,} to {each.steps[-1]:,} on {each.num_replicas} ranks"
+            f"steps {each.steps[0]:,} to {each.steps[-1]:,} on {len(each.orders)} ranks"
             for each in self._stretches
         )
         steps = ", ".join(parts) or "no steps"
-        return f"epoch {self.epoch}: {steps}; step {self.next_step:,} is next"
+        return f"epoch {self.number}: {steps}; step {self.next_step:,} is next"
 
-    def samples(self, steps: range) -> Iterator[tuple[int, int, int, int]]:
+    def samples(self, steps: range) -> Iterator[Row]:
         """Yield step, rank, place and index of each sample in some steps.
 
         Raises:
             ValueError: The epoch has no such step.
         """
-        total = self._num_steps
-        if steps.stop > total:
-            later, step = divmod(steps[-1], total) if total else (0, 0)
+        if steps.stop > self.num_steps:
+            later, step = divmod(steps[-1], max(self.num_steps, 1))
             raise ValueError(
-                f"{self._name}: expected one of the {total:,} steps of epoch {self.epoch}, found "
-                f"{steps[-1]:,}; steps count from 0 in each epoch, so that in a run of such epochs "
-                f"it is --epoch {later} --step {step}"
+                f"--step: expected one of the {self.num_steps:,} steps of epoch {self.number}, "
+                f"found {steps[-1]:,}; steps count from 0 in each epoch, so that in a run of such "
+                f"epochs it is --epoch {later} --step {step}"
             )
         return chain.from_iterable(
             each.samples(range(max(steps.start, each.first), min(steps.stop, each.steps.stop)))
             for each in self._stretches
         )
 
-    def steps_of(self, index: int) -> Iterator[tuple[int, int, int, int]]:
+    def steps_of(self, index: int) -> Iterator[Row]:
         """Yield the same of one sample, wherever it comes."""
-        for each in self._stretches:
-            yield from sorted(each.steps_of(index))
-
-
-def _of_ranks(sampler: Any, num_replicas: int, num_runs: int) -> Any:
-    """Return a sampler as the first of so many ranks has it."""
-    from wids.order.arguments import at_least
-
-    at_least(1, num_runs, "num_canonical")
-    found = sampler.of_rank(0, at_least(1, num_replicas, "num_replicas"), num_runs)
-    if found.replica() != (0, num_replicas):
-        raise ValueError(
-            f"expected the sampler of a job, since {num_replicas} ranks have read the epoch, found "
-            f"{type(sampler).__name__}, which is for one process; make a "
-            "DistributedChunkedSampler with the same arguments"
-        )
-    return found
+        return chain.from_iterable(sorted(each.steps_of(index)) for each in self._stretches)
 
 
 def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch]:
     """Return the dataset of the arguments, and the epoch of the state, whose steps can be asked."""
     from wids.dataset.benchmark import made
     from wids.dataset.prefetch import with_method
+    from wids.order.arguments import at_least
 
     state, sampler = state_in(options.state), None
     if is_name(options.spec):
@@ -276,53 +222,42 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
         sampler = next((each for each in found if each is not None), None)
     else:
         dataset = opened(options.spec, options, access="range")
-    if sampler is None:
-        sampler = _sampler_of(dataset, state, options)
-    if sampler.yields_indices and options.batch_size is None:
-        raise ValueError("--batch-size: expected the samples of a rank in a step, found none")
-    if not sampler.yields_indices and options.batch_size is not None:
+    try:
+        settings = state["fingerprint"]
+        sampler = _sampler_of(dataset, settings) if sampler is None else sampler
+        numbers = {"num_replicas": state["num_replicas"], **settings}
+        names = ("num_replicas", "num_canonical")
+        job = sampler.of_rank(0, *(at_least(1, numbers.get(name), name) for name in names))
+        job.load_state_dict(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{options.state}: expected the state of what {urls.redact(options.spec)} stands for: "
+            f"{error}; pass what training has read: its spec, MODULE:DATASET for a view, or "
+            "MODULE:SAMPLER for batches and mixes"
+        ) from None
+    if job.yields_indices == (options.batch_size is None):
+        wanted = "what a rank reads in a step" if job.yields_indices else "none for a step"
         raise ValueError(
-            f"--batch-size: expected none, since a step is a batch of the {type(sampler).__name__}"
+            f"--batch-size: expected {wanted} of a {type(job).__name__}, found {options.batch_size}"
         )
-    sizes = options.batch_size or [1]
-    epoch = ReadEpoch(options.state, sampler, state, sizes, options.epoch)
+    epoch = ReadEpoch(job, options.batch_size or [1], options.epoch)
     while hasattr(sampler, "sampler"):
         sampler = sampler.sampler
     stack.callback(getattr(sampler.dataset, "close", int))
     return sampler.dataset, epoch
 
 
-def _sampler_of(dataset: Any, state: Mapping[str, Any], options: argparse.Namespace) -> Any:
+def _sampler_of(dataset: Any, settings: Mapping[str, Any]) -> Any:
     """Return a sampler of a dataset with the settings in a state."""
     from wids.order.samplers import DistributedChunkedSampler
 
-    settings, whole = state["fingerprint"], DistributedChunkedSampler(dataset)
-    own = whole.fingerprint()
-    if odd := own.keys() ^ (settings.keys() - {"history"}):
-        raise StateError(
-            f"{options.state}: expected a sampler of samples, found settings of another one "
-            f"({', '.join(sorted(odd))}); pass MODULE:SAMPLER, or MODULE:LOADER, in place of "
-            f"{urls.redact(options.spec)}"
-        )
-    wanted, found = (
-        f"{each['num_shards']} shards with lengths {each['lengths']}" for each in (settings, own)
+    sampler = DistributedChunkedSampler(
+        dataset,
+        num_samples=tuple(settings["range"]),
+        drop_last=settings["ending"] == "drop",
+        even=settings["ending"] != "uneven",
+        **{name: settings[name] for name in ("seed", "shuffle", "shufflefirst", "redeal")},
     )
-    if wanted != found:
-        raise StateError(
-            f"{urls.redact(options.spec)}: expected the dataset of {options.state}, {wanted}, "
-            f"found {found}; pass the spec that training has read, or for a view MODULE:DATASET"
-        )
-    names = ("seed", "shuffle", "shufflefirst", "redeal")
-    try:
-        sampler = DistributedChunkedSampler(
-            dataset,
-            num_samples=tuple(settings["range"]),
-            drop_last=settings["ending"] == "drop",
-            even=settings["ending"] != "uneven",
-            **{name: settings[name] for name in names},
-        )
-    except (TypeError, ValueError) as error:
-        raise StateError(f"{options.state}: the state is damaged: {error}") from None
     sampler.chunksize = settings["chunksize"]  # None, if each shard is a chunk
     return sampler
 

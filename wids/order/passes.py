@@ -215,7 +215,11 @@ class EpochSampler(Sampler[T]):
         return spec_digests(self.dataset) if self._inside is None else self._inside.spec
 
     def of_rank(self, rank: int, num_replicas: int, num_runs: int) -> Self:
-        """Return this sampler as a rank of any job has it, whose epochs are cut into some runs."""
+        """Return this sampler as a rank of any job has it, whose epochs are cut into some runs.
+
+        Raises:
+            ValueError: It is for one process, and there are several ranks.
+        """
         other = copy(self)
         if self._inside is None:
             places = {"_rank": rank, "_num_replicas": num_replicas, "_replication": 1}
@@ -223,6 +227,11 @@ class EpochSampler(Sampler[T]):
         else:
             vars(other)["sampler"] = self._inside.of_rank(rank, num_replicas, num_runs)
         other.num_canonical = num_runs
+        if other.replica() != (rank, num_replicas):
+            raise ValueError(
+                f"expected a sampler for {num_replicas} ranks, found {type(self).__name__}, which "
+                "is for one process; make a DistributedChunkedSampler with the same arguments"
+            )
         return other
 
     def __dir__(self) -> list[str]:
