@@ -390,3 +390,39 @@ def test_digests_of_many_shards_and_of_several_datasets() -> None:
         warnings.simplefilter("ignore")  # such a dataset reads sample by sample
         two = ChunkedSampler(joined).state_dict()["spec"]
     assert two == {fact: f"{value}+{value}" for fact, value in one.items()}
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+@pytest.mark.parametrize("count", [2, 3])
+def test_skipped_items_are_part_of_the_state(count: int, *, is_batched: bool) -> None:
+    """A restored sampler skips what is counted as consumed, as if it had been read (ORDER-9).
+
+    So do later states, on any number of ranks; more than is left is an error.
+    """
+
+    def job(num_replicas: int) -> list[Any]:
+        ranks = [
+            DistributedChunkedSampler(DATA, chunksize=3, num_replicas=num_replicas, rank=rank)
+            for rank in range(num_replicas)
+        ]
+        return [BucketBatchSampler(each, [0] * 20, 2) if is_batched else each for each in ranks]
+
+    read, skipped = job(2), job(2)
+    for sampler in read:
+        list(islice(sampler, 3))
+    for sampler in skipped:
+        sampler.load_state_dict(sampler.state_dict(num_consumed=1))
+        sampler.load_state_dict(sampler.state_dict(num_consumed=2))
+    states = [sampler.state_dict() for sampler in (*read, *skipped)]
+    rests = []
+    for state in states:
+        resumed = job(count)
+        for sampler in resumed:
+            sampler.load_state_dict(state)
+        rests.append([list(sampler) for sampler in resumed])
+
+    assert all(state == states[0] for state in states)
+    assert all(rest == rests[0] for rest in rests)
+    left = len(skipped[0]) - 3
+    with raises(ValueError, f"expected at most the {left} ", "found 30"):
+        skipped[0].state_dict(num_consumed=30)

@@ -421,7 +421,8 @@ class EpochSampler(Sampler[T]):
                 pass that training on this rank has consumed. A plain DataLoader has workers that
                 run ahead of training, so only the caller knows; an incomplete last batch may count
                 as full. None counts what the sampler has yielded, and warns once if workers have
-                run ahead.
+                run ahead. Before a pass begins, it counts from where that one will start: to load
+                such a state skips as much.
 
         Raises:
             ValueError: ``num_consumed`` exceeds what the pass has.
