@@ -3,11 +3,11 @@
     python benchmarks/network.py [--rows ROW …] [--rounds 3] [--source CHECKOUT] [--toy]
     python benchmarks/network.py --rows peers [--environments DIR]
 
-nginx on loopback serves shards of 130 MB (`web_server.py`): it delays requests, limits each
-connection, and refuses what is beyond a number of requests at a time; a relay limits all
-connections together, and breaks them. ``--source`` measures another checkout too, in turns with
-this one. Each measurement has a process and a cache of its own. Bytes and requests are those of the
-server's log. What the server can do is measured by curl in the same run.
+A server on loopback serves shards of 130 MB (`web_server.py`): it delays requests, limits each
+connection and all of them together, refuses what is beyond a number of requests at a time, and
+fails. ``--source`` measures another checkout too, in turns with this one. Each measurement has a
+process and a cache of its own. Bytes and requests are those of the server's log. What the server
+can do is measured by curl in the same run.
 """
 
 from __future__ import annotations

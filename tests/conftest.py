@@ -31,7 +31,7 @@ import hypothesis
 import pytest
 from loopback import Server
 
-from wids.storage.transport import shared_refusals
+from wids.storage import stages
 from wids.storage.transport.gate import Gate
 
 if TYPE_CHECKING:
@@ -152,9 +152,8 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
-    monkeypatch.setattr("wids.storage.transport.shared_refusals._shared", [])
-    own = [0.0] * len(shared_refusals._own)
-    monkeypatch.setattr("wids.storage.transport.shared_refusals._own", own)
+    for at in range(stages.OUTAGES.start, stages.OUTAGES.stop):
+        stages.here.common[at] = 0.0
 
 
 @pytest.fixture

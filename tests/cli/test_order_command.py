@@ -205,7 +205,7 @@ def test_views_mixes_and_streams_of_a_program(program: str) -> None:
         status, out, err = run(*options, "--step", "1", "--json")
         assert status == 0, err
         found = json.loads(out)["samples"]
-        assert [row["index"] for row in found if row["rank"] == made.replica()[0]] == [
+        assert [row["index"] for row in found if row["rank"] == made._replica()[0]] == [
             *islice(made, 2, 4)
         ]
         assert (found[0]["key"] is None) == (what == "numbers")
@@ -297,7 +297,7 @@ def test_checkpoints_of_trainers(train: Path, monkeypatch: pytest.MonkeyPatch) -
     trainer.fit(Module(), loader)
     accelerator = accelerate.Accelerator(cpu=True)
     accelerator.register_for_checkpointing(sampler)
-    sampler.load_state_dict(sampler.state_at(sampler.place_of(0) + 8))
+    sampler.load_state_dict(sampler._state_at(sampler._place_of(0) + 8))
     accelerator.save_state("saved")
     dataset.close()
     for file in ("last.ckpt", "saved/custom_checkpoint_0.pkl"):

@@ -374,6 +374,19 @@ def test_batches_that_are_skipped_download_nothing(
     assert Counter(server.requests) == Counter({"/6.tar": 1, "/7.tar": 1})
 
 
+def test_the_last_shard_arrives_although_all_indices_were_read(
+    dataset: wids.ShardListDataset, server: Server
+) -> None:
+    """Workers read the last batches when the sampler has ended: what they wait for continues."""
+    server.rate_nbytes = 100_000
+    batches = wids.Prefetcher(SequentialSampler(dataset[150:]), dataset[150:])
+    loader = DataLoader(dataset[150:], BATCH, sampler=batches, num_workers=2, collate_fn=identity)
+
+    assert texts(loader) == [f"text {n}" for n in range(150, 200)]
+
+    assert Counter(server.requests) == Counter({"/6.tar": 1, "/7.tar": 1})
+
+
 def test_skipping_within_batches_of_buckets(dataset: wids.ShardListDataset, server: Server) -> None:
     """The same around a batch sampler."""
     need(importlib.util.find_spec("accelerate"), "pip install accelerate")

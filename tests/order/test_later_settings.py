@@ -23,14 +23,14 @@ from wids import (
     ShardListSampler,
     StateError,
 )
-from wids.order.epoch_order import Settings
+from wids.order.epoch_order import OrderSettings
 from wids.order.mixing import Mix
 
 DATA = Lengths(8, 5, 7)
 
 
 @dataclass(frozen=True, eq=False)
-class LaterSettings(Settings):
+class LaterSettings(OrderSettings):
     """The settings of a later version, with one that is new."""
 
     num_interleaved: int = 1
@@ -49,7 +49,7 @@ class LaterSampler(DistributedChunkedSampler):
     num_interleaved = 1
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> OrderSettings:
         return LaterSettings(**fields_of(super().settings), num_interleaved=self.num_interleaved)
 
 

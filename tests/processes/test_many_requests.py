@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import signal
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
-from conftest import in_child
+from conftest import in_child, write_tar
 from events import LONG_S, after, wait_for
 from loopback import Fault, Server
 
+import wids
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport.gate import gate
@@ -74,6 +79,61 @@ def test_children_that_are_forked_during_requests_read_by_themselves(server: Ser
     children = [in_child(lambda: ranges(fetcher, url, 32)) for _ in range(5)]
     thread.join()
     assert [*children, *results] == [True] * 6
+
+
+FIRST_S, MOST_REFUSED, LARGE = 8.0, 0.4, 12_000_000
+
+
+def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> None:
+    """Read what one of four ranks reads; send when it had its first sample, and all keys."""
+    start_s, first_s, found = time.monotonic(), math.inf, []
+    with wids.ShardListDataset(url, cache_dir=cache, progress=False) as dataset:
+        order = wids.DistributedChunkedSampler(dataset, num_replicas=4, rank=rank)
+        for index in wids.Prefetcher(order, dataset):
+            found.append(dataset[index]["__key__"])
+            first_s = min(first_s, time.monotonic() - start_s)
+    results.send((first_s, found))
+
+
+@pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("most", [6, 20, 60])
+def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path) -> None:
+    """Few requests are refused, the first samples come soon, and none is lost (CACHE-40)."""
+    num_shards, context = 16, multiprocessing.get_context("fork")
+    server = Server(rate_nbytes=60e6)
+    server.max_requests = most
+    spec = []
+    for number in range(num_shards):
+        members = [(f"{number:02d}{n}.bin", bytes(LARGE // 4)) for n in range(4)]
+        body = write_tar(tmp_path / "shard.tar", members).read_bytes()
+        url = server.page(f"/{number}.tar", body)
+        spec.append({"url": url, "nsamples": 4, "filesize": len(body)})
+    server.page("/train.json", {"wids_version": 1, "shardlist": spec})
+    __import__("torch.utils.data")
+    receivers: list[Connection] = []
+    ranks: list[multiprocessing.process.BaseProcess] = []
+    try:
+        for rank in range(4):
+            receiver, sender = context.Pipe(duplex=False)
+            receivers.append(receiver)
+            about = (f"{server.url}/train.json", tmp_path / "cache", rank, sender)
+            ranks.append(context.Process(target=epoch_of_a_rank, args=about))
+            ranks[-1].start()
+        assert all(receiver.poll(LONG_S) for receiver in receivers)
+        results = [receiver.recv() for receiver in receivers]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+        server.close()
+    assert sorted(key for _, found in results for key in found) == [
+        f"{number:02d}{n}" for number in range(num_shards) for n in range(4)
+    ]
+    num_refused = sum(request.is_refused for request in server.log)
+    assert num_refused <= MOST_REFUSED * len(server.log)
+    assert max(first_s for first_s, _ in results) < FIRST_S
 
 
 def stalled(server: Server) -> str:

@@ -71,12 +71,21 @@ def mixed(draw: Random) -> dict[str, Any]:
         at += length
     return {
         "dataset": Sources(ranges),
-        "weights": weights,
+        "weights": draw.choice([weights, changing(draw, weights)]),
         "num_samples": draw.randint(1, 40),
         "chunksize": draw.choice([1, 2, 3, 5, 2000]),
         "seed": draw.getrandbits(40),
         "shuffle": draw.random() < 0.7,
     }
+
+
+def changing(draw: Random, weights: list[int]) -> list[Any]:
+    """Return a schedule that begins with these weights."""
+    phases: list[Any] = [(0, weights)]
+    for _ in range(draw.randint(1, 3)):
+        later = [draw.randint(1, 12), *(draw.randint(0, 12) for _ in weights[1:])]
+        phases.append((phases[-1][0] + draw.choice([1, 5, 30, 100]), later))
+    return phases
 
 
 def ranks(draw: Random, kind: Any, arguments: dict[str, Any]) -> list[Any]:
@@ -127,7 +136,10 @@ def test_epochs_are_what_is_asked(seed: int) -> None:
 
 @law(50, 7_000, SEEDS)
 def test_mixes_are_what_is_asked(seed: int) -> None:
-    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68)."""
+    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68).
+
+    Their weights may change (ORDER-29).
+    """
     draw = Random(seed)
     samplers = ranks(draw, MixedSampler, mixed(draw))
 
@@ -148,7 +160,7 @@ def test_rests_are_what_is_asked(seed: int) -> None:
         for sampler in samplers if state else ():
             sampler.load_state_dict(state)
         for sampler in samplers:
-            before = sampler.place_of(sampler.epoch).position
+            before = sampler._place_of(sampler.epoch).position
             assert list(sampler.indices()[before:]) == list(sampler.ahead())
         if samplers[0].epoch or not num_left:
             check(samplers, [list(sampler.indices()) for sampler in samplers], draw)
@@ -162,7 +174,8 @@ def test_rests_are_what_is_asked(seed: int) -> None:
 def test_batches_are_what_is_asked(seed: int) -> None:
     """So it is for batches of buckets, whose positions are those of batches."""
     draw = Random(seed)
-    inside = ranks(draw, DistributedChunkedSampler, chunked(draw))
+    kind, arguments = draw.choice([(DistributedChunkedSampler, chunked), (MixedSampler, mixed)])
+    inside = ranks(draw, kind, arguments(draw))
     numbers = [draw.randint(0, 3) for _ in range(inside[0].dataset_length)]
     options = {"aligned": draw.random() < 0.5, "drop_last": draw.random() < 0.5}
     samplers = [
@@ -212,7 +225,7 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
         orders = [list(sampler.ahead()) for sampler in samplers]
         size = 1 if kind == "batches" else draw.randint(1, 3)
         num_read = draw.randint(0, 2) * size if num_later else draw.randint(0, 5)
-        is_other = samplers[0].epoch != epoch or samplers[0].place_of(epoch).position
+        is_other = samplers[0].epoch != epoch or samplers[0]._place_of(epoch).position
         if is_other or num_read >= min(map(len, orders)):
             return  # the epoch has ended, or others continue the same part (ORDER-50)
         state = json.loads(json.dumps(samplers[-1].state_dict(num_consumed=num_read)))
@@ -222,7 +235,7 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
     next_step = len(walk) + (num_read - begun) // size
     walk += cut(orders, range(begun, max(map(len, orders))), size)
 
-    job = made(1)[0].of_rank(0, state["num_replicas"], state["fingerprint"]["num_canonical"])
+    job = made(1)[0]._of_rank(0, state["num_replicas"], state["fingerprint"]["num_canonical"])
     job.load_state_dict(state)
     found = ReadEpoch(job, sizes)
     rows = list(found.samples(range(len(walk))))

@@ -127,7 +127,7 @@ class _Stretch(NamedTuple):
                         yield step, rank, place, index
 
     def steps_of(self, index: int) -> Iterator[Row]:
-        for rank, place in self.sampler.steps_at(index, self.place):
+        for rank, place in self.sampler._steps_at(index, self.place):
             if place in self.items:
                 yield self.first + (place - self.items.start) // self.size, rank, place, index
 
@@ -148,7 +148,7 @@ class ReadEpoch:
 
     def __init__(self, job: Any, sizes: list[int], epoch: int | None = None) -> None:
         self.number: int = job.epoch if epoch is None else epoch
-        place = job.place_of(self.number)
+        place = job._place_of(self.number)
         num_parts = len(place.history) + 1
         if len(sizes) not in (1, num_parts):
             raise ValueError(
@@ -157,7 +157,7 @@ class ReadEpoch:
             )
         self.num_steps, self._stretches = 0, list[_Stretch]()
         for at, part in enumerate(place.history):
-            of_part = job.of_rank(0, part.num_replicas, part.num_runs)
+            of_part = job._of_rank(0, part.num_replicas, part.num_runs)
             self._add(of_part, place.history[:at], 0, part.steps, sizes[at % len(sizes)])
         # A step begins at the state, also where the batch size has changed.
         before = place.position if place.position % sizes[-1] else 0
@@ -166,12 +166,12 @@ class ReadEpoch:
         self._add(job, place.history, before, None, sizes[-1])
 
     def _add(self, sampler: Any, history: Any, start: int, stop: int | None, size: int) -> None:
-        from wids.order.elastic import Place
+        from wids.order.elastic import EpochPlace
 
-        place, (_, count) = Place(self.number, 0, history), sampler.replica()
-        sampler.sequence(place)  # so that all ranks share what it looks up
-        ranks = (sampler.of_rank(rank, count, sampler.num_runs) for rank in range(count))
-        orders = [each.sequence(place) for each in ranks]
+        place, (_, count) = EpochPlace(self.number, 0, history), sampler._replica()
+        sampler._sequence(place)  # so that all ranks share what it looks up
+        ranks = (sampler._of_rank(rank, count, sampler._num_runs) for rank in range(count))
+        orders = [each._sequence(place) for each in ranks]
         items = range(start, max(map(len, orders)) if stop is None else stop)
         if items:
             self._stretches.append(_Stretch(sampler, place, orders, items, size, self.num_steps))
@@ -218,7 +218,7 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
     if is_name(options.spec):
         dataset = made(named_object(options.spec, "spec", "sampler"))
         places = (getattr(dataset, name, None) for name in ("batch_sampler", "dataset"))
-        found = (with_method(each, "steps_at") for each in (dataset, *places))
+        found = (with_method(each, "steps_of") for each in (dataset, *places))
         sampler = next((each for each in found if each is not None), None)
     else:
         dataset = opened(options.spec, options, access="range")
@@ -227,7 +227,7 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
         sampler = _sampler_of(dataset, settings) if sampler is None else sampler
         numbers = {"num_replicas": state["num_replicas"], **settings}
         names = ("num_replicas", "num_canonical")
-        job = sampler.of_rank(0, *(at_least(1, numbers.get(name), name) for name in names))
+        job = sampler._of_rank(0, *(at_least(1, numbers.get(name), name) for name in names))
         job.load_state_dict(state)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(

@@ -21,7 +21,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
-    from wids.publish.journal import Part
+    from wids.publish.journal import JobPart
     from wids.publish.problems import Problem
     from wids.shards.costs import DownloadCost
     from wids.shards.specs.loader import Shards
@@ -155,10 +155,10 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _part(text: str) -> Part:
-    from wids.publish.journal import Part
+def _part(text: str) -> JobPart:
+    from wids.publish.journal import JobPart
 
-    return _without_quoting(Part.parse, text)
+    return _without_quoting(JobPart.parse, text)
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:
@@ -279,7 +279,7 @@ def print_problem(problem: Problem) -> None:
     print_note(f"note: {problem}" if problem.severity == "remark" else problem)
 
 
-def print_counts(output: str, shards: Sequence[ShardSpec], part: Part | None = None) -> None:
+def print_counts(output: str, shards: Sequence[ShardSpec], part: JobPart | None = None) -> None:
     """Print how many shards and samples were written or described."""
     samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
     label = "" if part is None else f"part {part}: "

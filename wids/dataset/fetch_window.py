@@ -120,7 +120,7 @@ class ShardMap:
         wrapper = unwrapped(dataset)
         if wrapper is None:
             return lambda _: ()
-        parts = list(map(self._numbers_of, wrapper.parts))
+        parts = list(map(self._numbers_of, wrapper.datasets))
         if wrapper.indices is not None:
             return _selected(wrapper.indices, parts[0])
         if wrapper.is_stacked:
@@ -261,28 +261,35 @@ class FetchWindow:
             # Once its fetch has begun, a reader waits for it instead of fetching the shard itself.
             fetch.begun.wait()
 
-    def close(self) -> None:
-        """Cancel all fetches, and end the threads; a second call does nothing."""
+    def close(self, *, cancels: bool = True) -> None:
+        """Cancel all fetches, and end the threads; a second call does nothing.
+
+        Args:
+            cancels: False after the last sample was reached: workers that are still to read it may
+                wait for the shards that are arriving. The threads end with these.
+        """
         # The end of the interpreter closes the window, and then collects the pass that has it, when
         # the names of this module are gone.
-        if self._closed.is_set():
+        if self._closed.is_set() and not (cancels and self._fetching):
             return
         if threading.current_thread() in self._threads:
             # This thread has collected the pass, perhaps while it held a lock that this needs. It
             # would then wait for itself, and the process would never collect garbage again.
             threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
             return
-        # Otherwise this reference would keep each pass of a long program alive.
-        atexit.unregister(self.close)
         with self._lock:  # after this no fetch is ordered, and no thread started
             self._closed.set()
+        for _ in self._threads:
+            self._queue.put(None)
+        if not cancels and self._fetching:
+            return
+        # Otherwise this reference would keep each pass of a long program alive.
+        atexit.unregister(self.close)
         # One deadline for all threads, so that several servers that hang do not add up.
         until_s = time.monotonic() + _PATIENCE_S
         # A thread that begins to fetch from now on sees that the window is closed.
         for fetch in list(self._fetching):
             fetch.cancelled.set()
-        for _ in self._threads:
-            self._queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -424,6 +431,8 @@ class FetchWindow:
                 fetch.begun.set()
                 fetch.done.set()
                 self._fetching.pop(fetch, None)
+        if not self._fetching:
+            atexit.unregister(self.close)
 
     def _begin(self, number: int, fetch: BackgroundFetch, shard: ShardSpec) -> None:
         """Wait until the server has room for one more shard, or a reader for this one."""

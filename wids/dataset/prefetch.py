@@ -283,9 +283,9 @@ class Prefetcher(Sampler[T]):
             now: Its items: the same indices, one by one or in batches.
             lock: Held while ``ahead`` is read.
         """
-        sampler = with_method(self.sampler, "check_fit")
+        sampler = with_method(self.sampler, "_check_fit")
         if sampler is not None:
-            sampler.check_fit(self.dataset, self.ahead_nbytes)
+            sampler._check_fit(self.dataset, self.ahead_nbytes)
         return self._items(ahead, now, lock)
 
     def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:
@@ -295,6 +295,7 @@ class Prefetcher(Sampler[T]):
         for reader in shards.readers:  # ranks that share a cache do not know what the others read
             reader.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
         window = FetchWindow(shards, ahead, self.ahead_nbytes, self.num_threads, lock)
+        has_ended = False
         try:
             window.fill()
             for item in now:
@@ -304,10 +305,11 @@ class Prefetcher(Sampler[T]):
                     for index in indices_of(item):
                         window.reach(index)
                 yield item
+            has_ended = True
         finally:
             for reader in shards.readers:
                 reader.let_ahead(0)
-            window.close()
+            window.close(cancels=not has_ended)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler, or of the one inside it; of none if none has epochs."""

@@ -20,13 +20,7 @@ from queue import PriorityQueue
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from wids.errors import printable
-from wids.shards.fields.codecs import (
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_NBYTES,
-    TEXT_EXTENSIONS,
-    extension,
-    media_kind,
-)
+from wids.shards.fields import codecs
 from wids.shards.fields.images import opened_image
 from wids.shards.fields.safety import time_limit
 from wids.shards.tars.index import ShardIndex
@@ -314,7 +308,7 @@ def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "
     """
     small = [field for field, nbytes in sizes.items() if is_small(field, nbytes)]
     small = preferred(small, order, picture)
-    pictures = [field for field in small if extension(field) in IMAGE_EXTENSIONS]
+    pictures = [field for field in small if codecs.extension(field) in codecs.IMAGE_EXTENSIONS]
     texts = [field for field in small if field not in pictures]
     return [*pictures[:1], *texts[:_MAX_TEXTS]]
 
@@ -327,10 +321,10 @@ def preferred(fields: Iterable[str], order: Sequence[str], picture: str) -> list
 
 def is_small(field: str, nbytes: int) -> bool:
     """Return whether a field of this length is small enough to be read for a preview."""
-    kind = extension(field)
-    if kind in IMAGE_EXTENSIONS:
+    kind = codecs.extension(field)
+    if kind in codecs.IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
-    return kind in TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
+    return kind in codecs.TEXT_EXTENSIONS and nbytes <= codecs.MAX_TEXT_NBYTES
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
@@ -354,7 +348,7 @@ def media_facts(field: str, file: IO[bytes]) -> str:
         ModuleNotFoundError: The package that reads such fields is not installed.
         Exception: It is neither; any type.
     """
-    kind = media_kind(field)
+    kind = codecs.media_kind(field)
     if kind == "audio":
         rate, num_channels, length_s = _audio_facts(file)
         return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
@@ -388,7 +382,7 @@ def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:
 
     ``""`` for one that cannot be read within a few seconds, or has no reader.
     """
-    if not media_kind(field):
+    if not codecs.media_kind(field):
         return ""
     try:
         return decoded(lambda: media_facts(field, opened()), 0, _MAX_S)

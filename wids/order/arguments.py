@@ -23,12 +23,12 @@ class Wrapper:
     """What one of torch's wrappers has inside.
 
     Attributes:
-        parts: The datasets: one after another, or of the same indices.
+        datasets: The datasets: one after another, or of the same indices.
         is_stacked: Whether they have the same indices, as in ``StackDataset``.
-        indices: The index in the only part of each sample, as in ``Subset``; None for all.
+        indices: The index in the only dataset of each sample, as in ``Subset``; None for all.
     """
 
-    parts: list[Any]
+    datasets: list[Any]
     is_stacked: bool = False
     indices: Any = None
 
@@ -61,10 +61,10 @@ def lengths_of(dataset: Sized) -> Any:
     if wrapper is None:
         return [len(dataset)]
     if wrapper.indices is not None:
-        return _of_subset(dataset, wrapper.parts[0], wrapper.indices)
+        return _of_subset(dataset, wrapper.datasets[0], wrapper.indices)
     if wrapper.is_stacked:  # it follows the first
-        return lengths_of(wrapper.parts[0])
-    return _of_concatenation(dataset, wrapper.parts)
+        return lengths_of(wrapper.datasets[0])
+    return _of_concatenation(dataset, wrapper.datasets)
 
 
 class EpochTeller:
@@ -109,8 +109,8 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
         yield dataset
         return
     wrapper = unwrapped(dataset)
-    for part in wrapper.parts if wrapper else ():
-        yield from _with_epochs(part)
+    for each in wrapper.datasets if wrapper else ():
+        yield from _with_epochs(each)
 
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:

@@ -26,12 +26,12 @@ from wids.shards.sidecars import Packs
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import locks, stages
 from wids.storage.cache.cache_names import is_settled
 from wids.storage.cache.store import BackgroundFetch, Cache
-from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten
 
 if TYPE_CHECKING:
@@ -124,11 +124,9 @@ class ShardOpener:
         self.counts = counts_of(spec.shards)
         self.broken = BrokenShards(spec.shards)
         self.packs = Packs(spec, store)
-        # Before workers are started, so that they share both.
         # Also those that may be remote after rewriting.
         are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
         if are_remote:
-            shared_refusals.share()
             locks.prepare()  # 10 ms, before a thread of this process may do it
         budget = None
         if options.access == "auto" and are_remote:

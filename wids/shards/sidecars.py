@@ -29,7 +29,6 @@ from wids.shards.indexes.pack import MAGIC, LocalPack, Pack, RangePack, load_pac
 from wids.shards.specs.model import DatasetSpec, PackedShards
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import read_or_map
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import RemoteFile, save_quietly
 from wids.storage.cache.eviction import Space, StorageError
@@ -37,7 +36,7 @@ from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.cache.verified import is_own_file
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import file_digest
+from wids.storage.files import file_digest, read_or_map
 from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten

@@ -28,7 +28,7 @@ from wids.storage.locks import hold_imports, release_imports
 _NUM_ROWS: Final = 509
 """A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
 
-Row: TypeAlias = "list[float] | memoryview[float]"
+Counters: TypeAlias = "list[float] | memoryview[float]"
 
 _SharedRows = TypeVar("_SharedRows", bound="SharedRows")
 
@@ -42,17 +42,18 @@ class SharedRows:
 
     Args:
         first: The first values of the row.
+        num_common: Length of `common`; None for as many as in a row.
 
     Attributes:
         row: What this process has added. Another thread may add at the same moment, so that one of
             the two is not counted. Look the attribute up each time: a fork replaces it.
         is_shared: Whether other processes can have rows by now.
-        common: As many numbers, which all processes read and write, without a sum.
+        common: Numbers which all processes read and write, without a sum.
     """
 
-    def __init__(self, *first: float) -> None:
-        self.row: Row = list(first)
-        self.common: Row = [0.0] * len(first)
+    def __init__(self, *first: float, num_common: int | None = None) -> None:
+        self.row: Counters = list(first)
+        self.common: Counters = [0.0] * (len(first) if num_common is None else num_common)
         self._table: Any = None
         self.is_shared = False
         with writing:
@@ -65,22 +66,22 @@ class SharedRows:
         """Return the sum of each number over all processes."""
         if not self.is_shared:
             return list(self.row)
-        width = len(self.row)
-        return [sum(self._table[width + column :: width]) for column in range(width)]
+        first, width = len(self.common), len(self.row)
+        return [sum(self._table[first + column :: width]) for column in range(width)]
 
     def rows(self) -> list[list[float]]:
         """Return the rows of all processes; that of this process alone while none is shared."""
         if not self.is_shared:
             return [list(self.row)]
         width, numbers = len(self.row), self._table[:]
-        return [numbers[at : at + width] for at in range(width, len(numbers), width)]
+        return [numbers[at : at + width] for at in range(len(self.common), len(numbers), width)]
 
-    def row_at(self, number: int) -> Row:
+    def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
         if not self.is_shared:
             return self.row
         width = len(self.row)
-        start = width * (1 + number % _NUM_ROWS)
+        start = len(self.common) + width * (number % _NUM_ROWS)
         return _doubles(self._table)[start : start + width]
 
     def reserve(self) -> None:
@@ -92,7 +93,7 @@ class SharedRows:
 
         with writing:
             if self._table is None:
-                self._table = RawArray("d", len(self.row) * (1 + _NUM_ROWS))
+                self._table = RawArray("d", len(self.common) + len(self.row) * _NUM_ROWS)
 
     def share(self) -> None:
         """Move the numbers to memory that processes which are started later can share."""
@@ -106,14 +107,14 @@ class SharedRows:
     def attach(self, table: Any) -> None:
         """Add to the rows of another instance, as wide as this one, from now on."""
         self._table, self.is_shared = table, True
-        self.common = _doubles(table)[: len(self.row)]
+        self.common = _doubles(table)[: len(self.common)]
         self.row = self.row_at(os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._table is None or not passes_to_process():
             return type(self), tuple(self.sums())
         self.share()
-        return _attached, (type(self), self._table, len(self.row))
+        return _attached, (type(self), self._table, len(self.row), len(self.common))
 
 
 class SharedNumber(SharedRows):
@@ -220,8 +221,9 @@ def _doubles(values: Any) -> memoryview[float]:
     return memoryview(numbers).cast("B").cast("d")
 
 
-def _attached(cls: type[_SharedRows], table: Any, width: int) -> _SharedRows:
+def _attached(cls: type[_SharedRows], table: Any, width: int, num_common: int) -> _SharedRows:
     rows = cls(*[0.0] * width)
+    rows.common = [0.0] * num_common
     rows.attach(table)
     return rows
 
@@ -261,13 +263,16 @@ NAMES: Final = (*(f"{name}_s" for name in SECONDS), *COUNTS)
 
 _IS_TIMED, _GENERATION = 0, 1
 
+OUTAGES: Final = slice(2, 2 + 1021)
+"""When servers went away, by a hash of each (`retry.py`); two may have the same place."""
+
 _PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
 """Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
 
 _BLOCKS: Final = len(NAMES) + 2
 """How often the process has called `start`, but not `stop`."""
 
-here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0)
+here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0, num_common=OUTAGES.stop)
 """The numbers. Hooks on the way of a batch use them directly: a call costs more."""
 
 

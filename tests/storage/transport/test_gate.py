@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 from conftest import in_child
-from events import LONG_S, after
+from events import LONG_S, after, wait_for
 from loopback import Fault, Server
 
 from wids.storage import stages
@@ -200,6 +200,24 @@ def test_a_refusal_lowers_the_limit(server: Server) -> None:
     assert Fetcher().read(url, 10) == b"abc"
     assert gate().server(server.url).limit.value == FIRST // 8
     assert len(server.log) == 4
+
+
+def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> None:
+    """While a server has no room at all, single requests find out when it has."""
+    server.max_requests = 0
+    reader = Fetcher().range_reader(server.page("/small", bytes(1000)), 1000)
+    reader_thread = threading.Thread(target=reader, args=(0, 10))
+    reader_thread.start()
+    wait_for(lambda: server.log)
+    threads = [threading.Thread(target=reader, args=(n, n + 10)) for n in range(100)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    server.max_requests = 6
+    for thread in [reader_thread, *threads]:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    assert sum(request.is_refused for request in server.log) <= 30
 
 
 @pytest.mark.usefixtures("quick_retries")

@@ -111,37 +111,6 @@ def _shown(part: ShardSpec | SavedTable | PackedShards) -> str:
     return f"{type(part).__name__}({', '.join(shown)})"
 
 
-class _Unfrozen:
-    """A `ShardSpec` whose fields are being set."""
-
-    __slots__ = ShardSpec.__slots__
-
-
-def shard_spec(
-    url: str,
-    num_samples: int | None,
-    nbytes: int | None,
-    md5sum: str | None,
-    sha256: str | None,
-    dataset: str | None,
-    key_split: KeySplit | None,
-    index: str | None,
-    extras: Mapping[str, Any],
-) -> ShardSpec:
-    """Return ``ShardSpec(...)`` in a tenth of the time, for documents with 100,000 shards.
-
-    A frozen dataclass sets each field by a call, which takes a quarter of the loading time. Here
-    the fields of an object with the same slots are set before its class (decision 0086).
-    """
-    made: Any = _Unfrozen()
-    made.url, made.num_samples, made.nbytes = url, num_samples, nbytes
-    made.md5sum, made.sha256, made.dataset = md5sum, sha256, dataset
-    made.key_split, made.index, made.extras = key_split, index, extras
-    made.__class__ = ShardSpec
-    found: ShardSpec = made
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class SavedTable:
     """A table of columns that was saved beside a spec.

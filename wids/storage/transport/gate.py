@@ -5,7 +5,7 @@ how many requests are in flight; the others wait in the order in which they came
 responses may occupy in memory are limited too, for the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
-server: this one pauses for a moment, and the other processes of the program send fewer requests.
+server, and this one pauses for a moment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 from wids.errors import WidsError, printable
 from wids.storage import stages
-from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport import urls
 from wids.storage.transport.request_limit import RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
@@ -37,9 +37,6 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
 would be refused too, and a thousand may wait."""
-_YIELD_EVERY_S: Final = 1.0
-"""Shortest time between two reductions of the limit because other processes were refused: requests
-in flight take some time to end."""
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
@@ -66,8 +63,6 @@ class _Server:
         event_s: When something last arrived, or a request was sent.
         num_rejected: How often in a row the only request in flight was refused.
         pause_until_s: Until when none is sent after that.
-        num_shared: The number of `shared_refusals` that is known here.
-        yielded_s: When the limit was last lowered for another process.
         waiting: Those that wait for their turn, the first one first.
     """
 
@@ -78,8 +73,6 @@ class _Server:
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
-    num_shared: float = 0
-    yielded_s: float = 0.0
     waiting: deque[Turn] = field(default_factory=deque)
 
     def note_refusal(self) -> None:
@@ -90,18 +83,6 @@ class _Server:
         pause_s = min(_LONGEST_PAUSE_S, math.ldexp(_FIRST_PAUSE_S, min(self.num_rejected, 20)))
         self.num_rejected += 1
         self.pause_until_s = time.monotonic() + pause_s
-        shared_refusals.note(self.name)
-        self.num_shared = shared_refusals.number(self.name)
-
-    def make_room(self) -> None:
-        """Send one request fewer if the server refused the only request of another process."""
-        num_shared, now_s = shared_refusals.number(self.name), time.monotonic()
-        if num_shared == self.num_shared:
-            return
-        self.num_shared = num_shared
-        if now_s - self.yielded_s >= _YIELD_EVERY_S and self.num_in_flight > 1:
-            self.yielded_s = now_s
-            self.limit.refuse(self.num_in_flight - 1)
 
     def takes_another(self) -> bool:
         """Return whether one more request may be sent now."""
@@ -181,7 +162,6 @@ class Turn:
             elif error is None:
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
-            server.make_room()
             stages.count(stages.REQUESTS)
             gate.give_back(self)
 
@@ -290,9 +270,7 @@ class Gate:
         """Return what is known about a server."""
         found = self.servers.get(name)
         if found is None:
-            number = shared_refusals.number(name)
-            server = _Server(name, num_shared=number)
-            found = self.servers.setdefault(name, server)
+            found = self.servers.setdefault(name, _Server(name))
         return found
 
     def give_back(self, turn: Turn) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from typing import Final, TypeVar
 from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.sizes import count_text
-from wids.storage.transport import shared_refusals, urls
+from wids.storage.transport import urls
 from wids.storage.transport.stream import TransientError
 
 _T = TypeVar("_T")
@@ -32,6 +33,8 @@ _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
 _SILENT_S: Final = 1.0
 """If a read waits longer, one line says so, and another one that the server is back."""
+_QUIET_S: Final = 30.0
+"""How long after a server was back nothing is said: it may answer some requests and not others."""
 
 _PROGRESS_NBYTES: Final = 1 << 20
 """Bytes after which a server counts as working."""
@@ -198,7 +201,7 @@ def with_retries(
                 wait_s = failures.wait_s(error, time.monotonic() - started_s)
             else:
                 note_answer(patience.server)
-                if patience.server and (away_s := shared_refusals.outage_ends(patience.server)):
+                if patience.server and (away_s := _outage_ends(patience.server)):
                     back = printable(patience.server)
                     _logger.warning("%s answers again, after %s", back, _text(away_s))
                 return result
@@ -262,7 +265,7 @@ class _Failures:
             return wait_s
         limit_s = self._limit_s(error, spent_s)
         wait_s = min(wait_s, limit_s - self.waited_s)
-        if self.waited_s + wait_s >= _SILENT_S and shared_refusals.outage_begins(server):
+        if self.waited_s + wait_s >= _SILENT_S and _outage_begins(server):
             _logger.warning(
                 "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
             )
@@ -285,6 +288,36 @@ class _Failures:
             f"{error}; waited {_text(self.waited_s)} for {printable(server)}, in "
             f"{count_text(self.count, 'attempt')}; {advice}"
         ) from error
+
+
+def _outage_begins(server: str) -> bool:
+    """Note that a server is away; return whether no thread and no process has noted it before."""
+    at, now_s = _outage_at(server), time.monotonic()
+    # Between processes there is no lock: at worst, two of them say the same.
+    with stages.writing:
+        times_s = stages.here.common
+        if times_s[at] > 0 or (times_s[at] and now_s + times_s[at] < _QUIET_S):
+            return False
+        times_s[at] = now_s  # since then; or less than 0, since when it is back
+        return True
+
+
+def _outage_ends(server: str) -> float | None:
+    """Note that a server has answered; return how many seconds it was away, if that was noted."""
+    at = _outage_at(server)
+    if stages.here.common[at] <= 0:
+        return None
+    with stages.writing:
+        since_s, now_s = stages.here.common[at], time.monotonic()
+        if since_s <= 0:
+            return None
+        stages.here.common[at] = -now_s
+        return now_s - since_s
+
+
+def _outage_at(server: str) -> int:
+    first, end = stages.OUTAGES.start, stages.OUTAGES.stop
+    return int(first + zlib.crc32(server.encode()) % (end - first))
 
 
 def _pause(wait_s: float, cancel: threading.Event | None) -> bool:

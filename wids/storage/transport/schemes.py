@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
-from wids.storage.transport import local, retry, shared_refusals, urls
+from wids.storage.transport import local, retry, urls
 from wids.storage.transport.stream import Entry, Stream, Transport
 
 _logger = logging.getLogger(__name__)
@@ -196,7 +196,6 @@ class Transports:
     def __getstate__(self) -> dict[str, Any]:
         shared = {
             "answered": retry.answered(),
-            "refusals": shared_refusals.passed(),
             "stages": stages.passed_stages(),
         }
         return {**self.__dict__, **shared}
@@ -205,7 +204,6 @@ class Transports:
         # A worker that is started in an outage has not met the servers itself.
         for server in state.pop("answered"):
             retry.note_answer(server)
-        shared_refusals.join(state.pop("refusals"))
         stages.join_stages(state.pop("stages"))
         self.__dict__.update(state)
 
