@@ -144,6 +144,10 @@ def batches():
     return wids.BucketBatchSampler(ranks, [n % 2 for n in range(20)], 2)
 
 
+def packed():
+    return wids.PackedBatchSampler(ranks, [n % 7 + 1 for n in range(20)], 9, window=8)
+
+
 def loader():
     return DataLoader(dataset, batch_sampler=wids.Prefetcher(batches(), dataset))
 
@@ -166,18 +170,15 @@ def program(train: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return name
 
 
-@pytest.mark.parametrize("what", ["batches", "loader"])
+@pytest.mark.parametrize("what", ["batches", "loader", "packed"])
 def test_batches_of_a_program(program: str, what: str) -> None:
     """A step is a batch, on all ranks of the state, whatever rank the program has here."""
-    dataset = wids.ShardListDataset("train.json")
-    ranks = [
-        wids.BucketBatchSampler(
-            wids.DistributedChunkedSampler(dataset, num_replicas=3, rank=rank, seed=4),
-            [n % 2 for n in range(20)],
-            2,
-        )
-        for rank in range(3)
-    ]
+    ranks: list[Any] = samplers(Path("train.json"), 3, seed=4)
+    if what == "packed":
+        lengths = [n % 7 + 1 for n in range(20)]
+        ranks = [wids.PackedBatchSampler(rank, lengths, 9, window=8) for rank in ranks]
+    else:
+        ranks = [wids.BucketBatchSampler(rank, [n % 2 for n in range(20)], 2) for rank in ranks]
     Path("b.json").write_text(json.dumps(ranks[0].state_dict(1)))
     walks = [list(rank) for rank in ranks]
     status, out, _ = run("order", f"{program}:{what}", "--state", "b.json", "--steps", "0:3")
@@ -186,7 +187,7 @@ def test_batches_of_a_program(program: str, what: str) -> None:
     for step in range(3):
         assert in_step(list(rows(out)), step, 3) == [walk[step] for walk in walks]
     status, _, err = run("order", f"{program}:{what}", "--state", "b.json", "--batch-size", "2")
-    message = "--batch-size: expected none for a step of a BucketBatchSampler, found [2]"
+    message = f"--batch-size: expected none for a step of a {type(ranks[0]).__name__}, found [2]"
     assert (status, message in err) == (1, True)
 
 

@@ -19,7 +19,12 @@ from laws import REPEATS, law
 from test_mix_laws import Data as Sources
 from test_sampler_laws import Data, divisors
 
-from wids import BucketBatchSampler, DistributedChunkedSampler, MixedSampler
+from wids import (
+    BucketBatchSampler,
+    DistributedChunkedSampler,
+    MixedSampler,
+    PackedBatchSampler,
+)
 from wids.cli.order_command import ReadEpoch
 from wids.order import rounds, sequences
 
@@ -199,8 +204,11 @@ def of_job(draw: Random, kind: str, arguments: dict[str, Any]) -> Callable[[int]
             )
             for rank in range(count)
         ]
-        if kind != "batches":
+        if kind == "samples":
             return ranks
+        if kind == "packed":
+            lengths = [number + 1 for number in numbers]
+            return [PackedBatchSampler(each, lengths, 5, window=6) for each in ranks]
         return [BucketBatchSampler(each, numbers, lambda b: b % 3 + 1, **options) for each in ranks]
 
     return made
@@ -213,7 +221,7 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
     What is skipped counts as read, and the state is anywhere in its part.
     """
     draw = Random(seed)
-    kind = draw.choice(["samples", "samples", "batches"])
+    kind = draw.choice(["samples", "samples", "batches", "packed"])
     made = of_job(draw, kind, chunked(draw, 40))
     walk: list[list[list[Any]]] = []  # steps, ranks, items
     sizes, state, epoch, count = [], None, draw.randint(0, 3), 0
@@ -223,7 +231,7 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
         for sampler in samplers:
             sampler.load_state_dict(state) if state else sampler.set_epoch(epoch)
         orders = [list(sampler.ahead()) for sampler in samplers]
-        size = 1 if kind == "batches" else draw.randint(1, 3)
+        size = draw.randint(1, 3) if kind == "samples" else 1
         num_read = draw.randint(0, 2) * size if num_later else draw.randint(0, 5)
         is_other = samplers[0].epoch != epoch or samplers[0]._place_of(epoch).position
         if is_other or num_read >= min(map(len, orders)):
@@ -246,7 +254,7 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
     ]
     for number, step in enumerate(walk):
         for rank, items in enumerate(step):
-            expected = list(chain.from_iterable(i if kind == "batches" else [i] for _, i in items))
+            expected = list(chain.from_iterable([i] if kind == "samples" else i for _, i in items))
             assert [row[3] for row in rows if row[:2] == (number, rank)] == expected
     length = samplers[0].dataset_length
     for index in draw.sample(range(length), min(4, length)):
