@@ -214,7 +214,7 @@ def of_job(draw: Random, kind: str, arguments: dict[str, Any]) -> Callable[[int]
     return made
 
 
-@law(10, 1_000, SEEDS)
+@law(20, 2_000, SEEDS)
 def test_steps_are_what_ranks_have_read(seed: int) -> None:
     """Each step of an epoch, whatever ranks read its parts, and each step of a sample (ORDER-80).
 

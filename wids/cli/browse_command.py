@@ -76,10 +76,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _browser(options: argparse.Namespace, stack: ExitStack) -> Browser:
     """Return the page of the shards, or of the samples in a step of training."""
-    from wids.look.page.pages import PeekPages
+    from wids.look.page.pages import Pages, PeekPages
+    from wids.look.page.questions import Questions
     from wids.look.page.server import Browser
 
-    steps = None
+    steps: dict[int, list[int]] = {}
     if options.state is None:
         refuse(options, ("step", "batch_size", "epoch"), "expected --state FILE too, found none")
         spec, shards = spec_and_peek(options)
@@ -91,10 +92,13 @@ def _browser(options: argparse.Namespace, stack: ExitStack) -> Browser:
         dataset, epoch = asked(options, stack)
         step = epoch.next_step if options.step is None else options.step
         indices = [index for *_, index in epoch.samples(range(step, step + 1))]
-        spec, steps = dataset.spec, {step: sorted({int(dataset.positions[i]) for i in indices})}
-    name = "" if is_name(options.spec) else _python_name(options.spec)
+        spec, steps[step] = dataset.spec, sorted({int(dataset.positions[i]) for i in indices})
+    name = "" if is_name(options.spec) else f"wids.ShardListDataset({_python_name(options.spec)})"
     dataset = stack.enter_context(opened(spec, options, access="range"))
-    return Browser(dataset, options.port, name and f"wids.ShardListDataset({name})", steps)
+    questions = Questions(dataset, steps=steps)
+    browser = Browser(Pages(dataset, python=name, questions=questions), options.port)
+    browser.url += "".join(f"#step={number}" for number in steps)
+    return browser
 
 
 def _announce(browser: Browser) -> None:

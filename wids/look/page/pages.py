@@ -165,7 +165,6 @@ class Pages(Site):
         python: Code that opens the dataset in Python, for people to copy.
         questions: The searches and counts that were started; None for none so far.
         actions: Further actions.
-        steps: The samples of steps of training, as of `Browser`.
     """
 
     def __init__(
@@ -175,12 +174,11 @@ class Pages(Site):
         python: str = "",
         questions: Questions | None = None,
         actions: Mapping[str, Route] | None = None,
-        steps: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._dataset = dataset
         self._prefix = prefix
         self._python = python
-        self._questions = questions or Questions(dataset, steps=steps)
+        self._questions = questions or Questions(dataset)
         self._stats: list[FieldStats] | None = None
         routes: dict[str, Route] = {
             "about": self._about,

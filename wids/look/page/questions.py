@@ -317,17 +317,14 @@ class Questions:
         # As many as there are now: a scan may find more meanwhile.
         found = None if found is None else found[: len(found)]
         if step := query.get("step", ""):
-            batch = self._batch(parsed_number(step, "step"))
+            batch = self._steps.get(parsed_number(step, "step"))
+            if batch is None:
+                raise ValueError(
+                    f"step: expected the one that the page was started with, found {step}; start "
+                    f"`wids browse` with --step {step}"
+                )
             found = batch if found is None else sorted({*batch}.intersection(found))
         return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
-
-    def _batch(self, step: int) -> Sequence[int]:
-        if step not in self._steps:
-            raise ValueError(
-                f"step: expected the one that the page was started with, found {step}; start "
-                f"`wids browse` with --step {step}"
-            )
-        return self._steps[step]
 
     def search(self, query: Query) -> dict[str, Any]:
         """Look for samples, or continue to; return what `hits` does."""

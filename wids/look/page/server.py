@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -107,7 +107,6 @@ class Browser:
         dataset: The dataset, which is not a view; or pages of another kind. It must stay open.
         port: The port to listen on; 0 for a free one.
         python: Code that opens the dataset in Python, for people to copy.
-        steps: The samples of a step of training, ascending, by its number: the page begins there.
 
     Attributes:
         port: The port that it listens on.
@@ -118,20 +117,12 @@ class Browser:
         OSError: The port is in use, or may not be used.
     """
 
-    def __init__(
-        self,
-        dataset: ReadableDataset | Site,
-        port: int = 0,
-        python: str = "",
-        steps: Mapping[int, Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, dataset: ReadableDataset | Site, port: int = 0, python: str = "") -> None:
         if not isinstance(dataset, Site) and dataset.is_view:
             raise ValueError(
                 "dataset: expected a complete dataset, found a view; use the view's show()"
             )
-        self._site = (
-            dataset if isinstance(dataset, Site) else Pages(dataset, python=python, steps=steps)
-        )
+        self._site = dataset if isinstance(dataset, Site) else Pages(dataset, python=python)
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
@@ -145,8 +136,7 @@ class Browser:
             ) from error
         self._is_serving = False
         self.port: int = self._server.server_port
-        shown = "".join(f"#step={number}" for number in steps or ())
-        self.url = f"http://127.0.0.1:{self.port}/{self._token}/{shown}"
+        self.url = f"http://127.0.0.1:{self.port}/{self._token}/"
 
     def serve(self) -> None:
         """Answer requests until another thread calls `close`, or until Ctrl-C."""
