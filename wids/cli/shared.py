@@ -109,6 +109,29 @@ def _without_quoting(parse: Callable[[str], Parsed], text: str) -> Parsed:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_state(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options for the steps of an epoch: see `order_command`."""
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        required=required,
+        help="JSON, or a file of torch.save, with what state_dict of the sampler has returned: "
+        "alone, in the state of a loader, or in a checkpoint",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="LIST",
+        type=_sizes,
+        help="samples of a rank in a step; one number for each part of an epoch that was resumed "
+        "on other numbers of ranks, if they differ",
+    )
+    parser.add_argument("--epoch", type=not_negative, help="(default: that of the state)")
+
+
+def _sizes(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of processes."""
     parser.add_argument(

@@ -575,7 +575,7 @@ class ShardListDataset(TorchDataset):
         # No `repr`, which looks for fields: a missing key must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)
-        raise KeyError(f"{name}: no sample has the key {key!r}")
+        raise KeyError(f"{name}: no sample has the key {key!r}; its keys() are all")
 
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import warn
+from wids.shards.specs.model import DatasetSpec, digests_of
 from wids.storage.arrays import IntArray
 
 
@@ -86,6 +87,14 @@ class EpochTeller:
             announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
             if announce is not None:
                 announce()
+
+
+def spec_digests(dataset: Any) -> dict[str, str]:
+    """Return what `digests_of` does for the spec of a dataset, or for those of its parts."""
+    specs = (getattr(part, "spec", None) for part in _with_epochs(dataset))
+    found = [digests_of(spec) for spec in specs if isinstance(spec, DatasetSpec)]
+    shared = set.intersection(*map(set, found)) if found else ()
+    return {fact: "+".join(each[fact] for each in found) for fact in sorted(shared)}
 
 
 def may_differ(dataset: Any) -> bool:

@@ -282,6 +282,7 @@ class State:
         num_replicas: Number of ranks.
         fingerprint: Everything else that the order depends on; ``history`` has the parts of the
             epoch that were read on other numbers of ranks, if there are any.
+        spec: Digests of the dataset, on which the order does not depend.
     """
 
     epoch: int
@@ -289,6 +290,7 @@ class State:
     position: int
     num_replicas: int
     fingerprint: Mapping[str, Any]
+    spec: Mapping[str, str]
 
     @property
     def parts(self) -> list[EpochPart]:
@@ -368,7 +370,9 @@ def checked_state(
     try:
         position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
         num_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
-        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint)
+        spec = state.get("spec")
+        spec = spec if isinstance(spec, Mapping) else {}
+        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint, spec)
         _check_positions(found, most_items)
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error

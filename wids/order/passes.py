@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -15,7 +17,7 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.errors import missing_attribute, warn
-from wids.order.arguments import at_least
+from wids.order.arguments import at_least, spec_digests
 from wids.order.callers import (
     Reader,
     calling_reader,
@@ -24,6 +26,9 @@ from wids.order.callers import (
     skipped_by_torchdata,
 )
 from wids.order.elastic import EpochPlace, State, checked_state, other_runs, resumed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -119,6 +124,7 @@ class EpochSampler(Sampler[T]):
     """
 
     shuffle: bool
+    dataset: Any
     dataset_length: int
     num_canonical: int | None = None
     """Number of runs that the caller has fixed for any number of ranks; None for one per rank."""
@@ -200,6 +206,37 @@ class EpochSampler(Sampler[T]):
     def _steps_at(self, index: int, place: EpochPlace) -> list[tuple[int, int]]:
         """Return the ranks and positions at which an index comes in such a part, ascending."""
         raise NotImplementedError
+
+    @property
+    def _inside(self) -> Any:
+        """The sampler of which this one makes batches; None if there is none."""
+        return vars(self).get("sampler")
+
+    @cached_property
+    def _spec(self) -> dict[str, str]:
+        """Digests of the dataset, for states."""
+        # Once: a loader takes a state at every step.
+        return spec_digests(self.dataset) if self._inside is None else self._inside._spec
+
+    def _of_rank(self, rank: int, num_replicas: int, num_runs: int) -> Self:
+        """Return this sampler as a rank of any job has it, whose epochs are cut into some runs.
+
+        Raises:
+            ValueError: It is for one process, and there are several ranks.
+        """
+        other = copy(self)
+        if self._inside is None:
+            places = {"_rank": rank, "_num_replicas": num_replicas, "_replication": 1}
+            vars(other).update(places, _is_fit_checked=True)  # of another machine
+        else:
+            vars(other)["sampler"] = self._inside._of_rank(rank, num_replicas, num_runs)
+        other.num_canonical = num_runs
+        if other._replica() != (rank, num_replicas):
+            raise ValueError(
+                f"expected a sampler for {num_replicas} ranks, found {type(self).__name__}, which "
+                "is for one process; make a DistributedChunkedSampler with the same arguments"
+            )
+        return other
 
     # Passes.
 
@@ -384,7 +421,8 @@ class EpochSampler(Sampler[T]):
                 pass that training on this rank has consumed. A plain DataLoader has workers that
                 run ahead of training, so only the caller knows; an incomplete last batch may count
                 as full. None counts what the sampler has yielded, and warns once if workers have
-                run ahead.
+                run ahead. Before a pass begins, it counts from where that one will start: to load
+                such a state skips as much.
 
         Raises:
             ValueError: ``num_consumed`` exceeds what the pass has.
@@ -454,8 +492,10 @@ class EpochSampler(Sampler[T]):
             fingerprint["history"] = [part.json for part in place.history]
         # The position of all ranks together, so that every rank returns the same state.
         position = place.position * num_replicas
-        state = State(place.epoch, self._epochs.is_fixed, position, num_replicas, fingerprint)
-        return {**vars(state), **self._located(place)}
+        is_fixed = self._epochs.is_fixed
+        state = vars(State(place.epoch, is_fixed, position, num_replicas, fingerprint, self._spec))
+        more = self._located(place)
+        return {name: value for name, value in {**state, **more}.items() if value != {}}
 
     def _located(self, place: EpochPlace) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Return what a state has besides, by which its place is found faster; JSON-able."""
@@ -463,6 +503,20 @@ class EpochSampler(Sampler[T]):
 
     def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
         """Take over what `located` returned."""
+
+    def _note_other_dataset(self, saved: Mapping[str, str]) -> None:
+        """Warn if the spec states other facts of the shards than that of the state (ORDER-79)."""
+        own = self._spec
+        shared = (own.keys() & saved.keys()) - {"name"}
+        if other := sorted(fact for fact in shared if saved[fact] != own[fact]):
+            names = [f" {spec['name']!r}" if "name" in spec else "" for spec in (saved, own)]
+            self._warn(
+                f"expected the dataset of the state{names[0]}, found{names[1]} another: shards of "
+                f"the same lengths, whose {' and '.join(other)} in the spec differ. The position "
+                "stays, and has other samples; if that is not meant, open the dataset that the "
+                "state was saved with",
+                once="dataset",
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next pass is the rest of its epoch.
@@ -485,6 +539,7 @@ class EpochSampler(Sampler[T]):
             self._most_items,
             is_cut=self.num_canonical is not None,
         )
+        self._note_other_dataset(saved.spec)
         place = resumed(saved.epoch, saved.parts, num_replicas, self._num_runs)
         self._locate(state, place)
         if place.history:

@@ -121,7 +121,7 @@ class ChunkedSampler(EpochSampler[int]):
         shuffle: bool,
         shufflefirst: bool,
     ) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._is_fit_checked = False
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
@@ -154,7 +154,7 @@ class ChunkedSampler(EpochSampler[int]):
         return f"<{type(self).__name__}: {', '.join(filter(None, shown))}>"
 
     def _fitting_chunksize(self, settings: epoch_order.Order) -> int:
-        limits = getattr(self._dataset, "limits", None)
+        limits = getattr(self.dataset, "limits", None)
         return fit.fitting_chunksize(settings, limits) if limits else fit.DEFAULT_CHUNKSIZE
 
     @property
@@ -199,7 +199,7 @@ class ChunkedSampler(EpochSampler[int]):
         return self._settings_of(num_runs).num_indices + num_runs
 
     def _blocks(self, start: EpochPlace) -> Iterator[list[int]]:
-        self._check_fit(self._dataset)
+        self._check_fit(self.dataset)
         rank, num_replicas = self._replica()
         for block in epoch_order.rank_blocks(
             self._order_of(start.history),
@@ -214,13 +214,13 @@ class ChunkedSampler(EpochSampler[int]):
 
     def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
         """Return what yields the indices of a run of an epoch that is cut into so many."""
-        self._check_fit(self._dataset)
+        self._check_fit(self.dataset)
         # Of functions and numbers alone: batches go where there is no torch.
         settings = self._settings_of(num_runs)
         return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
 
     def _sequence(self, place: EpochPlace) -> RankSequence:
-        self._check_fit(self._dataset)
+        self._check_fit(self.dataset)
         rank, _ = self._replica()
         return RankSequence(self._order_at(place), rank, range(self._num_items(place)))
 
@@ -389,7 +389,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
             )
-        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
         self.drop_last = bool(drop_last)
         self.even = bool(even)
         self.redeal = bool(redeal)
@@ -414,15 +413,17 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             self._num_peers = max(1, dist.get_world_size() // self._num_replicas)
         if self._num_replicas is not None and self._rank is not None:
             self._replica()  # raises now if they contradict each other
-        if may_differ(dataset) and self._is_of_job():
-            _compare(type(self).__name__, len(dataset), lengths_digest(self._lengths))
+        if may_differ(dataset) and self._is_of_job(mesh):
+            digest = lengths_digest(self._lengths)
+            ranks = None if mesh is None else _ranks_beside(mesh)
+            _compare(type(self).__name__, len(dataset), digest, ranks)
 
-    def _is_of_job(self) -> bool:
+    def _is_of_job(self, mesh: Any) -> bool:
         """Whether it was made for the rank of this process in the process group."""
         if not _has_group() or get_worker_info() is not None or dist.get_world_size() < 2:
             return False
         is_alone = self._replica() == (dist.get_rank(), dist.get_world_size())
-        return is_alone or self._num_peers > 1
+        return is_alone or mesh is not None or self._num_peers > 1
 
     def _remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
         if not self._is_told and (what := _model_parallelism()):
@@ -533,22 +534,35 @@ def _model_parallelism() -> str | None:
     return None
 
 
-def _compare(name: str, length: int, digest: str) -> None:
-    """Raise on all ranks unless all have the same samples (ORDER-65)."""
+def _ranks_beside(mesh: Any) -> list[int] | None:
+    """Return the ranks of the whole mesh of which a mesh may be a part; None for all of the job."""
+    # Torch has no public name for it (decision 0215).
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    ranks = sorted(map(int, whole.mesh.flatten().tolist()))
+    return ranks if len(ranks) < dist.get_world_size() else None
+
+
+def _compare(name: str, length: int, digest: str, ranks: list[int] | None) -> None:
+    """Raise on all ranks, or on some, unless all of them have the same samples (ORDER-65)."""
     # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
-    group = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
-    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size()
+    group = None
+    if ranks is not None:  # the others make no sampler, and would be waited for
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    elif "gloo" not in dist.get_backend():
+        group = dist.new_group(backend="gloo")
+    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size(group)
     dist.all_gather_object(found, (length, digest), group=group)
     if group is not None:
         dist.destroy_process_group(group)
     others = [rank for rank, each in enumerate(found) if each != found[0]]
     if others:
         (first, _), (second, _) = found[0], found[others[0]]
+        names = ranks or range(len(found))
         raise MismatchError(
-            f"{name}: expected the same samples on all ranks, found {first} on rank 0 and "
-            f"{second}{' others' if first == second else ''} on rank {others[0]}; their datasets "
-            "pass over different shards, whose counts are not stated: state them with `wids "
-            "create`, or make the same shards readable on all ranks"
+            f"{name}: expected the same samples on all ranks, found {first} on rank {names[0]} and "
+            f"{second}{' others' if first == second else ''} on rank {names[others[0]]}; their "
+            "datasets pass over different shards, whose counts are not stated: state them with "
+            "`wids create`, or make the same shards readable on all ranks"
         )
 
 

@@ -6,6 +6,8 @@ specified in specs/shard-spec.md.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -315,6 +317,30 @@ class DatasetSpec:
         check_references(target, map(attrgetter("url"), chain(self.shards, self.all_packs())))
         mode = private_mode(map(attrgetter("url"), chain(self.shards, self.all_packs())))
         save_document(target, document, mode, storage_options=storage_options)
+
+
+_MAX_DIGESTED: Final = 4096
+"""Shards in the digests of a dataset; more are taken evenly spaced."""
+
+
+def digests_of(spec: DatasetSpec) -> dict[str, str]:
+    """Return the name of a dataset, and a digest of each fact that its spec states of all shards.
+
+    Names of shards are without their folders, so that a copy elsewhere has the same digests.
+    """
+    numbers = range(0, len(spec.shards), -(-len(spec.shards) // _MAX_DIGESTED) or 1)
+    shards = [spec.shards[number] for number in numbers]
+    facts: dict[str, list[Any]] = {
+        "names": [os.path.basename(urls.path_of(shard.url)) for shard in shards],
+        "filesize": [shard.nbytes for shard in shards],
+        "md5sum": [shard.md5sum for shard in shards],
+        "sha256": [shard.sha256 for shard in shards],
+    }
+    found = {"name": spec.name} if spec.name else {}
+    for fact, values in facts.items():
+        if None not in values:
+            found[fact] = hashlib.sha256(json.dumps(values).encode("ascii")).hexdigest()[:16]
+    return found
 
 
 def check_references(target: str, references: Iterable[str]) -> None:
