@@ -240,7 +240,9 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
-            return _load_unstored(fetcher, url, num_shards)
+            space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+            with downloaded(fetcher, url, space.cover) as path:  # the map outlives the file's name
+                return load_pack(urls.redact(url), FileIO(path), num_shards)
     except (WidsError, OSError) as error:
         _logger.warning("%s: %s; continuing without it", urls.redact(url), str(error))
         return None
@@ -298,18 +300,6 @@ def _check_kind(file: IO[bytes]) -> None:
     file.seek(0)
     if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("expected a pack of indexes, found something else; it is not stored")
-
-
-def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
-    """Fetch a pack into a temporary file that lives only as long as its memory map.
-
-    Raises:
-        OSError: There is no space for the file.
-        WidsError: The pack cannot be fetched.
-    """
-    space = Space(tempfile.gettempdir(), None, None, lambda _: None)
-    with downloaded(fetcher, url, space.cover) as path:
-        return load_pack(urls.redact(url), FileIO(path), num_shards)
 
 
 _MAX_SHARED: Final = 64

@@ -26,7 +26,7 @@ from wids.shards.specs.documents import (
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
-from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES
+from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
 from wids.shards.specs.shard_sequences import joined
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
@@ -119,7 +119,8 @@ def load_with(
         documents.bind(shards)
         return loader.part(shards, split)
     try:
-        spec = loader.load(shards, None if base is None else os.fspath(base))
+        with no_collections():
+            spec = loader.load(shards, None if base is None else os.fspath(base))
     except RecursionError as error:  # a message shows a deeply nested value
         raise SpecError(f"{_name_of(shards)}: the values are nested too deeply") from error
     if not spec.shards:

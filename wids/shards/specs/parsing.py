@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from wids.errors import SpecError
@@ -39,3 +42,19 @@ def parse(document: str | bytes, name: str) -> Any:
         raise SpecError(
             f"{name}: expected a JSON document, found text that begins with {head!r} ({error})"
         ) from error
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Disable the search for unreachable cycles inside the block.
+
+    Python would traverse all objects each time their number has grown by a quarter: a seventh of
+    the time to load a spec of 100,000 shards, which has no cycles.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
