@@ -383,7 +383,7 @@ def test_digests_of_many_shards_and_of_several_datasets() -> None:
     other = shards(*[f"/a/{number + (number > 9000)}.tar" for number in range(10_000)])
     found = [ChunkedSampler(each).state_dict()["spec"] for each in (many, other)]
     assert found[0]["names"] != found[1]["names"]
-    assert set(found[0]) == {"name", "names"}
+    assert set(found[0]) == {"name", "names", "num_shards"}
     joined = ConcatDataset([A[:], A])
     one = ChunkedSampler(A).state_dict()["spec"]
     with warnings.catch_warnings():

@@ -508,6 +508,8 @@ class EpochSampler(Sampler[T]):
         """Warn if the spec states other facts of the shards than that of the state (ORDER-79)."""
         own = self._spec
         shared = (own.keys() & saved.keys()) - {"name"}
+        if saved.get("num_shards") != own.get("num_shards"):  # a mix may have gained a dataset
+            return
         if other := sorted(fact for fact in shared if saved[fact] != own[fact]):
             names = [f" {spec['name']!r}" if "name" in spec else "" for spec in (saved, own)]
             self._warn(

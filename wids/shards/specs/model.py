@@ -324,7 +324,7 @@ _MAX_DIGESTED: Final = 4096
 
 
 def digests_of(spec: DatasetSpec) -> dict[str, str]:
-    """Return the name of a dataset, and a digest of each fact that its spec states of all shards.
+    """Return name and number of shards of a dataset, and a digest of each fact of all shards.
 
     Names of shards are without their folders, so that a copy elsewhere has the same digests.
     """
@@ -336,7 +336,7 @@ def digests_of(spec: DatasetSpec) -> dict[str, str]:
         "md5sum": [shard.md5sum for shard in shards],
         "sha256": [shard.sha256 for shard in shards],
     }
-    found = {"name": spec.name} if spec.name else {}
+    found = {"num_shards": str(len(spec.shards)), **({"name": spec.name} if spec.name else {})}
     for fact, values in facts.items():
         if None not in values:
             found[fact] = hashlib.sha256(json.dumps(values).encode("ascii")).hexdigest()[:16]
