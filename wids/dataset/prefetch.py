@@ -232,8 +232,8 @@ class Prefetcher(Sampler[T]):
     total_size = _OfSampler()
     epoch = _OfSampler()
     ahead = _OfSampler()
-    state_at = _OfSampler()
-    place_of = _OfSampler()
+    _state_at = _OfSampler()
+    _place_of = _OfSampler()
 
     def __init__(
         self,
