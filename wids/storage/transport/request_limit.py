@@ -1,9 +1,11 @@
 """Find out by trial how many requests to one server are worth sending at a time.
 
-The limit begins small and grows while more requests in flight make more bytes a second. Each trial
-of another limit is compared with the previous limit, and kept only if it paid. A refused request
-(429, 503, SlowDown) lowers the limit to the number of requests that the server did not refuse. The
-class has no clock, no threads and no input or output: a gate reports events.
+The limit begins small and doubles while more requests in flight make more bytes a second. Each
+trial of another limit is compared with the previous limit, and kept only if it paid: otherwise what
+is read first would share the network with what is read later. Requests that a reader waits for may
+all be in flight at once, up to a bound. A refused request (429, 503, SlowDown) lowers the limit to
+the number of requests that the server did not refuse. The class has no clock, no threads and no
+input or output: a gate reports events.
 """
 
 from __future__ import annotations
@@ -11,14 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FIRST: Final = 16
-"""Requests in flight to a server of which nothing is known: the parts of one shard, where a server
-takes them, and few where it does not."""
+FIRST: Final = 4
+"""Requests in flight to a server of which nothing is known."""
+LEAST: Final = 2
+"""The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
+MOST_AT_ONCE: Final = 64
+"""Where they stop to increase with each answer: more are in flight only if trials pay."""
 MOST: Final = 256
 """Requests in flight to one server at most; a thread each."""
 
-_ROUND_S: Final = 0.1
+_ROUND_S: Final = 0.06
 """Time over which every request in flight is measured, before the limit may change."""
+_ROUND_PARTS: Final = 8
+"""Reports of a round at least: with fewer, one that comes early or late decides."""
 _SHORT_ROUND_S: Final = 0.02
 """The same where requests are short, and as many as the limit have ended."""
 _ROUND_LATENCIES: Final = 4.0
@@ -29,11 +36,16 @@ _PROMPT_S: Final = 0.02
 
 _GAIN: Final = 0.25
 """Part of a proportional gain that pays: a quarter more requests, for 6 % more bytes."""
-_LEAST_STEP: Final = 8
+_FEW: Final = 16
+_GAIN_OF_FEW: Final = 0.7
+"""The same for fewer requests than `_FEW`: where a few processes share a network that is full, one
+that sends more requests takes bytes from the others, but not in proportion."""
+_LEAST_GROWTH: Final = 0.25
 _REQUEST_UNITS: Final = 1024
 """What a response counts beside its bytes, so that requests without bytes are measured too."""
 
-_FIRST_REST: Final = 8
+_FIRST_REST: Final = 2
+_REST_AFTER_REFUSAL: Final = 24
 _LONGEST_REST: Final = 256
 """Rounds between two trials that do not pay; the number doubles with each."""
 
@@ -63,8 +75,9 @@ class RequestLimit:
         generation: Counts the changes of it. A report refers to one generation.
     """
 
-    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
+    def __init__(self, first: int = FIRST, most: int = MOST, *, is_awaited: bool = False) -> None:
         self.value = first
+        self._is_awaited = is_awaited
         self.generation = 0
         self._most = most
         # The limit that trials are compared with, and its units a second over all requests.
@@ -76,8 +89,9 @@ class RequestLimit:
         self._rest = 0  # rounds until the next trial
         self._next_rest = _FIRST_REST
         self._step: int | None = None  # None before the first refusal
+        self._growth = 1.0
         self._is_upward = True
-        self._is_second_round = False
+        self._first_speed: float | None = None  # of a trial that is measured once more
         self._refused_at = 0
         self._has_measured = False  # since the latest refusal
 
@@ -89,6 +103,9 @@ class RequestLimit:
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
         self._latency_s += (latency_s - self._latency_s) / 8 if self._latency_s else latency_s
+        if self._is_awaited and self.value < MOST_AT_ONCE and not self._refused_at:
+            self._base, self._base_speed = self.value + 1, None
+            self._set(self._base)
 
     def note_request(self, seconds: float) -> None:
         """Note the seconds that a whole request took."""
@@ -125,8 +142,9 @@ class RequestLimit:
         # At most half at a time: others may just have ended.
         value = max(1, self.value // 2, min(self.value - 1, num_others))
         if self._has_measured or not self._refused_at:  # not one more of the same burst
-            is_usual = 2 * value > self._refused_at > 0
-            self._next_rest = _longer(self._next_rest) if is_usual else _FIRST_REST
+            is_usual = 2 * value >= self._refused_at > 0
+            rest = _longer(self._next_rest) if is_usual else 0
+            self._next_rest = max(rest, _REST_AFTER_REFUSAL)
             self._refused_at = refused_at
         self._has_measured = False
         self._step = max(1, value // 16)
@@ -137,6 +155,8 @@ class RequestLimit:
 
     def _is_complete(self, current: _Round) -> bool:
         if current.num_parts <= self.value // 2:
+            return False
+        if current.num_parts < _ROUND_PARTS and current.seconds < 4 * self.value * _ROUND_S:
             return False
         # Requests may run in lockstep, so a part of one would have too many bytes, or none.
         short_s = self.value * max(_SHORT_ROUND_S, self._request_s)
@@ -153,30 +173,32 @@ class RequestLimit:
             if self._rest <= 0:
                 self._try_another()
             return
+        if self._first_speed is not None:
+            speed = (self._first_speed + speed) / 2
         growth = self.value / self._base - 1
-        if speed >= (self._base_speed or 0.0) * (1 + _GAIN * growth):
+        gain = _GAIN_OF_FEW if min(self.value, self._base) < _FEW else _GAIN
+        if speed >= (self._base_speed or 0.0) * (1 + gain * growth):
             self._base, self._base_speed = self.value, speed
             self._next_rest = _FIRST_REST
             if self._step is not None and self._is_upward:
-                self._step = min(2 * self._step, _quarter(self.value))
+                self._step = min(2 * self._step, max(1, self.value // 4))
             self._try_another()
-        elif not self._is_second_round:
-            self._is_second_round = True
+        elif self._first_speed is None:
+            self._first_speed = speed
         else:
             self._rest = self._next_rest
             self._next_rest = _longer(self._next_rest)
+            if self._is_upward:
+                self._growth = max(_LEAST_GROWTH, self._growth / 2)
             self._is_upward = not self._is_upward
             self._set(self._base)
 
     def _try_another(self) -> None:
         """Begin a trial of a higher or lower limit."""
         if self._is_upward and self._base < self._most:
-            # Where requests are short, there are many, and it matters little that some are refused.
-            is_short = 0 < self._request_s < max(_ROUND_S, 2 * self._latency_s)
-            first = self._base if is_short else _quarter(self._base)
-            step = first if self._step is None else self._step
-            self._set(min(self._most, self._base + step))
-        elif self._base > 1:
+            step = int(self._base * self._growth) if self._step is None else self._step
+            self._set(min(self._most, self._base + max(1, step)))
+        elif self._base > (LEAST if self._step is None else 1):
             self._is_upward = False
             self._set(self._base - max(1, self._base // 5))
         else:
@@ -186,11 +208,7 @@ class RequestLimit:
         self.value = value
         self.generation += 1
         self._round = _Round()
-        self._is_second_round = False
-
-
-def _quarter(value: int) -> int:
-    return max(_LEAST_STEP, value // 4)
+        self._first_speed = None
 
 
 def _longer(rest: int) -> int:

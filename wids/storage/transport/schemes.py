@@ -235,7 +235,8 @@ class Transports:
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
 
         nbytes = response_nbytes(start, stop, is_collected=is_collected)
-        turn = gate().enter(server, nbytes, ("HEAD" if stop == 0 else "GET", target))
+        about = ("HEAD" if stop == 0 else "GET", target)
+        turn = gate().enter(server, nbytes, about, is_awaited=is_collected or stop == 0)
         try:
             with retry.waiting_for("a connection or a response"):
                 stream = transport.open(target, start, stop, tag)
