@@ -81,7 +81,7 @@ def test_children_that_are_forked_during_requests_read_by_themselves(server: Ser
     assert [*children, *results] == [True] * 6
 
 
-FIRST_S, MOST_REFUSED, LARGE = 8.0, 0.4, 12_000_000
+FIRST_S, MOST_REFUSED, LARGE = 8.0, 0.1, 12_000_000
 
 
 def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> None:
@@ -101,7 +101,7 @@ def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> No
 @pytest.mark.parametrize("most", [6, 20, 60])
 def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path) -> None:
     """Few requests are refused, the first samples come soon, and none is lost (CACHE-40)."""
-    num_shards, context = 16, multiprocessing.get_context("fork")
+    num_shards, context = 32, multiprocessing.get_context("fork")
     server = Server(rate_nbytes=60e6)
     server.max_requests = most
     spec = []

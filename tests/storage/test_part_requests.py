@@ -15,13 +15,14 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 from conftest import raises
-from events import LONG_S, after
+from events import LONG_S, after, wait_for
 from loopback import Fault, Page, Request, Server
 from transfers import DATA, saved
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
+from wids.storage.transport.gate import gate, has_turn, unsent
 from wids.storage.transport.retry import CancelledError
 
 PART = 500_000
@@ -37,7 +38,6 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten parts instead of one."""
     monkeypatch.setattr(Download, "part_nbytes", PART)
-    monkeypatch.setattr(Download, "few_parts_nbytes", 0)
 
 
 def ranges(server: Server) -> list[str | None]:
@@ -73,26 +73,26 @@ def test_a_large_file_arrives_in_parts(server: Server) -> None:
     assert server.num_sent == len(DATA)
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_file_of_few_parts_arrives_in_shorter_ones(
-    server: Server, monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    """In parts of half the length, if its length is known before it is requested (CACHE-39)."""
-    for more, num_parts in ((0, NUM_PARTS), (1, 2 * NUM_PARTS if is_known else NUM_PARTS)):
-        monkeypatch.setattr(Download, "few_parts_nbytes", len(DATA) + more)
+def test_parts_are_as_long_as_a_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where connections are slow, parts are shorter, and later files wait for less (CACHE-39)."""
+    monkeypatch.setattr(Download, "part_nbytes", 8 << 20)
+    data = bytes(9_000_000)
+    for speed, length in ((0, 1 << 20), (1e6, 256 << 10), (4e6, 7 * (256 << 10))):
+        gate().server(server.url).speed = speed
         server.log.clear()
-        assert saved(server.page("/a", DATA), EXPECTED if is_known else None) == DATA
-        assert len(server.log) == num_parts
+        assert saved(server.page("/a", data), Expected(len(data))) == data
+        first = min(ranges(server), key=lambda each: int(str(each).split("=")[1].split("-")[0]))
+        assert first == f"bytes=0-{length - 1}"
 
 
 def test_parts_arrive_at_the_same_time(server: Server) -> None:
-    """A server that answers no second request before four others are there is served."""
-    barrier = threading.Barrier(4)
+    """A server that answers no second request before three others are there is served."""
+    barrier = threading.Barrier(3)
     url = server.page("/a", DATA)
     answer, numbers = server._answer, itertools.count()
 
     def wait_and_answer(handler: BaseHTTPRequestHandler, request: Request) -> None:
-        if 1 <= next(numbers) <= 4:
+        if 1 <= next(numbers) <= 3:
             barrier.wait(LONG_S)
         answer(handler, request)
 
@@ -319,17 +319,26 @@ def test_parts_that_wait_for_a_server_log_once(
     assert len([r for r in caplog.records if "waiting up to" in r.message]) == 1
 
 
-def test_parts_wait_for_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part is requested when the server has room, or other files would wait for all parts."""
-    looks: list[str] = []
+def test_parts_wait_for_those_of_files_that_are_read_first(server: Server) -> None:
+    """A part is requested when it is the turn of its file, and when the server has room."""
+    url, server.rate_nbytes = server.page("/a", DATA), 1e6
+    with unsent(server.url, is_ahead=False) as first:
+        thread = threading.Thread(target=saved, args=(url, EXPECTED))
+        thread.start()
+        wait_for(lambda: len(gate().server(server.url).unsent) == 2, "the file waits for its turn")
+        assert has_turn(server.url, first)
+        assert ranges(server) == [FIRST]
+        server.rate_nbytes = None
+    thread.join(LONG_S)
+    assert ranges(server) == part_ranges()
 
-    def has_room(name: str) -> bool:
-        looks.append(name)
-        return len(looks) > 3
 
-    monkeypatch.setattr("wids.storage.download.has_room", has_room)
-    assert saved(server.page("/a", DATA), EXPECTED) == DATA
-    assert looks[:4] == [server.url] * 4
+def test_a_file_that_a_reader_waits_for_is_first(server: Server) -> None:
+    """Files that are fetched ahead wait for it, although they began before it."""
+    with unsent(server.url, is_ahead=True) as ahead, unsent(server.url, is_ahead=False) as awaited:
+        assert has_turn(server.url, awaited)
+        assert not has_turn(server.url, ahead)
+    assert gate().server(server.url).unsent == []
 
 
 def test_a_deadline_ends_all_parts(server: Server) -> None:

@@ -1,9 +1,9 @@
 """Fetch the remote shards that will be read, in order, ahead of the reader or before training.
 
 Threads of this process fetch, within a limit of bytes that are fetched and not yet read: in order,
-and as many shards at a time as the server rewards, which the gate of its requests measures. They
-begin when a reader opens a shard: what passes earlier, for example while a trainer skips the
-batches of a finished part of an epoch, is not fetched (decision 0037).
+so that a shard begins when all parts of the previous one are requested, and the gate of the server
+has room for more. They begin when a reader opens a shard: what passes earlier, for example while a
+trainer skips the batches of a finished part of an epoch, is not fetched (decision 0037).
 
 Shards of several datasets, also inside torch's wrappers, are numbered together.
 """
@@ -18,7 +18,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, TypeAlias, cast
 
 from wids.order.arguments import unwrapped
@@ -139,6 +139,11 @@ class ShardMap:
             return cast("NumbersOf", shard_number)
         return lambda index: first + int(shard_number(index))
 
+    def opened(self) -> list[tuple[int, int]]:
+        """Return how often shards of each dataset were opened, and the latest of them."""
+        firsts = zip(self._first_numbers, self.readers, strict=True)
+        return [(reader.usage()[1], first + reader.last_opened()) for first, reader in firsts]
+
     def locate(self, number: int) -> tuple[ShardReader, int]:
         """Return the reader of a shard, and the number that it has there."""
         at = bisect_right(self._first_numbers, number) - 1
@@ -188,8 +193,8 @@ _POLL_S: Final = 0.01
 _MOST_SHARDS: Final = 64
 """Most shards to fetch at a time, a thread each, if the caller sets no other bound."""
 
-_FEWEST_SHARDS: Final = 2
-"""Shards to fetch at a time, whatever the server does: one is compared and stored meanwhile."""
+_MOST_COMMANDS: Final = 2
+"""Shards to fetch at a time by commands: one is compared and stored meanwhile."""
 
 _PAUSE_S: Final = 1.0
 """Pause of the loader after which fetching begins without a reader that was noticed."""
@@ -222,10 +227,11 @@ class FetchWindow:
         self._shards = shards
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
-        self._num_opened = self._num_openings()
+        self._opened = shards.opened()
         self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
         self._looked_at: dict[int, int] = {}
         self._current: Numbers = ()
+        self._reached: deque[Numbers] = deque(maxlen=_MOST_SHARDS)
         self._num_reached = 0
         self._num_looked_at = 0
         # Positions and shards that were found and are not ordered yet.
@@ -252,14 +258,11 @@ class FetchWindow:
             return
         with self._lock:
             self._current = numbers
-            found = [
-                self._waiting.pop(number) for number in as_tuple(numbers) if number in self._waiting
-            ]
-        if found:
+            if not self._is_open:
+                self._reached.append(numbers)
+            found = [self._waiting.pop(number, None) for number in as_tuple(numbers)]
+        if any(found):
             self.fill()
-        for _, fetch in found:
-            # Once its fetch has begun, a reader waits for it instead of fetching the shard itself.
-            fetch.begun.wait()
 
     def close(self, *, cancels: bool = True) -> None:
         """Cancel all fetches, and end the threads; a second call does nothing.
@@ -376,7 +379,7 @@ class FetchWindow:
         """Wait until a reader opens a shard; return False if the pass ends first."""
         num_reached, since_s = -1, 0.0
         while not self._closed.wait(_POLL_S):
-            if self._num_openings() != self._num_opened:
+            if self._shards.opened() != self._opened:
                 return True
             # A reader that is not noticed has another dataset object, or had all its shards open.
             # While batches are skipped, there is no pause.
@@ -386,10 +389,6 @@ class FetchWindow:
                 return True
         return False
 
-    def _num_openings(self) -> list[int]:
-        """Return how often shards were opened, in all processes; see `ShardReader.usage`."""
-        return [reader.usage()[1] for reader in self._shards.readers]
-
     def _open(self) -> None:
         """Begin to fetch when shards are read."""
         if not self._is_read():
@@ -398,13 +397,20 @@ class FetchWindow:
             self._is_open = True
             self._drop_reached()
             try:
-                for number in as_tuple(self._current):
+                for number in self._being_read():
                     if self._is_needed(self._num_reached, number):
                         self._put(number, BackgroundFetch())
                 self._fill()
             except Exception as error:  # noqa: BLE001 - an error of the sampler, or a wrong index
                 # The pass itself comes to the same index later, and raises there.
                 _logger.info("shards could not be fetched ahead: %r", str(error))
+
+    def _being_read(self) -> list[int]:
+        """Return the shard that a reader has opened, and those that were reached after it."""
+        opened, reached = {number for _, number in self._shards.opened()}, self._reached
+        while len(reached) > 1 and opened.isdisjoint(as_tuple(reached[0])):
+            reached.popleft()
+        return list(dict.fromkeys(chain.from_iterable(map(as_tuple, reached))))
 
     def _drop_reached(self) -> None:
         while self._found and self._found[0][0] < self._num_reached:
@@ -419,25 +425,29 @@ class FetchWindow:
             number, fetch = order
             try:
                 reader, number_there = self._shards.locate(number)
-                self._begin(number, fetch, reader.shards[number_there])
-                if not self._closed.is_set():
+                self._begin(fetch, reader.shards[number_there])
+                while not self._closed.is_set():
                     reader.fetch(number_there, fetch)
+                    # What another process fetches arrives before later shards, too.
+                    if fetch.received_nbytes or reader.is_local(number_there):
+                        break
+                    self._closed.wait(_POLL_S)
             except Exception as error:  # noqa: BLE001 - the pass waits for this thread
                 # The reader of the shard tries again and raises; an error here would go unseen.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
-                # Also after an error or a cancellation: `reach` waits for one of these events
-                # indefinitely.
-                fetch.begun.set()
                 fetch.done.set()
                 self._fetching.pop(fetch, None)
         if not self._fetching:
             atexit.unregister(self.close)
 
-    def _begin(self, number: int, fetch: BackgroundFetch, shard: ShardSpec) -> None:
-        """Wait until the server has room for one more shard, or a reader for this one."""
+    def _begin(self, fetch: BackgroundFetch, shard: ShardSpec) -> None:
+        """Wait until the server has room for one more shard.
+
+        A reader that needs it earlier fetches it, and its parts come before those of others.
+        """
         with self._beginning:
-            while number in self._waiting and not self._has_room(shard.url):
+            while not self._has_room(shard.url):
                 if self._closed.wait(_POLL_S):
                     break
             self._fetching[fetch] = shard.nbytes or Download.part_nbytes + 1
@@ -445,12 +455,12 @@ class FetchWindow:
             self._start_idle_thread()
 
     def _has_room(self, url: str) -> bool:
-        """Whether requests for one more shard would not wait behind those for earlier ones."""
+        """Whether all parts of earlier shards are requested, and one more request is worth it."""
         fetching = list(self._fetching.items())
-        if len(fetching) < _FEWEST_SHARDS:
-            return True
-        # No gate counts what commands and files do, nor yet the parts of a shard that just began.
         server = urls.origin(rewritten(url))
+        if not fetching or not server:  # no gate counts what commands and files do
+            return len(fetching) < _MOST_COMMANDS
+        # Nor does one know yet which parts a shard has that just began.
         latest, nbytes = fetching[-1]
         is_known = nbytes <= Download.part_nbytes or latest.received_nbytes > 0
-        return bool(server) and is_known and has_room(server)
+        return is_known and has_room(server)

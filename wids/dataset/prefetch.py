@@ -295,6 +295,7 @@ class Prefetcher(Sampler[T]):
         for reader in shards.readers:  # ranks that share a cache do not know what the others read
             reader.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
         window = FetchWindow(shards, ahead, self.ahead_nbytes, self.num_threads, lock)
+        num_read = [reader.num_read_here() for reader in shards.readers]
         has_ended = False
         try:
             window.fill()
@@ -309,7 +310,9 @@ class Prefetcher(Sampler[T]):
         finally:
             for reader in shards.readers:
                 reader.let_ahead(0)
-            window.close(cancels=not has_ended)
+            # Where this process does not read itself, workers may still read the last batches.
+            is_over = num_read != [reader.num_read_here() for reader in shards.readers]
+            window.close(cancels=is_over or not has_ended)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler, or of the one inside it; of none if none has epochs."""

@@ -280,6 +280,14 @@ class ShardReader:
         """
         return self.pool.usage()
 
+    def last_opened(self) -> int:
+        """Return the shard that was opened last, or is being opened, in all these processes."""
+        return self.pool.last_opened
+
+    def num_read_here(self) -> int:
+        """Return how often shards were asked for in this process."""
+        return self.pool.num_accesses
+
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.fields

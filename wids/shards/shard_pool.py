@@ -82,6 +82,7 @@ class ShardPool:
         self._publish()
         self.num_misses += 1
         self.counts.row[1] += 1
+        self.counts.common[0] = number
         stages.count(stages.OPENINGS)
         if number in self._opened:
             stages.count(stages.REOPENINGS)
@@ -103,6 +104,11 @@ class ShardPool:
         self._publish()
         num_accesses, num_misses = map(int, self.counts.sums())
         return num_accesses, num_misses
+
+    @property
+    def last_opened(self) -> int:
+        """The shard that was opened last, or is being opened, in all these processes."""
+        return int(self.counts.common[0])
 
     def _publish(self) -> None:
         """Add to the counts what this process has not added at each access."""

@@ -14,19 +14,17 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import MismatchError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
-from wids.storage.transport.gate import has_room
-from wids.storage.transport.request_limit import FIRST
-from wids.storage.transport.retry import CancelledError, cancellation, with_retries
+from wids.storage.transport.gate import has_turn, part_nbytes, unsent
+from wids.storage.transport.retry import CancelledError, cancellation, check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Data, PastEndError, Stream, TransientError
 
@@ -107,15 +105,11 @@ class Download:
         received_nbytes: Bytes written to the file.
         total_nbytes: Length of the whole file, or None if the server does not say.
         is_single: Whether the file arrives as one part.
-        part_nbytes: Length of a part of a long file. A request costs a tenth of the processor's
+        part_nbytes: Most bytes of a part of a long file. A request costs a tenth of the processor's
             time for it, and stores limit the requests a second.
-        few_parts_nbytes: A file that is known to be shorter arrives in parts of half the length.
-            All its parts could be in flight from the start: then a network that rewards more
-            requests would not be noticed, and all bytes would be hashed at the end.
     """
 
     part_nbytes: ClassVar[int] = 8 << 20
-    few_parts_nbytes: ClassVar[int] = 2 * FIRST * part_nbytes
 
     def __init__(self, url: str, file: IO[bytes], expected: Expected, report: Report) -> None:
         self.url = url
@@ -165,13 +159,6 @@ class Download:
         return part
 
     @property
-    def request_nbytes(self) -> int:
-        """Length of a part of this file."""
-        nbytes = self.expected.nbytes
-        has_few = nbytes is not None and nbytes < self.few_parts_nbytes
-        return self.part_nbytes // 2 if has_few else self.part_nbytes
-
-    @property
     def has_next(self) -> bool:
         """Whether there is a part that nobody takes."""
         return (self._next_start or math.inf) < (self.total_nbytes or 0)
@@ -181,13 +168,13 @@ class Download:
         """Whether some part has been handed out, and has not arrived."""
         return bool(self._parts)
 
-    def next_part(self) -> DownloadPart | None:
-        """Hand out the next part that nobody takes; None if there is none."""
+    def next_part(self, nbytes: int) -> DownloadPart | None:
+        """Hand out the next bytes that nobody takes; None if there are none."""
         with self._lock:
             start = self._next_start or 0
             if not self.has_next:
                 return None
-            self._next_start = min(start + self.request_nbytes, self.total_nbytes or 0)
+            self._next_start = min(start + nbytes, self.total_nbytes or 0)
             part = DownloadPart(start, self._next_start, start)
             self._parts.append(part)
             return part
@@ -341,10 +328,6 @@ def check_complete(url: str, nbytes: int, total_nbytes: int | None) -> None:
         )
 
 
-_LOOK_S: Final = 0.01
-"""How often the one thread that could take a part asks whether the gate has room."""
-
-
 class PartRequests:
     """The requests of one download.
 
@@ -394,12 +377,14 @@ class PartRequests:
 
     def _opened(self) -> Stream:
         """Request the first part of the file, or all of it if others cannot be requested."""
-        url, part_nbytes = self._download.url, self._download.request_nbytes
+        url, nbytes = self._download.url, self._download.part_nbytes
+        if self._download.expected.nbytes is not None:
+            nbytes = self._part_nbytes()
         if self._in_parts:
             with suppress(PastEndError):  # an empty file has no first byte
-                stream = self._transports.open(url, 0, part_nbytes)
+                stream = self._transports.open(url, 0, nbytes)
                 total_nbytes = stream.total_nbytes
-                is_as_asked = stream.stop == min(part_nbytes, total_nbytes or 0)
+                is_as_asked = stream.stop == min(nbytes, total_nbytes or 0)
                 # Without a tag nothing would reveal that another part is of another version.
                 is_enough = stream.tag is not None or stream.is_whole
                 if stream.stop is None or (is_as_asked and is_enough):
@@ -417,18 +402,27 @@ class PartRequests:
                 self._download.end(error)  # so that the other threads end too
                 raise
 
-        parts = chain([first], iter(self._next_part, None))
-        in_threads((partial(take, part) for part in parts), "wids-part")
+        parts = self._parts(first, is_ahead=cancellation() is not None)
+        try:
+            in_threads((partial(take, part) for part in parts), "wids-part")
+        finally:
+            with suppress(ValueError):  # a thread that ends now is in it
+                parts.close()
 
-    def _next_part(self) -> DownloadPart | None:
-        """Return the next part, as soon as the gate has room or no other part is arriving."""
-        # Otherwise all parts of this file would be ahead of other files at the gate, and the
-        # digests of the files would be computed in sequence.
-        download, dropped = self._download, cancellation() or threading.Event()
-        while download.has_next and download.is_arriving and not has_room(self._patience.server):
-            if dropped.wait(_LOOK_S):
-                raise CancelledError("the fetch was cancelled")
-        return download.next_part()
+    def _part_nbytes(self) -> int:
+        return min(self._download.part_nbytes, part_nbytes(self._patience.server))
+
+    def _parts(self, first: DownloadPart, *, is_ahead: bool) -> Generator[DownloadPart]:
+        """Yield the parts, each as soon as it is its turn, or no other part is arriving."""
+        download, server = self._download, self._patience.server
+        with unsent(server, is_ahead=is_ahead) as place:
+            yield first
+            while download.has_next:
+                while download.is_arriving and not has_turn(server, place):
+                    check_waits()
+                part = download.next_part(self._part_nbytes())
+                if part is not None:
+                    yield part
 
     def _take(self, part: DownloadPart, opened: list[Stream]) -> None:
         """Receive one part, over as many streams as it takes; the first may be open already."""

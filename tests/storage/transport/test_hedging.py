@@ -64,7 +64,6 @@ def test_a_part_of_a_download_that_does_not_come_is_requested_again(
 ) -> None:
     """Also the first one, whose response states the length; and every byte comes from one."""
     monkeypatch.setattr(Download, "part_nbytes", 400_000)
-    monkeypatch.setattr(Download, "few_parts_nbytes", 0)
     server.page("/a", DATA)
     server.pages["/a"] = Nth(DATA, number, fault)
     digest = hashlib.sha256(DATA).hexdigest()
@@ -115,7 +114,6 @@ def test_a_download_of_which_another_version_arrives_starts_over(
 ) -> None:
     """Whichever part the second request was for, all bytes are of one version."""
     monkeypatch.setattr(Download, "part_nbytes", 400_000)
-    monkeypatch.setattr(Download, "few_parts_nbytes", 0)
     server.pages["/a"] = Nth(DATA, number, STALLED, OTHER)
     assert saved(f"{server.url}/a", storage_options=PATIENT) == OTHER
 

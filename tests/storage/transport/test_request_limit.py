@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from wids.storage.transport.request_limit import FIRST, MOST, RequestLimit
+from wids.storage.transport.request_limit import (
+    FIRST,
+    FIRST_AWAITED,
+    MOST,
+    MOST_AWAITED,
+    AwaitedLimit,
+    RequestLimit,
+)
 
 MB = 1_000_000
 STEP_S = 0.005
@@ -104,6 +111,64 @@ def simulated(
     return Outcome(received / seconds, num_requests, num_refused, limits)
 
 
+@dataclass
+class Reader:
+    """A process that reads shards of 20 MB, in the parts that a gate requests."""
+
+    limit: RequestLimit
+    speed: float = 0.0
+    arrived: list[float] = field(default_factory=lambda: [0.0] * 40)
+    sent: list[float] = field(default_factory=lambda: [0.0] * 40)
+    flying: list[tuple[Request, int]] = field(default_factory=list)
+
+    def send(self, now_s: float, draw: random.Random, *, in_order: bool) -> None:
+        while len(self.flying) < self.limit.value:
+            open_shards = [n for n, sent in enumerate(self.sent) if sent < 20 * MB][:8]
+            shard = open_shards[0] if in_order else draw.choice(open_shards)
+            nbytes = min(8 * MB, max(MB / 4, self.speed / 2) if self.speed else MB)
+            nbytes = min(nbytes, 20 * MB - self.sent[shard])
+            self.sent[shard] += nbytes
+            request = Request(0, nbytes, self.limit.generation, now_s, now_s, now_s)
+            self.flying.append((request, shard))
+
+    def receive(self, rate: float, now_s: float, draw: random.Random) -> None:
+        for request, shard in list(self.flying):
+            got = min(request.left, rate * STEP_S * draw.uniform(0.8, 1.2))
+            request.left -= got
+            self.arrived[shard] += got
+            has_ended = request.left <= 0
+            about = (request.generation, int(got), now_s - request.since_s, len(self.flying))
+            self.limit.note_part(*about, has_ended=has_ended)
+            request.since_s, request.generation = now_s, self.limit.generation
+            if has_ended:
+                self.flying.remove((request, shard))
+                self.speed += (rate - self.speed) / 4 if self.speed else rate
+
+
+def first_shard_s(num_ranks: int, rate: float, *, in_order: bool = True) -> float:
+    """Return when all ranks have their first shard, where they share a network."""
+    draw, now_s = random.Random(num_ranks), 0.0
+    readers = [Reader(RequestLimit()) for _ in range(num_ranks)]
+    while any(reader.arrived[0] < 20 * MB - 1 for reader in readers):
+        now_s += STEP_S
+        for reader in readers:
+            reader.send(now_s, draw, in_order=in_order)
+        rate_of_each = rate / sum(len(reader.flying) for reader in readers)
+        for reader in readers:
+            reader.receive(rate_of_each, now_s, draw)
+    return now_s
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("rate", [5, 30])
+def test_what_is_read_first_arrives_first(num_ranks: int, rate: int) -> None:
+    """However many requests share a network, the first shard takes little more than its bytes."""
+    due_s = num_ranks * 20 / rate
+    assert first_shard_s(num_ranks, rate * MB) < 1.3 * due_s
+    # Without the order of shards, they would arrive together.
+    assert first_shard_s(num_ranks, rate * MB, in_order=False) > 1.5 * due_s
+
+
 @pytest.mark.parametrize("rate", [5, 20, 60])
 @pytest.mark.parametrize("most", [6, 20, 60, 10**9])
 @pytest.mark.parametrize("latency_s", [0.001, 0.05])
@@ -159,3 +224,38 @@ def test_prompt_requests() -> None:
     assert limit.is_prompt
     limit.note_request(1.0)
     assert not limit.is_prompt
+
+
+def test_awaited_requests_have_a_limit_without_trials() -> None:
+    """It grows with each answer, unless the processor is the limit; chance lowers it by little."""
+    limit = AwaitedLimit()
+    for _ in range(MOST_AWAITED):
+        limit.note_request(0.05)
+    assert limit.value == MOST_AWAITED
+    for number in range(20_000):
+        limit.note_request(0.05)
+        if number % 600 == 599:
+            limit.refuse(number % 60)
+    assert limit.value > MOST_AWAITED * 3 // 4
+    quick = AwaitedLimit()
+    for number in range(1000):  # in which most wait for the processor
+        quick.note_request(0.002 if number % 20 == 0 else 0.04)
+    assert quick.value == FIRST_AWAITED
+
+
+def test_awaited_requests_stay_below_the_limit_of_a_server() -> None:
+    """Of a server that takes 20 at a time, few requests are refused, and its places are used."""
+    limit, num_refused, num_asked = AwaitedLimit(), 0, 0
+    for _ in range(300):  # batches of 64
+        left = 64
+        while left:
+            sent = min(left, limit.value)
+            num_asked += sent
+            for others in range(sent - 1, 19, -1):
+                limit.refuse(others)
+                num_refused += 1
+            left -= min(sent, 20)
+            for _ in range(min(sent, 20)):
+                limit.note_request(0.05)
+    assert num_refused < 0.05 * num_asked
+    assert 15 <= limit.value <= 26

@@ -69,14 +69,12 @@ class BackgroundFetch:
 
     Attributes:
         cancelled: Set by the owner to stop the fetch.
-        begun: Set when the fetch has its turn, so that a reader who wants the file now would wait.
         done: Set by the owner when the fetch has ended, in success or failure.
         received_nbytes: Bytes received so far.
     """
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
-        self.begun = threading.Event()
         self.done = threading.Event()
         self.received_nbytes = 0
 
@@ -302,10 +300,6 @@ class Cache:
                 stages.fetching(),
                 leases.turn(lock_path, path, waits=background is None) as is_ours,
             ):
-                if background is not None:
-                    # From here on a reader who wants the file waits for the lock, instead of
-                    # fetching it as well.
-                    background.begun.set()
                 if not is_ours:
                     return copy
                 found = self._found(remote_file)  # another process may have just fetched it

@@ -1,9 +1,8 @@
 """Let each request to a server wait for its turn, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait in the order in which they came, but those that
-somebody waits for come first. The bytes that responses may occupy in memory are limited too, for
-the process and for the node.
+how many requests are in flight; the others wait in the order in which they came. The bytes that
+responses may occupy in memory are limited too, for the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment.
@@ -17,16 +16,17 @@ import os
 import sys
 import threading
 import time
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from wids.errors import WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import urls
-from wids.storage.transport.request_limit import RequestLimit
+from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
 
@@ -34,6 +34,10 @@ _logger = logging.getLogger(__name__)
 
 
 _POLL_S: Final = 0.25
+_PART_S: Final = 0.5
+"""How long a part of a file is to take. What is requested later has the network for as long at most
+before what is read earlier, however many requests share it."""
+_FIRST_PART_NBYTES: Final = 1 << 20
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
@@ -52,9 +56,16 @@ _SILENT_S: Final = 2.0
 that wait for something else, perhaps for the very request that waits here."""
 
 
+Place: TypeAlias = tuple[bool, float]
+"""The place of a download among others: whether it is fetched ahead, and when it began."""
+
+
 @dataclass
 class _Server:
-    """What the gate of a process knows about one server.
+    """What the gate of a process knows about one server, for one of two kinds of requests.
+
+    Those that a reader waits for have a limit of their own: it is of no use to send one part of
+    what it needs after another.
 
     Attributes:
         name: Scheme and host.
@@ -65,16 +76,20 @@ class _Server:
         num_rejected: How often in a row the only request in flight was refused.
         pause_until_s: Until when none is sent after that.
         waiting: Those that wait for their turn, the first one first.
+        unsent: The places of the downloads that have more parts to request, the first one first.
+        speed: Bytes a second that a request has brought lately; 0 if that is not known.
     """
 
     name: str
-    limit: RequestLimit = field(default_factory=RequestLimit)
+    limit: RequestLimit
     num_in_flight: int = 0
     full_s: float = 0.0
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
     waiting: deque[Turn] = field(default_factory=deque)
+    unsent: list[Place] = field(default_factory=list)
+    speed: float = 0.0
 
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
@@ -85,11 +100,16 @@ class _Server:
         self.num_rejected += 1
         self.pause_until_s = time.monotonic() + pause_s
 
-    def takes_another(self, *, is_awaited: bool) -> bool:
+    def note_speed(self, nbytes: int, since_s: float) -> None:
+        """Note the bytes of a request, and when they began to arrive."""
+        seconds = time.monotonic() - since_s
+        if nbytes >= CHUNK_NBYTES and seconds > 0:
+            self.speed += (nbytes / seconds - self.speed) / 4 if self.speed else nbytes / seconds
+
+    def takes_another(self) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        limit = self.limit.awaited if is_awaited else self.limit.value
-        most = 1 if self.num_rejected else limit
+        most = 1 if self.num_rejected else self.limit.value
         return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
 
     def poll_s(self) -> float:
@@ -106,34 +126,24 @@ class Turn:
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
-        is_awaited: Whether somebody waits for all of the response.
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
-    def __init__(
-        self,
-        gate: Gate,
-        server: _Server,
-        nbytes: int,
-        request: tuple[str, str],
-        *,
-        is_awaited: bool = False,
-    ) -> None:
+    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
         self._gate = gate
         self._server = server
         self._request = request
         self._error: BaseException | None = None
         self._received_nbytes = 0
         self.nbytes = nbytes
-        self.is_awaited = is_awaited
         self.waited_s = 0.0
         self.sent_s = 0.0
         self.status: int | None = None
         self.thread = _this_thread()
         self.passed = threading.Lock()
         self.generation = 0
-        self.since_s = 0.0
+        self.since_s = self._latency_s = self._answered_s = 0.0
         self._has_answered = False
 
     def answered(self) -> None:
@@ -172,6 +182,7 @@ class Turn:
             if is_refusal:
                 server.note_refusal()
             elif error is None:
+                server.note_speed(self._received_nbytes, self._answered_s)
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
             stages.count(stages.REQUESTS)
@@ -216,7 +227,11 @@ class Turn:
         if not self._has_answered:
             server.num_rejected = 0
             limit.note_response(seconds)
-        if server.full_s >= self.since_s:
+            self._latency_s, self._answered_s = seconds, now_s
+        elif server.full_s >= self.since_s:
+            # Connecting belongs to no round: only a request that mostly waits is measured whole.
+            if has_ended and 2 * self._latency_s > now_s - self.sent_s:
+                seconds += self._latency_s
             limit.note_part(
                 self.generation, nbytes, seconds, server.num_in_flight, has_ended=has_ended
             )
@@ -238,7 +253,8 @@ class Gate:
         self.lock = threading.Lock()
         self.abandoned: deque[tuple[_Server, int, object]] = deque()
         self.most_nbytes = 0
-        self.servers: dict[str, _Server] = {}
+        self.room = threading.Condition(self.lock)
+        self.servers: dict[tuple[str, bool], _Server] = {}
         self._nbytes = 0
         self._limit_nbytes = _share_nbytes()
         self._holders: Counter[object] = Counter()
@@ -257,42 +273,41 @@ class Gate:
             name: The server.
             nbytes: Bytes that the response may occupy in memory.
             request: Method and URL, for the log.
-            is_awaited: Whether somebody waits for all of the response: such a request passes before
-                others.
+            is_awaited: Whether a reader waits for it, and not for a file of which it is a part.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
-        server = self.server(name)
-        turn, waiting = Turn(self, server, nbytes, request, is_awaited=is_awaited), server.waiting
+        server = self.server(name, is_awaited=is_awaited)
+        turn = Turn(self, server, nbytes, request)
         with self.lock:
             self._collect()
             # A thread that holds a turn may be what the holders of the others wait for.
-            num_before = sum(other.is_awaited or not is_awaited for other in waiting)
-            if self._holders[turn.thread] or (not num_before and self._has_room(turn, server)):
+            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
                 self._let_pass(turn, server)
                 return turn
             turn.passed.acquire()
-            waiting.insert(num_before, turn)
+            server.waiting.append(turn)
         started_s = time.monotonic()
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
         except BaseException:
             with self.lock, suppress(ValueError):
-                waiting.remove(turn)
+                server.waiting.remove(turn)
             turn.leave()
             raise
         finally:
             turn.waited_s = time.monotonic() - started_s
         return turn
 
-    def server(self, name: str) -> _Server:
+    def server(self, name: str, *, is_awaited: bool = False) -> _Server:
         """Return what is known about a server."""
-        found = self.servers.get(name)
+        found = self.servers.get((name, is_awaited))
         if found is None:
-            found = self.servers.setdefault(name, _Server(name))
+            limit = AwaitedLimit() if is_awaited else RequestLimit()
+            found = self.servers.setdefault((name, is_awaited), _Server(name, limit))
         return found
 
     def give_back(self, turn: Turn) -> None:
@@ -301,6 +316,7 @@ class Gate:
         self._subtract(turn._server, turn.nbytes, turn.thread)  # noqa: SLF001 - of this module
         self._collect()
         self._admit()
+        self.room.notify_all()
 
     def _wait(self, turn: Turn, server: _Server) -> None:
         while not turn.passed.acquire(timeout=min(server.poll_s(), left_s())):
@@ -312,7 +328,7 @@ class Gate:
                     self._pass_first(server)
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        if not server.takes_another(is_awaited=turn.is_awaited):
+        if not server.takes_another():
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
@@ -353,26 +369,61 @@ class Gate:
 def num_threads() -> int:
     """Return how many threads are worth sending requests to one server, for any server.
 
-    As many as may read what is awaited; or half as many more than may be in flight: where nobody
-    waits, the gate rarely has as many requests as it lets pass, and does not learn that more may.
-    Where the processor is the limit, each request that waits here only costs it more.
+    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
+    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
+    each request that waits here only costs it more.
     """
-    limits = [known.limit for known in list(gate().servers.values())] or [RequestLimit()]
+    limits = [known.limit for known in list(gate().servers.values())] or [AwaitedLimit()]
     return max(
-        max(limit.awaited, limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)))
-        for limit in limits
+        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
     )
 
 
+def part_nbytes(server: str) -> int:
+    """Return how many bytes of a file to request at a time: what arrives in a moment."""
+    wanted = int(_PART_S * gate().server(server).speed) or _FIRST_PART_NBYTES
+    return max(CHUNK_NBYTES, wanted - wanted % CHUNK_NBYTES)
+
+
 def has_room(server: str) -> bool:
-    """Return whether a request to a server would not wait now.
+    """Return whether one more file may begin: no other one has parts to request first.
 
     Args:
-        server: Scheme and host, as `urls.origin` returns them, or a URL; ``""`` and a path stand
-            for this machine.
+        server: Scheme and host, as `urls.origin` returns them.
     """
-    known = gate().servers.get(urls.origin(server))
-    return known is None or known.num_in_flight < known.limit.value
+    known = gate().server(server)
+    return not known.unsent and known.num_in_flight < known.limit.value
+
+
+@contextmanager
+def unsent(server: str, *, is_ahead: bool) -> Iterator[Place]:
+    """Let other downloads wait while the one in the block has parts to request.
+
+    Args:
+        server: Scheme and host.
+        is_ahead: Whether it is fetched ahead, and comes after those that a reader waits for.
+
+    Yields:
+        Its place among them, for `has_turn`.
+    """
+    places, place = gate().server(server).unsent, (is_ahead, time.monotonic())
+    insort(places, place)
+    try:
+        yield place
+    finally:
+        places.remove(place)
+
+
+def has_turn(server: str, place: Place) -> bool:
+    """Wait a moment; return whether the next part of a download may be requested now."""
+    this = gate()
+    known = this.server(server)
+
+    def is_next() -> bool:
+        return known.num_in_flight < known.limit.value and known.unsent[:1] == [place]
+
+    with this.room:
+        return this.room.wait_for(is_next, _POLL_S)
 
 
 def gate() -> Gate:

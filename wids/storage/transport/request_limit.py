@@ -1,9 +1,11 @@
 """Find out by trial how many requests to one server are worth sending at a time.
 
-The limit begins small and grows while more requests in flight make more bytes a second. Each trial
-of another limit is compared with the previous limit, and kept only if it paid. A refused request
-(429, 503, SlowDown) lowers the limit to the number of requests that the server did not refuse. The
-class has no clock, no threads and no input or output: a gate reports events.
+The limit begins small and doubles while more requests in flight make more bytes a second. Each
+trial of another limit is compared with the previous limit, and kept only if it paid: otherwise what
+is read first would share the network with what is read later. Requests that a reader waits for may
+all be in flight at once, up to a bound. A refused request (429, 503, SlowDown) lowers the limit to
+the number of requests that the server did not refuse. The class has no clock, no threads and no
+input or output: a gate reports events.
 """
 
 from __future__ import annotations
@@ -11,22 +13,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FIRST: Final = 16
-"""Requests in flight to a server of which nothing is known: the parts of one shard, where a server
-takes them, and few where it does not."""
-MOST: Final = 256
-"""Requests in flight to one server at most; a thread each."""
-
-AWAITED: Final = 128
-"""Requests in flight at most that somebody waits for, where none are refused: the ranges of a batch
-begin and end together, so that no trial could compare their numbers."""
+FIRST: Final = 4
+"""Requests in flight to a server of which nothing is known."""
+LEAST: Final = 2
+"""The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
+FIRST_AWAITED: Final = 16
+MOST_AWAITED: Final = 128
+"""The same for requests that a reader waits for: half of `MOST` at most."""
 _QUICK_S: Final = 0.01
 """The processor is the limit if some requests are so short, however long the others wait for it."""
 _ANSWERS: Final = 200
 """After so many answers without a refusal, more may be awaited again."""
+MOST: Final = 256
+"""Requests in flight to one server at most; a thread each."""
 
-_ROUND_S: Final = 0.1
+_ROUND_S: Final = 0.06
 """Time over which every request in flight is measured, before the limit may change."""
+_ROUND_PARTS: Final = 8
+"""Reports of a round at least: with fewer, one that comes early or late decides."""
 _SHORT_ROUND_S: Final = 0.02
 """The same where requests are short, and as many as the limit have ended."""
 _ROUND_LATENCIES: Final = 4.0
@@ -37,11 +41,16 @@ _PROMPT_S: Final = 0.02
 
 _GAIN: Final = 0.25
 """Part of a proportional gain that pays: a quarter more requests, for 6 % more bytes."""
-_LEAST_STEP: Final = 8
+_FEW: Final = 16
+_GAIN_OF_FEW: Final = 0.7
+"""The same for fewer requests than `_FEW`: where a few processes share a network that is full, one
+that sends more requests takes bytes from the others, but not in proportion."""
+_LEAST_GROWTH: Final = 0.25
 _REQUEST_UNITS: Final = 1024
 """What a response counts beside its bytes, so that requests without bytes are measured too."""
 
-_FIRST_REST: Final = 8
+_FIRST_REST: Final = 2
+_REST_AFTER_REFUSAL: Final = 24
 _LONGEST_REST: Final = 256
 """Rounds between two trials that do not pay; the number doubles with each."""
 
@@ -81,26 +90,19 @@ class RequestLimit:
         self._round = _Round()
         self._latency_s = 0.0
         self._request_s = 0.0
-        self._least_s = 0.0  # of the recent requests
         self._rest = 0  # rounds until the next trial
         self._next_rest = _FIRST_REST
         self._step: int | None = None  # None before the first refusal
+        self._growth = 1.0
         self._is_upward = True
-        self._is_second_round = False
+        self._first_speed: float | None = None  # of a trial that is measured once more
         self._refused_at = 0
         self._has_measured = False  # since the latest refusal
-        self._awaited = AWAITED
-        self._num_answers = 0  # since it changed
 
     @property
     def is_prompt(self) -> bool:
         """Whether requests are so short that the processor limits them, and not their number."""
         return 0 < self._request_s < _PROMPT_S
-
-    @property
-    def awaited(self) -> int:
-        """How many requests may be in flight, if somebody waits for the next one."""
-        return self.value if 0 < self._least_s < _QUICK_S else max(self.value, self._awaited)
 
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
@@ -109,11 +111,6 @@ class RequestLimit:
     def note_request(self, seconds: float) -> None:
         """Note the seconds that a whole request took."""
         self._request_s += (seconds - self._request_s) / 8 if self._request_s else seconds
-        self._least_s = min(seconds, 1.02 * self._least_s or seconds)
-        self._num_answers += 1
-        if self._awaited < AWAITED and self._num_answers >= _ANSWERS:
-            self._awaited = min(AWAITED, self._awaited + max(1, self._awaited // 4))
-            self._num_answers = 0
 
     def note_part(
         self, generation: int, nbytes: int, seconds: float, num_in_flight: int, *, has_ended: bool
@@ -142,17 +139,13 @@ class RequestLimit:
 
     def refuse(self, num_others: int) -> None:
         """Note that the server refused a request, while others were in flight."""
-        # By little at a time: a server of which each refusal is chance takes many.
-        most = min(self._awaited - 1, num_others)
-        self._awaited, self._num_answers = max(1, self._awaited * 7 // 8, most), 0
-        if num_others >= self.value:  # others are awaited, of which fewer may be in flight now
-            return
         refused_at = self.value
         # At most half at a time: others may just have ended.
         value = max(1, self.value // 2, min(self.value - 1, num_others))
         if self._has_measured or not self._refused_at:  # not one more of the same burst
-            is_usual = 2 * value > self._refused_at > 0
-            self._next_rest = _longer(self._next_rest) if is_usual else _FIRST_REST
+            is_usual = 2 * value >= self._refused_at > 0
+            rest = _longer(self._next_rest) if is_usual else 0
+            self._next_rest = max(rest, _REST_AFTER_REFUSAL)
             self._refused_at = refused_at
         self._has_measured = False
         self._step = max(1, value // 16)
@@ -163,6 +156,8 @@ class RequestLimit:
 
     def _is_complete(self, current: _Round) -> bool:
         if current.num_parts <= self.value // 2:
+            return False
+        if current.num_parts < _ROUND_PARTS and current.seconds < 4 * self.value * _ROUND_S:
             return False
         # Requests may run in lockstep, so a part of one would have too many bytes, or none.
         short_s = self.value * max(_SHORT_ROUND_S, self._request_s)
@@ -179,30 +174,32 @@ class RequestLimit:
             if self._rest <= 0:
                 self._try_another()
             return
+        if self._first_speed is not None:
+            speed = (self._first_speed + speed) / 2
         growth = self.value / self._base - 1
-        if speed >= (self._base_speed or 0.0) * (1 + _GAIN * growth):
+        gain = _GAIN_OF_FEW if min(self.value, self._base) < _FEW else _GAIN
+        if speed >= (self._base_speed or 0.0) * (1 + gain * growth):
             self._base, self._base_speed = self.value, speed
             self._next_rest = _FIRST_REST
             if self._step is not None and self._is_upward:
-                self._step = min(2 * self._step, _quarter(self.value))
+                self._step = min(2 * self._step, max(1, self.value // 4))
             self._try_another()
-        elif not self._is_second_round:
-            self._is_second_round = True
+        elif self._first_speed is None:
+            self._first_speed = speed
         else:
             self._rest = self._next_rest
             self._next_rest = _longer(self._next_rest)
+            if self._is_upward:
+                self._growth = max(_LEAST_GROWTH, self._growth / 2)
             self._is_upward = not self._is_upward
             self._set(self._base)
 
     def _try_another(self) -> None:
         """Begin a trial of a higher or lower limit."""
         if self._is_upward and self._base < self._most:
-            # Where requests are short, there are many, and it matters little that some are refused.
-            is_short = 0 < self._request_s < max(_ROUND_S, 2 * self._latency_s)
-            first = self._base if is_short else _quarter(self._base)
-            step = first if self._step is None else self._step
-            self._set(min(self._most, self._base + step))
-        elif self._base > 1:
+            step = int(self._base * self._growth) if self._step is None else self._step
+            self._set(min(self._most, self._base + max(1, step)))
+        elif self._base > (LEAST if self._step is None else 1):
             self._is_upward = False
             self._set(self._base - max(1, self._base // 5))
         else:
@@ -212,11 +209,45 @@ class RequestLimit:
         self.value = value
         self.generation += 1
         self._round = _Round()
-        self._is_second_round = False
+        self._first_speed = None
 
 
-def _quarter(value: int) -> int:
-    return max(_LEAST_STEP, value // 4)
+class AwaitedLimit(RequestLimit):
+    """The number of requests that may be in flight to one server while readers wait for them.
+
+    The ranges of a batch begin and end together, so no trial could compare two numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(FIRST_AWAITED, MOST_AWAITED)
+        self._least_s = 0.0  # of the recent requests
+        self._num_answers = 0  # since the number changed
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether some requests are so short that the processor limits them."""
+        return 0 < self._least_s < _QUICK_S
+
+    def note_request(self, seconds: float) -> None:
+        """Note the seconds that a whole request took: one more may be in flight."""
+        self._least_s = min(seconds, 1.02 * self._least_s or seconds)
+        self._num_answers += 1
+        if not self._refused_at:
+            more = 1
+        else:
+            more = max(1, self.value // 4) if self._num_answers >= _ANSWERS else 0
+        if more and not (self.is_prompt and self.value >= FIRST_AWAITED):
+            self.value, self._num_answers = min(self._most, self.value + more), 0
+
+    def note_part(self, *_: float, has_ended: bool) -> None:
+        """Measure nothing."""
+
+    def refuse(self, num_others: int) -> None:
+        """Note that the server refused a request, while others were in flight."""
+        self._refused_at = self.value
+        # By little at a time: a server of which each refusal is chance takes many.
+        self.value = max(1, self.value * 7 // 8, min(self.value - 1, num_others))
+        self._num_answers = 0
 
 
 def _longer(rest: int) -> int:

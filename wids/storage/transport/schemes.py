@@ -258,7 +258,7 @@ class Transports:
         def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
             nbytes = response_nbytes(at, stop, is_collected=is_collected)
             request = ("HEAD" if stop == 0 else "GET", target)
-            turn = gate().enter(server, nbytes, request, is_awaited=is_collected)
+            turn = gate().enter(server, nbytes, request, is_awaited=is_collected or stop == 0)
             try:
                 with retry.waiting_for("a connection or a response"), wait:
                     stream = transport.open(target, at, stop, tag)
