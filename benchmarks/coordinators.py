@@ -30,7 +30,7 @@ from large_specs import write_spec
 
 import wids
 from wids.publish.describe import ShardRecord, record_of
-from wids.publish.journal import Part
+from wids.publish.journal import JobPart
 from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.publish.spec_job import prepare_spec
 from wids.shards.tars.index import ShardIndex
@@ -79,7 +79,7 @@ def described(url: str, source: str = "") -> ShardRecord:
 
 def run(work: str, folder: str) -> int:
     """Do the work; return the number of shards."""
-    part = Part(1, 10) if work.endswith("part") else None
+    part = JobPart(1, 10) if work.endswith("part") else None
     if work.startswith("create"):
         executor = Answering(lambda task: described(task[0]))
         job = prepare_spec(

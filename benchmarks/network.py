@@ -3,16 +3,17 @@
     python benchmarks/network.py [--rows ROW …] [--rounds 3] [--source CHECKOUT] [--toy]
     python benchmarks/network.py --rows peers [--environments DIR]
 
-nginx on loopback serves shards of 130 MB (`web_server.py`): it delays requests, limits each
-connection, and refuses what is beyond a number of requests at a time; a relay limits all
-connections together, and breaks them. ``--source`` measures another checkout too, in turns with
-this one. Each measurement has a process and a cache of its own. Bytes and requests are those of the
-server's log. What the server can do is measured by curl in the same run.
+A server on loopback serves shards of 130 MB (`web_server.py`): it delays requests, limits each
+connection and all of them together, refuses what is beyond a number of requests at a time, and
+fails. ``--source`` measures another checkout too, in turns with this one. Each measurement has a
+process and a cache of its own. Bytes and requests are those of the server's log. What the server
+can do is measured by curl in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -105,7 +106,7 @@ def fetch(spec: str) -> Measure:
         return {
             "s": found["s"],
             "MB/s": nbytes / found["fetch_s"] / 1e6,
-            "x curl": found["s"] / beside.get("curl, s", float("nan")),
+            "x curl": found["s"] / beside.get("curl, s", math.nan),
             "bytes / dataset": server.counted().nbytes / nbytes,
         }
 
@@ -127,6 +128,7 @@ def epoch(work: str = "epoch", **about: Any) -> Measure:
             "MB/s": rate_nbytes / 1e6,
             "of the server's rate": rate_nbytes / known_nbytes,
             "first batch, s": found["first_s"],
+            "longest wait, s": found.get("longest_s", math.nan),
             "bytes / dataset": counted.nbytes / site.nbytes,
             "refused": counted.num_refused / counted.num_requests,
             "requests": counted.num_requests,
@@ -150,11 +152,21 @@ def batches(width: int, count: int, *, is_s3: bool = False) -> Measure:
         payload = width_here * len(wanted) * (site.data.nbytes or 0)
         return {
             "ms": found["s"] * 1e3,
+            "p95, ms": found["p95_s"] * 1e3,
+            "longest, ms": found["longest_s"] * 1e3,
             "processor, ms a sample": found["cpu_s"] * 1e3,
             "bytes / samples": server.counted().nbytes / payload,
         }
 
     return measure
+
+
+def uneven_batches(client: Client, server: WebServer, beside: Metrics) -> Metrics:
+    """Read random batches of 32 by range, and compare them with those of obstore."""
+    found = batches(32, 150)(client, server, beside)
+    for metric, name in (("ms", "p50"), ("p95, ms", "p95")):
+        found[f"x obstore, {name}"] = found[metric] / beside.get(f"obstore, {name}, ms", math.nan)
+    return found
 
 
 def first_batch(client: Client, server: WebServer, beside: Metrics) -> Metrics:  # noqa: ARG001
@@ -198,12 +210,13 @@ def server_rate(site: Site, server: WebServer, network: Network) -> float:
     """Return the megabytes a second that curl gets, with as many connections as are allowed."""
     parallel = min(64, network.max_requests or 64)
     if network.cut_nbytes:
-        return float("nan")
+        return math.nan
     return site.nbytes / curl_parts(site, server.url, parallel) / 1e6
 
 
 CONNECTION = Network(connection_nbytes=20e6)
 DELAY = Network(delay_s=0.05)
+UNEVEN = Network(delay_s=0.045, delay_sigma=0.5, slow_share=0.01, error_share=0.005)
 MEMORY = Bound("memory, MB", 256)
 BYTES = Bound("bytes / dataset", 1.1)
 REFUSED = Bound("refused", 0.1)
@@ -277,6 +290,35 @@ ROWS = (
             "obstore, ms": ranges_by("obstore_batches", 256, 4, "s", is_s3=False),
             "urllib3, ms": ranges_by("urllib3_batches", 256, 4, "s"),
         },
+    ),
+    Row(
+        "uneven",
+        "random batches of 32 by range, 45 ms a request, 1 % take ten times as long, 0.5 % fail",
+        UNEVEN,
+        uneven_batches,
+        (
+            Bound("x obstore, p50", 1.3),
+            Bound("x obstore, p95", 1.3),
+            *(Bound(metric) for metric in ("ms", "p95, ms", "longest, ms")),
+            Bound("bytes / samples", 2),
+        ),
+        {
+            "obstore, p50, ms": ranges_by("obstore_batches", 32, 150, "s", is_s3=False),
+            "obstore, p95, ms": ranges_by("obstore_batches", 32, 150, "p95_s", is_s3=False),
+        },
+    ),
+    *(
+        Row(
+            name,
+            f"an epoch with 0.1 s of work a batch, 20 MB/s a connection, the 100th request {what}",
+            replace(CONNECTION, **fault),
+            epoch(work_s=0.1),
+            (Bound("longest wait, s", 1.5, 1), Bound("first batch, s"), Bound("MB/s"), BYTES),
+        )
+        for name, what, fault in (
+            ("silent", "is never answered", {"silent_at": 100}),
+            ("stalled", "stops in its body", {"stalled_at": 100}),
+        )
     ),
     Row(
         "processor",

@@ -128,7 +128,8 @@ class Client:
         }
         shutil.rmtree(self.site.folder / "home", ignore_errors=True)
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(WORKER), json.dumps({"work": work, **about})],
+            [sys.executable, "-W", "ignore", str(WORKER)],
+            input=json.dumps({"work": work, **about}),
             env=environment,
             cwd=self.site.folder,
             capture_output=True,

@@ -1,6 +1,6 @@
 """One client of a network at work, in a process of its own: a request → what it measured.
 
-    python network_worker.py REQUEST
+    python network_worker.py < REQUEST
 
 The request is a JSON object ``{"work": …, …}``, and so is the answer, on standard output. It
 imports nothing else of this project but the checkout of wids that is on the path: the clients that
@@ -82,8 +82,12 @@ def epoch(
     num_workers: int = 1,
     rank: int = 0,
     num_replicas: int = 1,
+    work_s: float = 0.0,
 ) -> Values:
-    """Read an epoch by a DataLoader, with a `Prefetcher` without options, or with none."""
+    """Read an epoch by a DataLoader, with a `Prefetcher` without options, or with none.
+
+    After each batch there is work for ``work_s`` seconds, which uses no processor.
+    """
     from torch.utils.data import DataLoader
 
     import wids
@@ -101,13 +105,23 @@ def epoch(
     loader: Any = DataLoader(
         dataset, BATCH_SIZE, sampler=sampler, num_workers=num_workers, collate_fn=_lengths
     )
+    longest_s = 0.0
     with peak_memory() as peak:
         batches = iter(loader)
         count = len(next(batches))
-        first_s = clock() - start
+        first_s, asked_s = clock() - start, clock()
         for batch in batches:
+            longest_s = max(longest_s, clock() - asked_s)
             count += len(batch)
-    return {"s": clock() - start, "first_s": first_s, "samples": count, "memory_nbytes": peak[0]}
+            time.sleep(work_s)
+            asked_s = clock()
+    return {
+        "s": clock() - start,
+        "first_s": first_s,
+        "longest_s": longest_s,
+        "samples": count,
+        "memory_nbytes": peak[0],
+    }
 
 
 def _lengths(samples: list[dict[str, Any]]) -> list[int]:
@@ -137,6 +151,7 @@ def node(num_processes: int, **about: Any) -> Values:
     return {
         "s": seconds,
         "first_s": max(values["first_s"] for values in found),
+        "longest_s": max(values["longest_s"] for values in found),
         "memory_nbytes": max(values["memory_nbytes"] for values in found),
     }
 
@@ -257,7 +272,7 @@ def boto3_fetched(paths: list[str], url: str, folder: str) -> Values:
 def _timed(
     read: Callable[[Any], list[Any]], batches: list[Any], field: str | None = None
 ) -> Values:
-    """Return the seconds of a batch, and those of the processor for a sample."""
+    """Return the seconds of batches, and those of the processor for a sample."""
     _check(read(batches[0]), field)
     seconds = []
     used_s = time.process_time()
@@ -268,7 +283,12 @@ def _timed(
     used_s = time.process_time() - used_s
     _check(found, field)
     count = sum(map(len, batches[1:]))
-    return {"s": statistics.median(seconds), "cpu_s": used_s / count}
+    return {
+        "s": statistics.median(seconds),
+        "p95_s": sorted(seconds)[int(0.95 * len(seconds))],
+        "longest_s": max(seconds),
+        "cpu_s": used_s / count,
+    }
 
 
 def _check(found: list[Any], field: str | None) -> None:
@@ -317,7 +337,7 @@ def main() -> None:
     # Libraries print; the answer goes out by a channel of its own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    request = json.loads(sys.argv[1])
+    request = json.load(sys.stdin)
     work = request.pop("work")
     print(json.dumps(WORKS[work](**request)), file=answers, flush=True)
     if work.startswith("obstore"):

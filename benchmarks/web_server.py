@@ -1,13 +1,14 @@
-"""nginx on loopback as the network that a benchmark needs, and what it counted.
+"""A server on loopback behind the network that a benchmark needs, and what it counted.
 
-It delays each request, limits each connection, and refuses what is beyond a number of requests at a
-time. What nginx cannot do, a rate of all connections together and connections that break, is done
-by `network_card.py` in front of it. Requests and bytes are those of the access log. nginx and its
-module echo are Debian's package ``nginx-light``.
+nginx delays each request, limits each connection, and refuses what is beyond a number of requests
+at a time. What nginx cannot do, such as a rate of all connections together, uneven delays and
+requests that fail or stall, is done by `network_server.py`. Requests and bytes are those of the
+server's log. nginx and its module echo are Debian's package ``nginx-light``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -17,10 +18,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-CARD = Path(__file__).with_name("network_card.py")
+OWN = Path(__file__).with_name("network_server.py")
 ECHO = Path("/usr/lib/nginx/modules/ngx_http_echo_module.so")
 
 
@@ -29,11 +30,18 @@ class Network:
     """What a network is like.
 
     Attributes:
-        delay_s: How long each request waits for its response.
+        delay_s: How long each request waits for its response; the median with ``delay_sigma``.
         connection_nbytes: Bytes a second of each connection.
         max_requests: Requests at a time; the others are refused with status 503.
         card_nbytes: Bytes a second of all connections together.
-        cut_nbytes: After so many bytes a connection is closed.
+        cut_nbytes: After so many bytes of bodies a connection is closed.
+        delay_sigma: Standard deviation of the logarithm of the delay.
+        slow_share: Part of the requests that take ten times as long.
+        error_share: Part of the requests whose connection is reset, or that get status 500 or 503.
+        silent_at: The request for a tar that is never answered, counted from 1 since the latest
+            `WebServer.counted`.
+        stalled_at: The same for the request whose body stops after 64 KiB.
+        seed: Of the delays and errors.
     """
 
     delay_s: float = 0
@@ -41,6 +49,17 @@ class Network:
     max_requests: int | None = None
     card_nbytes: float | None = None
     cut_nbytes: int | None = None
+    delay_sigma: float = 0
+    slow_share: float = 0
+    error_share: float = 0
+    silent_at: int | None = None
+    stalled_at: int | None = None
+    seed: int = 0
+
+    @property
+    def is_nginx(self) -> bool:
+        """Whether nginx can do all of it."""
+        return self == Network(self.delay_s, self.connection_nbytes, self.max_requests)
 
     @property
     def known_nbytes(self) -> float | None:
@@ -72,16 +91,15 @@ class Counted:
 class WebServer:
     """A server that runs; see `web_server`."""
 
-    def __init__(self, url: str, own_url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path) -> None:
         self.url = url
-        self._own_url = own_url
         self._log = log
         self._read_nbytes = 0
 
     def counted(self) -> Counted:
         """Return what was counted since the previous call."""
-        # One process of nginx handles all requests, and logs each when it ends.
-        with urllib.request.urlopen(f"{self._own_url}/-end") as response:  # noqa: S310 - own URL
+        # One process handles all requests, and logs each when it ends.
+        with urllib.request.urlopen(f"{self.url}/-end") as response:  # noqa: S310 - own URL
             response.read()
         until_s = time.monotonic() + 10
         while " /-end " not in (text := self._new_lines()):
@@ -107,20 +125,20 @@ class WebServer:
 @contextmanager
 def web_server(root: Path, network: Network) -> Iterator[WebServer]:
     """Serve a folder until the block ends; an S3 bucket is a folder in it."""
-    folder = root.with_name(root.name + "-nginx")
+    folder = root.with_name(root.name + "-server")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    port = _free_port()
-    (folder / "nginx.conf").write_text(_settings(root, folder, port, network), encoding="utf-8")
-    command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    own_url = url = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
-        stack.enter_context(_process(command, folder / "output"))
-        _wait_for(port)
-        if network.card_nbytes or network.cut_nbytes:
-            card = stack.enter_context(_card(port, network, folder / "card"))
-            url = f"http://127.0.0.1:{card}"
-        yield WebServer(url, own_url, folder / "access.log")
+        if network.is_nginx:
+            port = _free_port()
+            settings = folder / "nginx.conf"
+            settings.write_text(_settings(root, folder, port, network), encoding="utf-8")
+            command = ["nginx", "-p", str(folder), "-c", str(settings)]
+            stack.enter_context(_process(command, folder / "output"))
+            _wait_for(port)
+        else:
+            port = stack.enter_context(_own(root, folder, network))
+        yield WebServer(f"http://127.0.0.1:{port}", folder / "access.log")
 
 
 def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
@@ -135,7 +153,6 @@ def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
         if network.max_requests
         else ""
     )
-    buffer = " sndbuf=256k" if network.cut_nbytes else ""
     delay = f"echo_sleep {network.delay_s}; echo_exec @files;" if network.delay_s else ""
     return f"""
         {f"load_module {ECHO};" if network.delay_s else ""}
@@ -152,7 +169,7 @@ def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
             limit_conn_zone $server_name zone=all:1m;
             limit_conn_log_level info;
             server {{
-                listen 127.0.0.1:{port} backlog=4096{buffer};
+                listen 127.0.0.1:{port} backlog=4096;
                 server_name loopback;
                 root {root};
                 location = /-end {{ return 204; }}
@@ -164,11 +181,11 @@ def _settings(root: Path, folder: Path, port: int, network: Network) -> str:
 
 
 @contextmanager
-def _card(port: int, network: Network, log: Path) -> Iterator[int]:
-    command = [sys.executable, str(CARD), str(port)]
-    command += [str(network.card_nbytes or 0), str(network.cut_nbytes or 0)]
+def _own(root: Path, folder: Path, network: Network) -> Iterator[int]:
+    arguments = [str(root), str(folder / "access.log"), json.dumps(asdict(network))]
+    command = [sys.executable, str(OWN), *arguments]
     with (
-        log.open("wb") as errors,
+        (folder / "output").open("wb") as errors,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,10 @@ def serving(pages: Any) -> Iterator[Client]:
 
 @contextmanager
 def browse_command(
-    named: str, environment: Mapping[str, str] | None = None
+    named: str, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
 ) -> Iterator[tuple[Client, int]]:
     """Run ``wids browse`` until Ctrl-C; yield a client of its page, and its process's number."""
-    command = [sys.executable, "-m", "wids", "browse", named]
+    command = [sys.executable, "-m", "wids", "browse", named, *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
     ) as process:

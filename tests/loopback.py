@@ -37,8 +37,9 @@ class Fault:
         status: Respond with this status instead of the file.
         after_nbytes: Without a status, fail after this many bytes of the file.
         how: ``"close"`` or ``"reset"`` the connection, ``"stall"`` (send no more until the server
-            is closed), or ``"short"``: claim that the file ends there; or ``"flip"``: send
-            everything, with one bit flipped in the byte of the file at ``after_nbytes``.
+            is closed), ``"silent"`` (send not even the headers until then), or ``"short"``: claim
+            that the file ends there; or ``"flip"``: send everything, with one bit flipped in the
+            byte of the file at ``after_nbytes``.
         headers: Sent with the status.
         body: Sent with the status; an error page if None.
     """
@@ -233,6 +234,9 @@ class Server:
         page = self.pages.get(request.path.partition("?")[0], Page(b"<html>not here</html>", 404))
         fault = fault or page.next_fault(request)
         request.is_refused = fault is not None and fault.status == 503
+        if fault is not None and fault.how == "silent":
+            self._is_closed.wait(60)
+            return
         status, body, start, stop, headers = page.answer(request, fault)
         if fault is not None and fault.status is not None:
             fault = None

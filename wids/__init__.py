@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
-    from wids.dataset.collating import collate
+    from wids.dataset.collating import collate, collate_packed
     from wids.dataset.huggingface import SamplerTrainer as SamplerTrainer
     from wids.dataset.lightning import SamplerCallback as SamplerCallback
     from wids.dataset.peeking import Peek, peek
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wids.errors import RewriteError as RewriteError
     from wids.order.bucket_sampler import BucketBatchSampler
     from wids.order.mixed_sampler import MixedSampler
+    from wids.order.packed_sampler import PackedBatchSampler
     from wids.order.samplers import (
         ChunkedSampler,
         DistributedChunkedSampler,
@@ -86,6 +87,7 @@ __all__ = [
     "MixedSampler",
     "NotFoundError",
     "PackError",
+    "PackedBatchSampler",
     "Peek",
     "Prefetcher",
     "RayExecutor",
@@ -108,6 +110,7 @@ __all__ = [
     "append_shards",
     "build_spec",
     "collate",
+    "collate_packed",
     "diff_specs",
     "load_spec",
     "load_table",
@@ -158,12 +161,13 @@ _MODULES = {
     ),
     "order.sampling_cost": ("SamplingCost", "sampling_cost"),
     "order.mixed_sampler": ("MixedSampler",),
+    "order.packed_sampler": ("PackedBatchSampler",),
     "shards.specs.loader": ("load_spec",),
     "shards.specs.model": ("DatasetSpec", "ShardSpec"),
     "dataset.timing": ("StageTimes", "timings"),
     "dataset.streaming": ("stream",),
     "shards.tars.shard": ("Shard",),
-    "dataset.collating": ("collate",),
+    "dataset.collating": ("collate", "collate_packed"),
     "publish.appending": ("append_shards",),
     "publish.new_spec": ("build_spec",),
     "publish.problems": ("Problem",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import shutil
+import statistics
 import time
 import urllib.error
 import urllib.request
@@ -92,6 +93,46 @@ def test_a_card_is_shared_and_connections_are_cut(root: Path) -> None:
             with pytest.raises(http.client.IncompleteRead) as caught:
                 response.read()
     assert 0 < len(caught.value.partial) <= 1_000_000
+
+
+def test_requests_fail_are_uneven_and_stall(root: Path) -> None:
+    """Delays have a tail, requests fail in three ways, one is silent, and one stops in its body."""
+    (root / "a.tar").write_bytes(BODY)
+    uneven = Network(delay_s=0.02, delay_sigma=0.5, slow_share=0.2, connection_nbytes=1e9)
+    with web_server(root, uneven) as server:
+        seconds = sorted(seconds_of(server.url, 1)[0] for _ in range(100))
+    assert 0.8 * 0.02 < statistics.median(seconds) < 2 * 0.02 + 0.02
+    assert seconds[-5] > 4 * statistics.median(seconds)  # some of the tail
+    with web_server(root, Network(error_share=0.6)) as server:
+        found = [fault_of(server.url) for _ in range(60)]
+        counted = server.counted()
+    assert {"200", "500", "503", "reset"} == set(found)
+    assert (counted.num_requests, counted.num_refused) == (60, found.count("503"))
+    assert 0.3 < found.count("200") / 60 < 0.6
+
+    with web_server(root, Network(silent_at=2, stalled_at=3)) as server:
+        part = urllib.request.Request(f"{server.url}/a.tar", headers={"Range": "bytes=5-8"})  # noqa: S310
+        for _ in range(2):
+            try:
+                with urllib.request.urlopen(part, timeout=0.2) as response:  # noqa: S310
+                    assert (response.status, response.read()) == (206, BODY[5:9])
+            except TimeoutError:
+                break
+        else:
+            pytest.fail("the second request was answered")
+        with urllib.request.urlopen(f"{server.url}/a.tar", timeout=0.2) as response:  # noqa: S310
+            assert len(response.read(1 << 16)) == 1 << 16
+            with pytest.raises(TimeoutError):
+                response.read()
+        assert get(server.url) == 200
+
+
+def fault_of(url: str) -> str:
+    """Return the status of a request, or how it failed."""
+    try:
+        return str(get(url))
+    except (ConnectionResetError, http.client.RemoteDisconnected):
+        return "reset"
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from wids import ShardListDataset
-from wids.cli.demo_command import EpochReport, write_dataset
+from wids.cli.demo_command import epoch_report, write_dataset
 
 WRONG = """
 from wids import DistributedChunkedSampler
@@ -115,7 +115,16 @@ def test_pictures_are_real(tmp_path: Path) -> None:
 
 def test_report_counts_indices() -> None:
     """Missing and repeated samples and uneven ranks are distinguished."""
-    assert EpochReport(4, [[[0, 1]], [[2, 3]]]).is_complete
-    assert not EpochReport(4, [[[0, 1]], [[2, 2]]]).is_complete
-    assert not EpochReport(4, [[[0, 1]], [[2, 3], [4]]]).is_complete
-    assert not EpochReport(3, [[[0, 1]], [[2], []]]).is_even
+    assert epoch_report(4, [[[0, 1]], [[2, 3]]])[1]
+    for num_samples, batches, line in (
+        (
+            4,
+            [[[0, 1]], [[2, 2]]],
+            "NO:  each of the 4 samples exactly once (1 missing, 1 repeated)",
+        ),
+        (4, [[[0, 1]], [[2, 3], [4]]], "NO:  each of the 4 samples exactly once"),
+        (3, [[[0, 1]], [[2], []]], "NO:  the same number of batches on every rank"),
+    ):
+        text, is_exact = epoch_report(num_samples, batches)
+        assert line in text
+        assert not is_exact

@@ -19,7 +19,7 @@ from wids.cli import main as cli
 
 COMMANDS = [
     *("pack", "create", "info", "sample", "verify", "update"),
-    *("browse", "prefetch", "cache", "demo", "bench"),
+    *("browse", "prefetch", "cache", "demo", "bench", "order"),
 ]
 
 

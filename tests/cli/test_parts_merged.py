@@ -20,7 +20,7 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
-from wids.publish.journal import Part
+from wids.publish.journal import JobPart
 
 LONG = pytest.mark.long
 LENGTHS = [4, 0, 3, 5, 2]
@@ -61,7 +61,7 @@ Work = Callable[..., tuple[int, str, str]]
 @given(st.integers(0, 40), st.integers(1, 20))
 def test_parts_divide_the_work(num_items: int, count: int) -> None:
     """Each item is in one part, in order, and parts differ by at most one item (SPEC-40)."""
-    parts = [Part(number, count).of(range(num_items)) for number in range(1, count + 1)]
+    parts = [JobPart(number, count).of(range(num_items)) for number in range(1, count + 1)]
     assert [item for part in parts for item in part] == list(range(num_items))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

@@ -81,16 +81,23 @@ def buckets(dataset: wids.ShardListDataset) -> wids.BucketBatchSampler:
     return wids.BucketBatchSampler(sampler, [n % 3 for n in range(NUM_SAMPLES)], 8)
 
 
+def packed(dataset: wids.ShardListDataset) -> wids.PackedBatchSampler:
+    """Return batches within a budget."""
+    lengths = [n % 3 + 1 for n in range(NUM_SAMPLES)]
+    return wids.PackedBatchSampler(wids.ShardListSampler(dataset), lengths, 16, window=8)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "make",
     [
         buckets,
+        packed,
         lambda dataset: BatchSampler(wids.ShardListSampler(dataset), BATCH, drop_last=False),
         lambda dataset: BatchSampler(SequentialSampler(dataset), BATCH, drop_last=False),
         lambda _: InPairs(),
     ],
-    ids=["buckets", "of wids' sampler", "of torch's sampler", "own"],
+    ids=["buckets", "packed", "of wids' sampler", "of torch's sampler", "own"],
 )
 def test_batches_are_fetched_ahead(
     make: Any, num_workers: int, dataset: wids.ShardListDataset, server: Server

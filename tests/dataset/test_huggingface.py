@@ -60,14 +60,14 @@ def test_samplers_that_would_train_wrongly_are_refused(tmp_path: Path) -> None:
         trainer(tmp_path, range(8), sampler)
 
 
-def test_batches_of_buckets_are_trained_on_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [wids.BucketBatchSampler, wids.PackedBatchSampler])
+def test_batches_are_trained_on_as_they_are(tmp_path: Path, kind: Any) -> None:
     """A sampler of batches replaces the trainer's batch size."""
     with wids.ShardListDataset(write_shards(tmp_path, [9, 7])) as dataset:
         inputs = dataset.map(lambda sample: {"index": sample["__index__"]})
-        buckets = [index % 2 for index in range(16)]
 
-        def sampler() -> wids.BucketBatchSampler:
-            return wids.BucketBatchSampler(wids.ChunkedSampler(dataset), buckets, 3)
+        def sampler() -> Any:
+            return kind(wids.ChunkedSampler(dataset), [index % 2 for index in range(16)], 3)
 
         job = trainer(tmp_path, inputs, own := sampler())
         job.train()

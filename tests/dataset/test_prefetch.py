@@ -412,8 +412,13 @@ def test_a_small_cache_is_respected(
     most = 0
     for index in prefetcher:
         dataset.__getitems__([index])
-        files = eviction.contents(str(own_cache))
-        most = max(most, sum(file.nbytes for file in files if not file.name.endswith(".index")))
+        # A file that is renamed meanwhile may be listed under both names: its digits count once.
+        sizes = {
+            file.name.lstrip(".")[:32]: file.nbytes
+            for file in eviction.contents(str(own_cache))
+            if not file.name.endswith(".index")
+        }
+        most = max(most, sum(sizes.values()))
 
     assert most <= limit + 2000  # an index that is being written
     assert caplog.records == []

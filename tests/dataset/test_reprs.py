@@ -55,6 +55,7 @@ def instances(tmp_path: Path) -> Iterator[dict[str, Any]]:
             ),
             "MixedSampler": wids.MixedSampler(dataset),
             "BucketBatchSampler": wids.BucketBatchSampler(sampler, [0] * 20, 4),
+            "PackedBatchSampler": wids.PackedBatchSampler(sampler, [1] * 20, 4),
             "Prefetcher": wids.Prefetcher(sampler, dataset),
             "DatasetSpec": wids.load_spec(path),
             "ShardSpec": wids.load_spec(path).shards[0],

@@ -11,7 +11,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import wids
 from wids.dataset.streaming import SharedEpochs
-from wids.order.elastic import Place
+from wids.order.elastic import EpochPlace
 from wids.order.passes import Epochs
 
 
@@ -33,7 +33,7 @@ def as_workers(numbers: Iterable[int], num_workers: int, work: Callable[[int], b
 @pytest.mark.parametrize("num_workers", [1, 3, 300])
 def test_an_epoch_is_complete_when_the_last_worker_is(num_workers: int) -> None:
     """Each worker has a number of its own, however many there are (VIEW-14)."""
-    epochs = SharedEpochs(Epochs(), Place(0))
+    epochs = SharedEpochs(Epochs(), EpochPlace(0))
 
     def complete(number: int) -> bool:  # noqa: ARG001 - that of the worker
         before = (epochs.own_number, epochs.number, epochs.num_passes)
@@ -48,7 +48,7 @@ def test_an_epoch_is_complete_when_the_last_worker_is(num_workers: int) -> None:
 
 def test_each_worker_is_restored_to_its_own_epoch() -> None:
     """What one worker notes does not change that of another (VIEW-15)."""
-    epochs = SharedEpochs(Epochs(), Place(0))
+    epochs = SharedEpochs(Epochs(), EpochPlace(0))
 
     def restore(number: int) -> bool:
         epochs.note_restored(number, number + 1, 0, is_complete=True)

@@ -10,7 +10,7 @@ import pytest
 from conftest import optional
 from pages import ROOT
 
-from wids.dataset import timing as stage_times_module
+from wids.dataset import timing
 from wids.dataset.timing import ADVICE, StageTimes, stage_times
 from wids.storage.files import fastest_crc32
 from wids.storage.stages import COUNTS, SECONDS
@@ -41,7 +41,7 @@ def test_checksums_that_cost_much_are_named(
     chosen = fastest_crc32.__wrapped__() if has_fast else zlib.crc32
     if has_fast and chosen is zlib.crc32:
         pytest.skip("needs wids[fast]")
-    monkeypatch.setattr(stage_times_module, "fastest_crc32", lambda: chosen)
+    monkeypatch.setattr(timing, "fastest_crc32", lambda: chosen)
     seconds = {**dict.fromkeys(SECONDS, 0.0), "decode": 9.0, "check": check_s}
     times = StageTimes(seconds, dict.fromkeys(COUNTS, 0.0), 10.0, 9.0, 5, 2, 2)
     assert times.bottleneck == "decode"

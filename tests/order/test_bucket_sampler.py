@@ -231,7 +231,7 @@ def test_the_epoch_is_that_of_the_sampler_inside() -> None:
     outside.set_epoch(3)
     inside.sampler.set_epoch(3)  # type: ignore[attr-defined]
     assert list(outside) == list(inside)
-    assert outside.epoch == inside.epoch == inside.sampler.epochs.number == 3
+    assert outside.epoch == inside.epoch == inside.sampler.epoch == 3
     first = made()
     passes = [list(first) for _ in range(3)]
     assert passes[0] != passes[1] != passes[2]

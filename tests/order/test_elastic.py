@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import warnings
 from itertools import islice
 from typing import Any
 
 import pytest
 from conftest import raises
 from ranks import DATA, Lengths
+from torch.utils.data import ConcatDataset
 
-from wids import ChunkedSampler, DistributedChunkedSampler, StateError
+import wids
+from wids import BucketBatchSampler, ChunkedSampler, DistributedChunkedSampler, StateError
 
 
 def test_resume_at_every_position() -> None:
@@ -317,3 +320,109 @@ def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
         sampler.load_state_dict({**sampler.state_dict(), **damage})
     with raises(StateError, "belongs to another order"):
         sampler.load_state_dict(None)  # type: ignore[arg-type]
+
+
+def shards(*names: str, **facts: Any) -> wids.ShardListDataset:
+    """Return a dataset of shards of ten samples, which need not exist."""
+    made = [wids.ShardSpec(name, 10, **facts) for name in names]
+    return wids.ShardListDataset(wids.DatasetSpec(tuple(made), name=names[-1][1:2]))
+
+
+A = shards("/a/0.tar", "/a/1.tar", nbytes=500)
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (shards("/b/0.tar", "/b/2.tar", nbytes=500), "names"),
+        (shards("/b/0.tar", "/b/1.tar", nbytes=501), "filesize"),
+        (shards("https://b.example/2.tar?key=1", "/b/1.tar", nbytes=7), "filesize and names"),
+        (shards("https://b.example/0.tar?key=1", "/b/1.tar", nbytes=500), None),
+        (shards("/b/0.tar", "/b/1.tar"), None),
+        (shards("/b/0.tar", "/b/1.tar", nbytes=500, sha256="0" * 64), None),
+        (shards("/b/0.tar", "/b/1.tar", nbytes=500)[:], None),
+        (Lengths(10, 10), None),
+    ],
+)
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_a_state_of_another_dataset_warns(
+    other: Any, differs: str | None, is_batched: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Where both specs state a fact, and it is not the same; the order is that of the state.
+
+    Copies elsewhere, facts that are added later, and states without digests do not warn
+    (ORDER-79).
+    """
+
+    def made(dataset: Any) -> Any:
+        sampler = ChunkedSampler(dataset)
+        return BucketBatchSampler(sampler, [0] * 20, 2) if is_batched else sampler
+
+    state = json.loads(json.dumps(made(A).state_dict(num_consumed=4)))
+    restored = made(other)
+    restored.load_state_dict(state)
+    restored.load_state_dict(state)
+
+    assert list(restored) == list(made(A).ahead())[4:]
+    text = (
+        f"expected the dataset of the state 'a', found 'b' another: shards of the same lengths, "
+        f"whose {differs} in the spec differ. The position stays, and has other samples; if that "
+        "is not meant, open the dataset that the state was saved with"
+    )
+    found = [str(each.message).partition(": ")[2] for each in recwarn]
+    assert found == [text] * (differs is not None)
+    recwarn.clear()
+    del state["spec"]
+    made(other).load_state_dict(state)
+    assert not recwarn
+
+
+def test_digests_of_many_shards_and_of_several_datasets() -> None:
+    """Ten thousand shards cost as little as 4,096; torch's wrappers have those of all parts."""
+    many = shards(*[f"/a/{number}.tar" for number in range(10_000)])
+    other = shards(*[f"/a/{number + (number > 9000)}.tar" for number in range(10_000)])
+    found = [ChunkedSampler(each).state_dict()["spec"] for each in (many, other)]
+    assert found[0]["names"] != found[1]["names"]
+    assert set(found[0]) == {"name", "names"}
+    joined = ConcatDataset([A[:], A])
+    one = ChunkedSampler(A).state_dict()["spec"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such a dataset reads sample by sample
+        two = ChunkedSampler(joined).state_dict()["spec"]
+    assert two == {fact: f"{value}+{value}" for fact, value in one.items()}
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+@pytest.mark.parametrize("count", [2, 3])
+def test_skipped_items_are_part_of_the_state(count: int, *, is_batched: bool) -> None:
+    """A restored sampler skips what is counted as consumed, as if it had been read (ORDER-9).
+
+    So do later states, on any number of ranks; more than is left is an error.
+    """
+
+    def job(num_replicas: int) -> list[Any]:
+        ranks = [
+            DistributedChunkedSampler(DATA, chunksize=3, num_replicas=num_replicas, rank=rank)
+            for rank in range(num_replicas)
+        ]
+        return [BucketBatchSampler(each, [0] * 20, 2) if is_batched else each for each in ranks]
+
+    read, skipped = job(2), job(2)
+    for sampler in read:
+        list(islice(sampler, 3))
+    for sampler in skipped:
+        sampler.load_state_dict(sampler.state_dict(num_consumed=1))
+        sampler.load_state_dict(sampler.state_dict(num_consumed=2))
+    states = [sampler.state_dict() for sampler in (*read, *skipped)]
+    rests = []
+    for state in states:
+        resumed = job(count)
+        for sampler in resumed:
+            sampler.load_state_dict(state)
+        rests.append([list(sampler) for sampler in resumed])
+
+    assert all(state == states[0] for state in states)
+    assert all(rest == rests[0] for rest in rests)
+    left = len(skipped[0]) - 3
+    with raises(ValueError, f"expected at most the {left} ", "found 30"):
+        skipped[0].state_dict(num_consumed=30)

@@ -20,17 +20,18 @@ from wids import (
     ChunkedSampler,
     DistributedChunkedSampler,
     MixedSampler,
+    PackedBatchSampler,
     ShardListSampler,
     StateError,
 )
-from wids.order.epoch_order import Settings
+from wids.order.epoch_order import OrderSettings
 from wids.order.mixing import Mix
 
 DATA = Lengths(8, 5, 7)
 
 
 @dataclass(frozen=True, eq=False)
-class LaterSettings(Settings):
+class LaterSettings(OrderSettings):
     """The settings of a later version, with one that is new."""
 
     num_interleaved: int = 1
@@ -49,7 +50,7 @@ class LaterSampler(DistributedChunkedSampler):
     num_interleaved = 1
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> OrderSettings:
         return LaterSettings(**fields_of(super().settings), num_interleaved=self.num_interleaved)
 
 
@@ -104,6 +105,11 @@ def bucketed(sampler: Any = None, **others: Any) -> BucketBatchSampler:
     return BucketBatchSampler(sampler or ChunkedSampler(DATA), **settings)
 
 
+def packed(sampler: Any = None, **others: Any) -> PackedBatchSampler:
+    settings = {"lengths": [number % 3 for number in range(20)], "max_tokens": 3, **others}
+    return PackedBatchSampler(sampler or ChunkedSampler(DATA), **settings)
+
+
 OF_EACH_KIND: dict[Any, Mapping[str, Any]] = {
     "dataset": {"dataset": Lengths(7, 6, 7)},
     "seed": {"seed": 1},
@@ -147,14 +153,25 @@ ARGUMENTS: dict[Any, Mapping[str, Mapping[str, Any] | None]] = {
         "aligned": {"aligned": True},
         "drop_last": {"drop_last": True},
     },
+    PackedBatchSampler: {
+        "sampler": {"sampler": ChunkedSampler(DATA, seed=1)},
+        "lengths": {"lengths": [number % 2 for number in range(20)]},
+        "max_tokens": {"max_tokens": 4},
+        "max_items": {"max_items": 2},
+        "budgets": {"budgets": {"images": ([1] * 20, 3)}},
+        "window": {"window": 2},
+        "too_long": {"too_long": "skip"},
+        "drop_last": {"drop_last": True},
+        "cost": {"cost": [0.5] * 20},
+    },
 }
 """For each argument of each sampler, arguments with which the order is another; None for those that
 change no order. A new argument needs an entry."""
 
 
 def sampler_of(kind: Any, others: Mapping[str, Any]) -> Any:
-    if kind is BucketBatchSampler:
-        return bucketed(**others)
+    if kind in (BucketBatchSampler, PackedBatchSampler):
+        return (bucketed if kind is BucketBatchSampler else packed)(**others)
     ranks = {"num_replicas": 2, "rank": 0} if "rank" in ARGUMENTS[kind] else {}
     return kind(**{"dataset": DATA, **ranks, **others})
 

@@ -242,6 +242,150 @@ def test_views_of_one_dataset_are_mixed_by_a_list(dataset: ShardListDataset) -> 
         MixedSampler(dataset[:20], [1, 3])
 
 
+# Schedules
+
+
+def test_weights_change_after_samples_of_the_job(dataset: ShardListDataset) -> None:
+    """Phases count the samples of all ranks and epochs, and are exact (ORDER-29)."""
+    schedule = [(0, {"a": 1, "b": 1, "c": 0}), (20, [0, 1, 3]), (60, {"a": 2, "b": 1, "c": 1})]
+    ranks = [
+        MixedSampler(dataset, schedule, num_samples=30, num_replicas=2, rank=rank)
+        for rank in range(2)
+    ]
+    steps = [step for _ in range(4) for step in zip(*ranks, strict=True)]
+    drawn = names(dataset, [index for step in steps for index in step])
+    assert Counter(drawn[:20]) == {"a": 10, "b": 10}
+    assert Counter(drawn[20:60]) == {"b": 10, "c": 30}
+    assert Counter(drawn[60:]) == {"a": 30, "b": 15, "c": 15}
+    assert ranks[0].schedule[1] == (20, {"a": 0, "b": Fraction(1, 4), "c": Fraction(3, 4)})
+    assert ranks[0].weights == ranks[0].schedule[0][1]
+    assert "schedule=[(0, " in repr(ranks[0])
+    alone = MixedSampler(dataset, [(0, [6, 3, 1])])
+    assert list(alone) == list(MixedSampler(dataset))
+    assert alone.state_dict() == {**MixedSampler(dataset).state_dict(), "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [(1, [1, 1, 1])],
+        [(0, [1, 1, 1]), (9, [1, 2, 1]), (9, [1, 1, 1])],
+        [(0, [1, 1, 1]), (9, [1, 2, 1]), (5, [1, 1, 1])],
+        [(-1, [1, 1, 1]), (0, [1, 1, 1])],
+        [(0, [1, 1, 1]), (0.5, [1, 2, 1])],
+        [(0, [1, 1, 1]), (9,)],
+        [(0, [1, 1, 1]), 9],
+        [[0, [1, 1, 1], 9]],
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(dataset: ShardListDataset, schedule: Any) -> None:
+    """A schedule ascends from 0, and the error shows one."""
+    expected = "weights: expected pairs of a number of samples and the weights from there on"
+    with raises(ValueError, expected, "ascending from 0, such as [(0, {…}), (2_000_000, {…})]"):
+        MixedSampler(dataset, schedule)
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        ([1, -1, 1], ["weights[9]['b']: expected a number of at least 0, found -1"]),
+        ([0, 0, 0], ["weights[9]: expected one that is not 0, found 0 for each dataset"]),
+        ([1, 1], ["weights[9]: expected 3, one for each of 'a', 'b', 'c', found 2"]),
+        (3, ["weights[9]: expected numbers by name or in a list, found 3"]),
+        ({"a": 1, "x": 1}, ["weights[9]: expected names of datasets", "found 'x'"]),
+        ({"a": 1}, ["weights[9]: expected one for each dataset, found none for 'b', 'c'"]),
+    ],
+)
+def test_weights_of_a_phase_are_checked(
+    dataset: ShardListDataset, weights: Any, parts: list[str]
+) -> None:
+    """Each phase is checked like weights alone, and the error says where it begins."""
+    with raises(ValueError, *parts):
+        MixedSampler(dataset, [(0, [1, 1, 1]), (9, weights)])
+
+
+def test_a_run_continues_with_other_weights(tmp_path: Path) -> None:
+    """A state says with which schedule it resumes, and a dataset may be added (ORDER-30)."""
+    *paths, last = write_specs(tmp_path, {})
+    with ShardListDataset(paths) as two, ShardListDataset([*paths, last]) as three:
+        first = MixedSampler(two, {"a": 3, "b": 1}, num_samples=16)
+        head = list(islice(first, 8))
+        state = json.loads(json.dumps(first.state_dict()))
+        with raises(
+            StateError,
+            "until sample 8, where it was saved, found [(0, {'a': '3/4', 'b': '1/4'})] in the",
+            "pass weights=[(0, {…}), (8, {…})], with those of the state first",
+        ):
+            MixedSampler(two, {"a": 1, "b": 1}, num_samples=16).load_state_dict(state)
+        changed = [(0, {"a": 3, "b": 1, "c": 0}), (8, {"a": 0, "b": 1, "c": 3})]
+        resumed = MixedSampler(three, changed, num_samples=16)
+        resumed.load_state_dict(state)
+        tail = list(resumed)
+        assert Counter(names(three, tail)) == {"b": 2, "c": 6}
+        assert not set(head) & set(tail)  # b continues where it was
+        again = MixedSampler(three, changed, num_samples=16)
+        again.load_state_dict(resumed.state_dict())
+        assert list(again) == list(islice(resumed, 16))
+        with raises(StateError, "dataset: expected the datasets of the state, found none named"):
+            later = [(0, {"a": 3, "b": 1}), (8, {"a": 0, "b": 1})]
+            late = json.loads(json.dumps(resumed.state_dict()))
+            late |= {"epoch": 0, "position": 8}
+            MixedSampler(two, later, num_samples=16).load_state_dict(late)
+        with raises(StateError, "belongs to another order: sources: expected"):
+            MixedSampler(three[1:], changed, num_samples=16).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": {}}])
+@pytest.mark.parametrize("weights", [None, 3, [], {"a": 1}, [[0, 1]], [[0, {"a": "1"}], ["9", {}]]])
+def test_a_damaged_state_of_a_mix_is_refused(
+    dataset: ShardListDataset, weights: Any, damage: Any
+) -> None:
+    """Whatever stands where its weights should, it is an error of the state."""
+    sampler = MixedSampler(dataset, [(0, [1, 1, 1]), (20, [1, 2, 3])])
+    state = sampler.state_dict(num_consumed=21)
+    state["fingerprint"]["weights"] = weights
+    with raises(StateError, "the state"):
+        sampler.load_state_dict({**state, **damage})
+
+
+def test_batches_of_a_schedule_resume(dataset: ShardListDataset) -> None:
+    """Buckets and a prefetcher read a schedule; batches change with the next epoch (ORDER-30)."""
+    schedule: Any = [(0, [1, 1, 0]), (20, [0, 1, 1])]
+    buckets = [index % 2 for index in range(len(dataset))]
+
+    def batches(weights: Any, **ranks: Any) -> wids.BucketBatchSampler:
+        sampler = MixedSampler(dataset, weights, num_samples=30, **ranks)
+        return wids.BucketBatchSampler(sampler, buckets, 3)
+
+    made = batches(schedule)
+    whole = list(made.ahead())
+    inside = MixedSampler(dataset, schedule, num_samples=30)
+    assert sorted(index for batch in whole for index in batch) == sorted(inside.ahead())
+    state = made.state_dict(num_consumed=4)
+    resumed = batches(schedule)
+    resumed.load_state_dict(state)
+    assert list(resumed) == whole[4:]
+    batches([*schedule, (30, [1, 1, 1])]).load_state_dict(state)
+    with raises(StateError, "until sample 30, where it was saved"):
+        batches([*schedule, (29, [1, 1, 1])]).load_state_dict(state)
+    ahead = Prefetcher(MixedSampler(dataset, schedule, num_samples=30), dataset)
+    assert list(ahead) == list(inside)
+
+
+def test_processes_share_a_rank_of_a_schedule(
+    dataset: ShardListDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of processes read a schedule as a rank does."""
+    schedule = [(0, [1, 1, 0]), (20, [0, 1, 1])]
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = []
+    for process in range(4):
+        monkeypatch.setenv("RANK", str(process))
+        found.append(list(MixedSampler(dataset, schedule, replication=2)))
+    ranks = [list(MixedSampler(dataset, schedule, rank=r, num_replicas=2)) for r in range(2)]
+    assert found == [ranks[0], ranks[0], ranks[1], ranks[1]]
+
+
 # Other ranks
 
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wids.order.epoch_order import Settings, chunk_edges, permutation, rank_blocks
+from wids.order.epoch_order import OrderSettings, chunk_edges, permutation, rank_blocks
 
 
-def made(lengths: list[int], **others: object) -> Settings:
+def made(lengths: list[int], **others: object) -> OrderSettings:
     values = {"start": 0, "stop": sum(lengths), "chunksize": 5, **others}
-    return Settings(np.array(lengths, np.int64), **values)  # type: ignore[arg-type]
+    return OrderSettings(np.array(lengths, np.int64), **values)  # type: ignore[arg-type]
 
 
-def indices(settings: Settings, *where: int) -> list[int]:
+def indices(settings: OrderSettings, *where: int) -> list[int]:
     return [int(i) for block in rank_blocks(settings, *where) for i in block]
 
 

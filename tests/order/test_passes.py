@@ -122,7 +122,7 @@ def test_break_in_a_loader_with_workers_begins_again() -> None:
 
 
 def test_dir_has_what_programs_use() -> None:
-    """Completion shows settings, epoch and state, and no hook of a subclass."""
+    """Completion shows settings, epoch and state, and no hook of a subclass but `run_blocks`."""
     sampler = DistributedChunkedSampler(range(9), num_replicas=1, rank=0)
     batches = BucketBatchSampler(sampler, [0] * 9, 2)
 
@@ -138,6 +138,7 @@ def test_dir_has_what_programs_use() -> None:
         "shuffle",
         "state_dict",
         "steps_of",
+        "yields_indices",
     }
     own = {
         "chunksize",
@@ -145,6 +146,7 @@ def test_dir_has_what_programs_use() -> None:
         "even",
         "num_samples",
         "redeal",
+        "run_blocks",
         "seed",
         "settings",
     }

@@ -12,18 +12,23 @@ from jobs import run, torchrun
 pytestmark = pytest.mark.long
 
 
+def write_folders(folder: Path, ranks: tuple[int, int]) -> None:
+    """Write two shards for each rank, of which the second rank lacks one in ``different``."""
+    for name in ("same", "different"):
+        for rank in ranks:
+            own = folder / name / str(rank)
+            own.mkdir(parents=True)
+            write_tar(own / "a.tar", sample_members(0, 4))
+            if (name, rank) != ("different", ranks[1]):
+                write_tar(own / "b.tar", sample_members(4, 8))
+
+
 def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
     """Each rank gets the error before its first step; stated counts need no question (ORDER-65).
 
     So do two processes that share a rank (ORDER-66).
     """
-    for name in ("same", "different"):
-        for rank in (0, 1):
-            folder = tmp_path / name / str(rank)
-            folder.mkdir(parents=True)
-            write_tar(folder / "a.tar", sample_members(0, 4))
-            if (name, rank) != ("different", 1):
-                write_tar(folder / "b.tar", sample_members(4, 8))
+    write_folders(tmp_path, (0, 1))
     output = run(torchrun(2, Path(__file__).parent / "count_ranks.py", tmp_path))
     lines = [line for line in output.splitlines() if "same " in line or "different " in line]
     assert Counter(line for line in lines if line.endswith("steps")) == {
@@ -37,3 +42,16 @@ def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
         f"{label}different {rank}" for label in ("", "shared ") for rank in (0, 1)
     ]
     assert all("found 8 on rank 0 and 4 on rank 1; their datasets" in line for line in errors)
+
+
+def test_a_mesh_of_some_processes_waits_for_no_others(tmp_path: Path) -> None:
+    """Those that make no sampler are not asked what they have counted (ORDER-65)."""
+    write_folders(tmp_path, (1, 2))
+    output = run(torchrun(3, Path(__file__).parent / "count_ranks.py", tmp_path))
+
+    assert sorted(line for line in output.splitlines() if line.endswith("steps")) == [
+        f"same {rank}: 4 steps" for rank in (1, 2)
+    ]
+    lines = [line for line in output.splitlines() if line.startswith("different ")]
+    assert len(lines) == 2
+    assert all("found 8 on rank 1 and 4 on rank 2; their datasets" in line for line in lines)

@@ -204,6 +204,26 @@ def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> No
     assert not list((own_cache / "shards").glob("*.tar"))
 
 
+@pytest.mark.parametrize("how", ["stall", "silent"])
+def test_ctrl_c_leaves_nothing_of_a_request_that_was_sent_twice(
+    how: str, spec: str, server: Server, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the program soon, which waits for neither of the two (CACHE-10, CACHE-47)."""
+    monkeypatch.setenv("WIDS_HEDGE", "1")
+    for number in range(NUM_SHARDS):
+        server.pages[f"/{number}.tar"].always = Fault(after_nbytes=9000, how=how)
+    process = start(spec, 1)
+    wait_for(lambda: max(Counter(server.requests).values(), default=0) > 1)
+    process.send_signal(signal.SIGINT)
+    started_s = time.monotonic()
+    _, err = process.communicate(timeout=LONG_S)
+
+    assert time.monotonic() - started_s < 10  # the time-out is 15 s
+    assert "KeyboardInterrupt" in err
+    assert temporary_files(own_cache) == []
+    assert not list((own_cache / "shards").glob("*.tar"))
+
+
 def test_evicted_while_another_process_reads(spec: str, server: Server, own_cache: Path) -> None:
     """A shard in use elsewhere stays; one that is deleted stays readable (CACHE-7)."""
     with wids.ShardListDataset(spec, access="download") as dataset:

@@ -19,6 +19,7 @@ from wids import (
     ChunkedSampler,
     DecodeError,
     DistributedChunkedSampler,
+    PackedBatchSampler,
     Prefetcher,
     ShardListDataset,
     StateError,
@@ -153,6 +154,9 @@ def samplers_of(dataset: ShardListDataset, num_replicas: int, kind: str) -> list
     if kind == "batches":
         buckets = [index % 2 for index in range(len(dataset))]
         return [BucketBatchSampler(rank, buckets, 7) for rank in ranks]
+    if kind == "packed":
+        lengths = [index % 5 + 1 for index in range(len(dataset))]
+        return [PackedBatchSampler(rank, lengths, 18, max_items=7, window=5) for rank in ranks]
     return [Prefetcher(rank, dataset) for rank in ranks] if kind == "ahead" else ranks
 
 
@@ -162,7 +166,7 @@ def check_each_sample_once(seen: list[int], most_again: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("kind", ["indices", "ahead", "batches"])
+@pytest.mark.parametrize("kind", ["indices", "ahead", "batches", "packed"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_state_of_a_loader_goes_to_other_ranks(tmp_path: Path, num_workers: int, kind: str) -> None:
     """What one rank's loader saved is resumed by any number of ranks, again and again (ORDER-50).
@@ -179,7 +183,7 @@ def test_state_of_a_loader_goes_to_other_ranks(tmp_path: Path, num_workers: int,
             states = []
             for sampler in samplers_of(dataset, num_replicas, kind):
                 options: dict[str, Any] = {"batch_size": 7, "sampler": sampler}
-                if kind == "batches":
+                if kind in ("batches", "packed"):
                     options = {"batch_sampler": sampler}
                 loader = StatefulDataLoader(dataset, num_workers=num_workers, **options)
                 if state:
@@ -187,7 +191,7 @@ def test_state_of_a_loader_goes_to_other_ranks(tmp_path: Path, num_workers: int,
                 seen += [index for batch in indices(islice(loader, stop)) for index in batch]
                 states.append(loader.state_dict())
             state = json.loads(json.dumps(states[1]))
-        check_each_sample_once(seen, 6 * 7 if kind == "batches" else 6)
+        check_each_sample_once(seen, 6 if kind in ("indices", "ahead") else 6 * 7)
 
 
 @pytest.mark.parametrize("kind", ["ahead", "stream"])

@@ -41,19 +41,25 @@ def write_mix(folder: Path) -> Path:
     return spec
 
 
-def steps_of_one_process(spec: Path) -> dict[int, list[int]]:
+def steps_of_one_process(spec: Path, weights: Any) -> dict[int, list[int]]:
     """Return the samples of each step of a job that is not killed, computed in this process."""
     with ShardListDataset(spec) as dataset:
-        sampler = MixedSampler(dataset, rank=0, num_replicas=1, **train_mix.OPTIONS)
+        sampler = MixedSampler(dataset, weights, rank=0, num_replicas=1, **train_mix.OPTIONS)
         drawn = [index for _ in range(NUM_EPOCHS) for index in sampler]
     width = train_mix.GLOBAL_BATCH_SIZE
     parts = (sorted(drawn[at : at + width]) for at in range(0, len(drawn), width))
     return dict(enumerate(parts, 1))
 
 
-def check_killed_and_resumed(folder: Path, first: int, second: int, num_workers: int) -> None:
-    """Kill a job on some ranks, resume it on others, and compare each step with one process."""
+def check_killed_and_resumed(
+    folder: Path, first: int, second: int, num_workers: int, then: dict[str, float]
+) -> None:
+    """Kill a job on some ranks, resume it on others, and compare each step with one process.
+
+    It is resumed with other weights.
+    """
     spec = write_mix(folder)
+    schedule: Any = None
     done: list[jobs.Step] = []
     saved = 0
     for num_replicas, is_killed in ((first, True), (second, False)):
@@ -63,6 +69,9 @@ def check_killed_and_resumed(folder: Path, first: int, second: int, num_workers:
             shutil.copy(folder / "state.json", trace)
         program = Path(train_mix.__file__)
         arguments = ["--epochs", NUM_EPOCHS, "--num-workers", num_workers]
+        if saved and then != WEIGHTS:
+            schedule = [(0, WEIGHTS), (saved * train_mix.GLOBAL_BATCH_SIZE, then)]
+            arguments += ["--weights", json.dumps(schedule)]
         command = jobs.torchrun(num_replicas, program, spec, trace, *arguments)
         with jobs.started(command, **jobs.held(KILL_AT if is_killed else None)) as job:
             if is_killed:
@@ -84,26 +93,29 @@ def check_killed_and_resumed(folder: Path, first: int, second: int, num_workers:
     for step in done:
         found.setdefault(step.number, []).extend(step.indices)
     assert {number: sorted(indices) for number, indices in found.items()} == (
-        steps_of_one_process(spec)
+        steps_of_one_process(spec, schedule)
     )
     starts = {"a": range(193), "b": range(193, 344), "c": range(344, 367)}
     for name, own in starts.items():
         counts = Counter(index for step in done for index in step.indices if index in own)
-        assert abs(sum(counts.values()) - 14_400 * WEIGHTS[name]) < train_mix.NUM_CANONICAL
+        share = 24 * (saved * WEIGHTS[name] + (600 - saved) * then[name])
+        assert abs(sum(counts.values()) - share) < 2 * train_mix.NUM_CANONICAL
         assert max(counts.values()) - min(counts[index] for index in own) <= 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("then", [WEIGHTS, {"a": 0.1, "b": 0, "c": 0.9}])
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 3), (3, 1)])
 def test_mix_is_killed_and_resumed(
-    first: int, second: int, num_workers: int, tmp_path: Path
+    first: int, second: int, then: dict[str, float], num_workers: int, tmp_path: Path
 ) -> None:
     """A job on 1, 2 or 3 ranks is killed and resumed on others: each step has its samples.
 
-    The proportions hold, and no sample of a source came more than twice more than another.
+    The proportions hold, those of other weights too, and no sample of a source came more than twice
+    more than another (ORDER-30).
     """
-    check_killed_and_resumed(tmp_path, first, second, num_workers)
+    check_killed_and_resumed(tmp_path, first, second, num_workers, then)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business

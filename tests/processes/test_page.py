@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 from conftest import need, write_tar
 from events import LONG_S
-from looks import HOSTILE, Client, browsing, peeking, picture, serving, tar_of
+from looks import HOSTILE, Client, browse_command, browsing, peeking, picture, serving, tar_of
 from loopback import Server
 from PIL import Image
 from recordings import film, wav
@@ -182,6 +182,41 @@ def test_pages_and_samples(tab: Tab) -> None:
     ask(tab, "#jump-to", "unknown")
     page.wait_for_selector("#banner-text:text('no sample has the key')")
     tab.chromium.causes("status of 404", "no sample has the key 'unknown'")
+
+
+def test_a_step_of_training(chromium: Chromium, spec: Path, tmp_path: Path) -> None:
+    """The command shows its samples alone, among which is searched (LOOK-23)."""
+    with wids.ShardListDataset(spec) as dataset:
+        ranks = [
+            wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank, seed=1)
+            for rank in range(2)
+        ]
+        (tmp_path / "state.json").write_text(json.dumps(ranks[1].state_dict(96)))
+        batch = sorted(index for rank in ranks for index in list(rank)[32:64])
+    asked = ("--state", str(tmp_path / "state.json"), "--batch-size", "32", "--step", "1")
+    with (
+        browse_command(str(spec), options=asked) as (client, _),
+        Tab(chromium, client.parts.geturl()) as tab,
+    ):
+        page = tab.page
+        assert page.url.endswith("#step=1")
+        assert tab.indices() == batch[:48]
+        assert page.inner_text("#python").endswith(f"view = dataset[{batch}]")
+        page.click("#next-page")
+        tab.wait_for_first(batch[48])
+        page.click("#grid a")
+        page.wait_for_selector(f"#key:text('{batch[48]} ·')")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(f"#key:text('{batch[49]} ·')")
+        page.keyboard.press("Escape")
+        ask(tab, "#query", "winter")
+        tab.wait_for_first(next(index for index in batch if index % 4 == 3))
+        page.wait_for_selector(f"#hits:has-text('{NUM_SAMPLES} searched')")
+        wanted = [index for index in batch if index % 4 == 3]
+        page.wait_for_selector(f"#shown-range:text('1 to {len(wanted)} of {len(wanted)}')")
+        assert tab.indices() == wanted
+        page.click("#active button:has-text('step 1 of training')")
+        page.wait_for_selector("#shown-range:text('1 to 48 of 58')")
 
 
 def test_search(tab: Tab) -> None:

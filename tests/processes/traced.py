@@ -26,18 +26,19 @@ def log(epoch: int, step: int, indices: Any) -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     if step > int(os.environ.get("LAST_STEP", sys.maxsize)):
         threading.Event().wait()  # to be killed
-    line = {"epoch": epoch, "step": step, "indices": indices.tolist()}
+    line = {"epoch": epoch, "step": step, "indices": list(map(int, indices))}
     with Path(os.environ["TRACE"], f"{rank}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def logged(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Log the batches of a function that a loop calls for each step."""
+    """Log the batches of a function that a loop calls for each step, with one or a list."""
 
     def logging_step(*arguments: Any) -> Any:
         loop = sys._getframe(1).f_locals
         step = loop["step"] if "step" in loop else loop["done"]
-        log(loop["epoch"], step, arguments[-1]["__index__"])
+        batches = arguments[-1] if isinstance(arguments[-1], list) else arguments[-1:]
+        log(loop["epoch"], step, [index for batch in batches for index in batch["__index__"]])
         return train_step(*arguments)
 
     return logging_step

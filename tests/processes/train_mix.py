@@ -33,12 +33,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--weights", type=json.loads)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, num_replicas = dist.get_rank(), dist.get_world_size()
 
     dataset = wids.ShardListDataset(options.spec, fields=[".cls"])
-    sampler = wids.MixedSampler(dataset, **OPTIONS)
+    sampler = wids.MixedSampler(dataset, options.weights, **OPTIONS)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=GLOBAL_BATCH_SIZE // num_replicas,

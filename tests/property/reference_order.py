@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import cache
 from math import ceil, floor
 from typing import Any
 
@@ -151,10 +152,14 @@ def rank(case: Case, number: int, num_replicas: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Mix:
-    """What a mixed order depends on; ``ranges`` has ``[start, stop]`` pairs for each source."""
+    """What a mixed order depends on; ``ranges`` has ``[start, stop]`` pairs for each source.
+
+    ``weights`` may have ``[samples, weights]`` pairs; then all sources have a weight in some pair,
+    and are in the order in which they come into the mix.
+    """
 
     ranges: list[list[list[int]]]
-    weights: list[int]
+    weights: Any
     num_samples: int
     chunksize: int
     shuffle: bool = True
@@ -182,10 +187,11 @@ def pattern(weights: list[int], length: int) -> list[int]:
     return drawn
 
 
-def possible_starts(weights: list[int]) -> list[int]:
+@cache
+def possible_starts(weights: tuple[int, ...]) -> list[int]:
     """Return the draws of the period at which a run may start (ORDER-22)."""
     period = sum(weights)
-    drawn = pattern(weights, period)
+    drawn = pattern(list(weights), period)
     deviations = [
         [Fraction(drawn[:t].count(source)) - Fraction(t * weight, period) for t in range(period)]
         for source, weight in enumerate(weights)
@@ -200,7 +206,25 @@ def possible_starts(weights: list[int]) -> list[int]:
 def run_start(weights: list[int], run: int, num_runs: int) -> int:
     """Return the draw of the period at which a run starts (ORDER-22)."""
     wanted = sum(weights) * run // num_runs
-    return min((start for start in possible_starts(weights) if start >= wanted), default=0)
+    return min((start for start in possible_starts(tuple(weights)) if start >= wanted), default=0)
+
+
+def phases(weights: Any) -> list[tuple[int, list[int]]]:
+    """Return the phases of a schedule (ORDER-29)."""
+    return weights if isinstance(weights[0], list | tuple) else [(0, weights)]
+
+
+def turns(mix: Mix, run: int, count: int) -> list[int]:
+    """Return the sources of the first draws of a run (ORDER-22, ORDER-29)."""
+    found: list[int] = []
+    for start, weights in phases(mix.weights):
+        found = found[: ceil(Fraction(start, mix.num_runs))]
+        there = [source for source, weight in enumerate(weights) if weight]
+        shares = [weights[source] for source in there]
+        first = run_start(shares, run, mix.num_runs)
+        drawn = pattern(shares, first + count - len(found))[first:]
+        found += [there[number] for number in drawn]
+    return found
 
 
 def source_draws(mix: Mix, source: int, run: int, count: int) -> list[int]:
@@ -222,14 +246,13 @@ def source_draws(mix: Mix, source: int, run: int, count: int) -> list[int]:
 
 
 def mixed_run(mix: Mix, run: int) -> list[int]:
-    """Return a run of a mixed epoch (ORDER-20 to ORDER-23)."""
+    """Return a run of a mixed epoch (ORDER-20 to ORDER-23, ORDER-29)."""
     length = -(-mix.num_samples // mix.num_runs)
     first, last = mix.epoch * length, (mix.epoch + 1) * length
-    start = run_start(mix.weights, run, mix.num_runs)
-    drawn = pattern(mix.weights, start + last)[start:]
+    drawn = turns(mix, run, last)
     streams = [
         iter(source_draws(mix, source, run, drawn.count(source)))
-        for source in range(len(mix.weights))
+        for source in range(len(mix.ranges))
     ]
     return [next(streams[source]) for source in drawn][first:]
 
@@ -278,13 +301,22 @@ def golden() -> dict[str, Any]:
         (Mix([[[0, 2]], [[2, 3]]], [1, 1], 8, 2000, num_runs=8, epoch=5), 4),
     ]
     ranges = [[[s * 100, s * 100 + 90 + s % 7] for s in range(k, 60, 3)] for k in range(3)]
+    three = [[[0, 7]], [[7, 9]], [[9, 20]]]
+    changing = [[0, [3, 1, 0]], [9, [0, 2, 1]], [30, [1, 1, 1]]]
+    schedules = [
+        *((Mix(three, changing, 20, 4, epoch=epoch), 1) for epoch in range(3)),
+        (Mix(apart, [[0, [3, 1]], [21, [1, 4]]], 21, 5, epoch=1), 1),
+        (Mix(three, changing, 31, 4, num_runs=4, seed=5), 2),
+        (Mix(three, changing, 31, 4, num_runs=4, seed=5, epoch=1), 4),
+        (Mix(three, [[0, [1, 0, 0]], [1, [0, 1, 0]], [2, [5, 2, 3]]], 9, 4, num_runs=3), 3),
+    ]
     long_mix = (Mix(ranges, [13, 6, 1], 6000, 200, num_runs=4, epoch=2), 2)
     return {
         "patterns": [
             {
                 "weights": weights,
                 "pattern": pattern(weights, 2 * sum(weights)),
-                "starts": possible_starts(weights),
+                "starts": possible_starts(tuple(weights)),
             }
             for weights in patterns
         ],
@@ -295,6 +327,14 @@ def golden() -> dict[str, Any]:
                 "ranks": [mixed_rank(mix, number, count) for number in range(count)],
             }
             for mix, count in mixes
+        ],
+        "schedules": [
+            {
+                **asdict(mix),
+                "num_replicas": count,
+                "ranks": [mixed_rank(mix, number, count) for number in range(count)],
+            }
+            for mix, count in schedules
         ],
         "mix_digests": [
             {

@@ -8,8 +8,9 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,17 @@ class Job:
         """Return the indices of all ranks; by default there is one rank per run."""
         count = num_replicas or self.mix.num_runs
         return [list(self.sampler(rank, count)) for rank in range(count)]
+
+    @property
+    def end(self) -> int:
+        """The index after the last source."""
+        return max(stop for part in self.mix.ranges for _, stop in part)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The sources that ever have a weight, in the order in which they come (ORDER-29)."""
+        phases = reference.phases(self.mix.weights)
+        return list(dict.fromkeys(at for _, own in phases for at, w in enumerate(own) if w))
 
     @property
     def source_of(self) -> dict[int, int]:
@@ -143,8 +155,10 @@ def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     num_replicas, seed, epoch = (vector[name] for name in ("num_replicas", "seed", "epoch"))
     sources = tuple(mixing.Source("", np.array(ranges)) for ranges in vector["ranges"])
     length = -(-vector["num_samples"] // vector["num_runs"])
+    phases = reference.phases(vector["weights"])
+    schedule = tuple((start, tuple(weights)) for start, weights in phases)
     others = (vector[name] for name in ("chunksize", "shuffle", "num_runs"))
-    made = mixing.Mix(np.empty(0, np.int64), sources, tuple(vector["weights"]), length, *others)
+    made = mixing.Mix(np.empty(0, np.int64), sources, schedule, length, *others)
     return [
         [
             int(i)
@@ -155,9 +169,9 @@ def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("vector", GOLDEN["mixes"])
+@pytest.mark.parametrize("vector", GOLDEN["mixes"] + GOLDEN["schedules"])
 def test_golden_mixes(vector: dict[str, Any]) -> None:
-    """Each rank of a small mix matches, index by index (ORDER-12)."""
+    """Each rank of a small mix matches, index by index (ORDER-12, ORDER-29)."""
     assert golden_ranks(vector) == vector["ranks"]
     names = {"num_replicas", "ranks", *asdict(reference.Mix([], [], 0, 1))}
     assert set(vector) == names, "a new setting has to be added to the vectors"
@@ -247,14 +261,16 @@ def test_samples_keep_the_proportions(job: Job, data: st.DataObject) -> None:
 # Passes
 
 
-@law(25, 400, jobs())
+@law(40, 600, st.one_of(jobs(), st.integers(0, 2**60).map(lambda seed: scheduled(Random(seed)))))
 def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
     """At any step, samples of a source differ by at most 2 in how often they came; 1 on one run.
 
-    With fewer samples than runs, the runs are in several passes at a time, and they differ by more.
+    With fewer samples than runs, the runs are in several passes at a time, and they differ by more;
+    so they are where weights change, which brings runs further apart.
     ORDER-26, and ORDER-24: the runs together have every sample of a source once in each pass.
     """
     mix = job.mix
+    num_phases = len(reference.phases(mix.weights))
     samplers = [job.sampler(rank, mix.num_runs) for rank in range(mix.num_runs)]
     counts = Counter(dict.fromkeys(job.source_of, 0))
     for epoch in range(6):
@@ -265,6 +281,8 @@ def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
             for ranges in mix.ranges:
                 own = [counts[i] for start, stop in ranges for i in range(start, stop)]
                 most = max(2, 1 + -(-mix.num_runs // len(own)))
+                if num_phases > 1 and len(own) < (num_phases + 1) * mix.num_runs > 1:
+                    continue
                 assert max(own) - min(own) <= (1 if mix.num_runs == 1 else most)
 
 
@@ -296,7 +314,9 @@ def test_passes_are_shared_without_rest(n: int, num_runs: int, number: int) -> N
         return [((p + 1) * n + r) // num_runs - (p * n + r) // num_runs for r in range(num_runs)]
 
     source = mixing.Source("", np.array([[0, n]]))
-    mix = mixing.Mix(np.array([n]), (source,), (1,), 1, 2000, shuffle=False, num_runs=num_runs)
+    mix = mixing.Mix(
+        np.array([n]), (source,), ((0, (1,)),), 1, 2000, shuffle=False, num_runs=num_runs
+    )
     own = []
     for run in range(num_runs):
         made = mixing.MixedRun(mix, 0, 0, run)
@@ -308,6 +328,116 @@ def test_passes_are_shared_without_rest(n: int, num_runs: int, number: int) -> N
     assert own == list(range(n))
     each, rest = divmod(n, num_runs)
     assert {each, each + (rest > 0)} >= set(shares(number))
+
+
+# Schedules
+
+
+def scheduled(draw: Random) -> Job:
+    """Return a mix whose weights change, of sources that come in the order of the dataset."""
+    num_phases, count = draw.randint(1, 4), draw.randint(1, 4)
+    coming = sorted(draw.randrange(num_phases) for _ in range(count))
+    coming[0] = 0
+    phases, start = [], 0
+    for phase in range(num_phases):
+        own = [draw.choice([0, 1, 1, 2, 3, 5]) * (phase >= first) for first in coming]
+        own = [max(w, phase == first) for w, first in zip(own, coming, strict=True)]
+        own[0] += not any(own)
+        phases.append([start, [weight // math.gcd(*own) for weight in own]])
+        start += draw.choice([1, 2, draw.randint(1, 12), draw.randint(1, 60)])
+    ranges: list[list[list[int]]] = [[] for _ in range(count)]
+    at = 0
+    for number in range(draw.randint(count, 7)):
+        length = draw.randint(0 if number >= count else 1, 9)
+        ranges[number % count].append([at, at + length])
+        at += length + draw.choice([0, 0, 2])
+    options = draw.choice([1, 2, 3, 2000]), draw.random() < 0.8, draw.choice([1, 2, 3, 4, 6])
+    others = draw.getrandbits(40), draw.randint(0, 4)
+    return Job(reference.Mix(ranges, phases, draw.randint(1, 30), *options, *others))
+
+
+@law(100, 10_000, st.integers(0, 2**60))
+def test_schedules_are_a_plain_walk(seed: int) -> None:
+    """Each rank, each place and each way to a place is that of the second implementation.
+
+    Within a phase each count of a run stays within 1 of its share; a source with enough samples has
+    them all before any comes again; a state resumes anywhere (ORDER-26, ORDER-29, ORDER-67).
+    """
+    draw = Random(seed)
+    job = scheduled(draw)
+    mix, num_runs = job.mix, job.mix.num_runs
+    count = draw.choice(divisors(num_runs))
+    walks = [reference.mixed_rank(mix, rank, count) for rank in range(count)]
+    samplers = [job.sampler(rank, count) for rank in range(count)]
+    assert [list(sampler.ahead()) for sampler in samplers] == walks
+
+    rank = draw.randrange(count)
+    places = [draw.randrange(len(walks[rank])) for _ in range(3)]
+    assert [samplers[rank].indices()[place] for place in places] == [
+        walks[rank][place] for place in places
+    ]
+    index = draw.randrange(samplers[0].dataset_length)
+    assert samplers[rank].steps_of(index) == [
+        (other, place)
+        for other, walk in enumerate(walks)
+        for place, found in enumerate(walk)
+        if found == index
+    ]
+    resumed = job.sampler(rank, count)
+    resumed.load_state_dict(json.loads(json.dumps(samplers[rank].state_dict(places[0]))))
+    assert list(resumed.ahead()) == walks[rank][places[0] :]
+
+    length = -(-mix.num_samples // num_runs)
+    run = draw.randrange(num_runs)
+    drawn = reference.turns(mix, run, (mix.epoch + 1) * length)
+    starts = [-(-start // num_runs) for start, _ in mix.weights]
+    for (start, stop), (_, own) in zip(pairwise([*starts, len(drawn)]), mix.weights, strict=True):
+        for t in range(start, min(stop, len(drawn)) + 1):
+            for source, weight in enumerate(own):
+                deviation = drawn[start:t].count(source) - Fraction((t - start) * weight, sum(own))
+                assert abs(deviation) < 1
+
+
+@law(100, 10_000, st.integers(0, 2**60))
+def test_weights_change_after_the_fact(seed: int) -> None:
+    """A state resumes with other weights after it, and every source where it was (ORDER-30).
+
+    What was read and what follows are, for each source, the passes of one that never changed. Other
+    weights before it are refused.
+    """
+    draw = Random(seed)
+    job = scheduled(draw)
+    mix = job.mix
+    sampler = job.sampler(0, mix.num_runs)
+    num_read = draw.randrange(len(sampler))
+    state = json.loads(json.dumps(sampler.state_dict(num_read)))
+    position = mix.epoch * sampler.total_size + num_read * mix.num_runs
+
+    past = [phase for phase in mix.weights if not phase[0] or phase[0] < position]
+    sources = [*mix.ranges, [[job.end, job.end + draw.randint(1, 9)]]]
+    later = [*(draw.randint(0, 4) for _ in mix.ranges), draw.randint(1, 4)]
+    widened = [[start, [*own, 0]] for start, own in past]
+    start = max(position, 1) + draw.choice([0, 0, 1, 7])
+    # Of sources that were to come, none has come: their numbers follow those that are there.
+    other = Job(replace(mix, ranges=sources, weights=[*widened, [start, later]]))
+    resumed = other.sampler(0, mix.num_runs)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    resumed.set_epoch(mix.epoch + 1)
+    whole = [*islice(sampler, num_read), *rest, *resumed]
+    before = mix.epoch * len(sampler)
+    for source, ranges in enumerate(sources):
+        own = [i for i in whole if any(a <= i < b for a, b in ranges)]
+        if own and source in (there := other.numbers):
+            first = reference.turns(mix, 0, before).count(source)
+            numbered = replace(other.mix, ranges=[sources[number] for number in there])
+            expected = reference.source_draws(numbered, there.index(source), 0, first + len(own))
+            assert own == expected[first:]
+
+    if position:
+        wrong = [[0, [*mix.weights[0][1], 1]], *widened[1:], [start, later]]
+        with pytest.raises(StateError, match=r"weights: expected .* until sample \d+"):
+            Job(replace(other.mix, weights=wrong)).sampler(0, mix.num_runs).load_state_dict(state)
 
 
 # Epochs, ranks, resuming
@@ -436,7 +566,7 @@ def test_longest_period_keeps_the_laws() -> None:
     assert start > 0
     assert np.abs(deviations(made.draws(start, start + 2**20), draws)).max() < 2**20
     billions = 10**12 + 12345
-    counts = made.counts(billions)
+    counts = [made.count(source, billions) for source in range(5)]
     assert sum(counts) == billions
     for own, count in zip(draws, counts, strict=True):
         assert abs(count - Fraction(billions * own, 2**20)) < 1

@@ -172,7 +172,7 @@ def test_chains_of_ranks_read_each_batch_once(
             each.load_state_dict(state)
         if samplers[0].epoch:  # fewer batches than ranks were left, and are left out
             break
-        has_changed = bool(samplers[0].place_of(0).history)
+        has_changed = bool(samplers[0]._place_of(0).history)
         read = zip(*(islice(each, steps) for each in samplers), strict=True)
         for step in read:  # as many of each rank, or this raises
             num_again += has_changed * sum(tuple(batch) in seen for batch in step)

@@ -137,7 +137,7 @@ def test_golden_permutations(vector: dict[str, Any]) -> None:
 def golden_ranks(vector: dict[str, Any]) -> list[list[int]]:
     vector = {**vector, "lengths": np.array(vector["lengths"], np.int64)}
     num_replicas, seed, epoch = (vector.pop(name) for name in ("num_replicas", "seed", "epoch"))
-    made = epoch_order.Settings(**vector)
+    made = epoch_order.OrderSettings(**vector)
     return [
         [
             int(i)
@@ -406,5 +406,5 @@ def test_golden_cases_name_all_settings() -> None:
     """The vectors name every setting; a new one has to be added to them."""
     names = {"num_replicas", "ranks", *asdict(reference.Case([], 0, 0, 1))}
     assert all(set(vector) == names for vector in GOLDEN["orders"])
-    fields = set(epoch_order.Settings.__dataclass_fields__)
+    fields = set(epoch_order.OrderSettings.__dataclass_fields__)
     assert fields | {"seed", "epoch", "num_replicas", "ranks"} == names

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
@@ -19,7 +19,13 @@ from laws import REPEATS, law
 from test_mix_laws import Data as Sources
 from test_sampler_laws import Data, divisors
 
-from wids import BucketBatchSampler, DistributedChunkedSampler, MixedSampler
+from wids import (
+    BucketBatchSampler,
+    DistributedChunkedSampler,
+    MixedSampler,
+    PackedBatchSampler,
+)
+from wids.cli.order_command import ReadEpoch
 from wids.order import rounds, sequences
 
 pytestmark = REPEATS
@@ -38,9 +44,9 @@ def little_is_kept() -> Iterator[None]:
 SEEDS = st.integers(0, 2**60)
 
 
-def chunked(draw: Random) -> dict[str, Any]:
+def chunked(draw: Random, longest: int = 14) -> dict[str, Any]:
     """Return the arguments of a sampler of chunks, but for its rank."""
-    data = Data(tuple(draw.randint(0, 14) for _ in range(draw.randint(1, 7))))
+    data = Data(tuple(draw.randint(0, longest) for _ in range(draw.randint(1, 7))))
     total = len(data)
     start = draw.choice([0, 0, min(3, total)])
     drop_last, even = draw.choice([(False, True), (True, True), (False, False)])
@@ -70,12 +76,21 @@ def mixed(draw: Random) -> dict[str, Any]:
         at += length
     return {
         "dataset": Sources(ranges),
-        "weights": weights,
+        "weights": draw.choice([weights, changing(draw, weights)]),
         "num_samples": draw.randint(1, 40),
         "chunksize": draw.choice([1, 2, 3, 5, 2000]),
         "seed": draw.getrandbits(40),
         "shuffle": draw.random() < 0.7,
     }
+
+
+def changing(draw: Random, weights: list[int]) -> list[Any]:
+    """Return a schedule that begins with these weights."""
+    phases: list[Any] = [(0, weights)]
+    for _ in range(draw.randint(1, 3)):
+        later = [draw.randint(1, 12), *(draw.randint(0, 12) for _ in weights[1:])]
+        phases.append((phases[-1][0] + draw.choice([1, 5, 30, 100]), later))
+    return phases
 
 
 def ranks(draw: Random, kind: Any, arguments: dict[str, Any]) -> list[Any]:
@@ -126,7 +141,10 @@ def test_epochs_are_what_is_asked(seed: int) -> None:
 
 @law(50, 7_000, SEEDS)
 def test_mixes_are_what_is_asked(seed: int) -> None:
-    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68)."""
+    """So it is for mixes, whose sources are read again and again (ORDER-67, ORDER-68).
+
+    Their weights may change (ORDER-29).
+    """
     draw = Random(seed)
     samplers = ranks(draw, MixedSampler, mixed(draw))
 
@@ -147,7 +165,7 @@ def test_rests_are_what_is_asked(seed: int) -> None:
         for sampler in samplers if state else ():
             sampler.load_state_dict(state)
         for sampler in samplers:
-            before = sampler.place_of(sampler.epoch).position
+            before = sampler._place_of(sampler.epoch).position
             assert list(sampler.indices()[before:]) == list(sampler.ahead())
         if samplers[0].epoch or not num_left:
             check(samplers, [list(sampler.indices()) for sampler in samplers], draw)
@@ -161,7 +179,8 @@ def test_rests_are_what_is_asked(seed: int) -> None:
 def test_batches_are_what_is_asked(seed: int) -> None:
     """So it is for batches of buckets, whose positions are those of batches."""
     draw = Random(seed)
-    inside = ranks(draw, DistributedChunkedSampler, chunked(draw))
+    kind, arguments = draw.choice([(DistributedChunkedSampler, chunked), (MixedSampler, mixed)])
+    inside = ranks(draw, kind, arguments(draw))
     numbers = [draw.randint(0, 3) for _ in range(inside[0].dataset_length)]
     options = {"aligned": draw.random() < 0.5, "drop_last": draw.random() < 0.5}
     samplers = [
@@ -170,3 +189,83 @@ def test_batches_are_what_is_asked(seed: int) -> None:
     ]
 
     check(samplers, [list(sampler.ahead()) for sampler in samplers], draw)
+
+
+def of_job(draw: Random, kind: str, arguments: dict[str, Any]) -> Callable[[int], list[Any]]:
+    """Return what makes the samplers of all ranks of a job, for any number of ranks."""
+    numbers = [draw.randint(0, 3) for _ in range(len(arguments["dataset"]))]
+    options = {"aligned": draw.random() < 0.5, "drop_last": draw.random() < 0.5}
+    num_runs = draw.choice([None, None, 24])
+
+    def made(count: int) -> list[Any]:
+        ranks = [
+            DistributedChunkedSampler(
+                **arguments, rank=rank, num_replicas=count, num_canonical=num_runs
+            )
+            for rank in range(count)
+        ]
+        if kind == "samples":
+            return ranks
+        if kind == "packed":
+            lengths = [number + 1 for number in numbers]
+            return [PackedBatchSampler(each, lengths, 5, window=6) for each in ranks]
+        return [BucketBatchSampler(each, numbers, lambda b: b % 3 + 1, **options) for each in ranks]
+
+    return made
+
+
+@law(20, 2_000, SEEDS)
+def test_steps_are_what_ranks_have_read(seed: int) -> None:
+    """Each step of an epoch, whatever ranks read its parts, and each step of a sample (ORDER-80).
+
+    What is skipped counts as read, and the state is anywhere in its part.
+    """
+    draw = Random(seed)
+    kind = draw.choice(["samples", "samples", "batches", "packed"])
+    made = of_job(draw, kind, chunked(draw, 40))
+    walk: list[list[list[Any]]] = []  # steps, ranks, items
+    sizes, state, epoch, count = [], None, draw.randint(0, 3), 0
+    for num_later in reversed(range(draw.randint(1, 4))):
+        count = draw.choice([number for number in (1, 2, 3, 4, 6, 8) if number != count])
+        samplers = made(count)
+        for sampler in samplers:
+            sampler.load_state_dict(state) if state else sampler.set_epoch(epoch)
+        orders = [list(sampler.ahead()) for sampler in samplers]
+        size = draw.randint(1, 3) if kind == "samples" else 1
+        num_read = draw.randint(0, 2) * size if num_later else draw.randint(0, 5)
+        is_other = samplers[0].epoch != epoch or samplers[0]._place_of(epoch).position
+        if is_other or num_read >= min(map(len, orders)):
+            return  # the epoch has ended, or others continue the same part (ORDER-50)
+        state = json.loads(json.dumps(samplers[-1].state_dict(num_consumed=num_read)))
+        sizes += [size] if num_read or not num_later else []
+        begun = num_read if num_later or num_read % size else 0
+        walk += cut(orders, range(begun), size)
+    next_step = len(walk) + (num_read - begun) // size
+    walk += cut(orders, range(begun, max(map(len, orders))), size)
+
+    job = made(1)[0]._of_rank(0, state["num_replicas"], state["fingerprint"]["num_canonical"])
+    job.load_state_dict(state)
+    found = ReadEpoch(job, sizes)
+    rows = list(found.samples(range(len(walk))))
+
+    assert (found.number, found.next_step) == (epoch, next_step)
+    assert [row[2] for row in rows if kind == "samples"] == [
+        place for step in walk for items in step for place, _ in items if kind == "samples"
+    ]
+    for number, step in enumerate(walk):
+        for rank, items in enumerate(step):
+            expected = list(chain.from_iterable([i] if kind == "samples" else i for _, i in items))
+            assert [row[3] for row in rows if row[:2] == (number, rank)] == expected
+    length = samplers[0].dataset_length
+    for index in draw.sample(range(length), min(4, length)):
+        assert {*found.steps_of(index)} == {row for row in rows if row[3] == index}
+    with pytest.raises(ValueError, match=f"expected one of the {len(walk)} steps of epoch {epoch}"):
+        found.samples(range(len(walk) + 1))
+
+
+def cut(orders: list[list[Any]], places: range, size: int) -> list[list[list[Any]]]:
+    """Return the steps at some places: for each rank, places and items."""
+    return [
+        [[*enumerate(order)][at : min(at + size, places.stop)] for order in orders]
+        for at in places[::size]
+    ]

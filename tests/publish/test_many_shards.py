@@ -19,7 +19,7 @@ from conftest import raises, write_tar
 import wids
 from wids.publish import executors, journal
 from wids.publish.describe import ShardRecord, describe_shard
-from wids.publish.journal import Part
+from wids.publish.journal import JobPart
 from wids.publish.new_spec import first_places
 from wids.publish.rewriting import rewrite_plan
 from wids.publish.rewriting.rewrite import prepare_rewrite
@@ -112,17 +112,17 @@ def test_a_folder_that_is_missing_is_that_of_the_pack(
     ("work", "part", "expected"),
     [
         ("create", None, {"new.json", "new.index", "new.shards"}),
-        ("create", Part(1, 2), {"new.partial-1-of-2"}),
+        ("create", JobPart(1, 2), {"new.partial-1-of-2"}),
         ("create as stated", None, {"new.json", "new.shards"}),
         ("rewrite", None, {"new.json", "new.index", "new.shards"}),
-        ("rewrite", Part(1, 2), {"new.rewriting-1-of-2"}),
+        ("rewrite", JobPart(1, 2), {"new.rewriting-1-of-2"}),
     ],
 )
 def test_many_shards_take_space_where_the_output_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     work: str,
-    part: Part | None,
+    part: JobPart | None,
     expected: set[str],
 ) -> None:
     """Nothing of them is in the system's folder of temporary files, which may be small."""
@@ -206,9 +206,9 @@ def peak_nbytes(work: Callable[[], object]) -> int:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("part", [None, Part(1, 2)])
+@pytest.mark.parametrize("part", [None, JobPart(1, 2)])
 @pytest.mark.parametrize("work", ["create", "rewrite"])
-def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: Part | None) -> None:
+def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None) -> None:
     """A coordinator keeps numbers of each shard: no name, no task, no entry (INDEX-33).
 
     With one sample in each shard, 120 B of these are the keys of the pack, up to a million.

@@ -11,10 +11,10 @@ from conftest import in_child, raises
 
 from wids.publish import journal
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal, Part, collect_parts, part_journal
+from wids.publish.journal import JobPart, Journal, collect_parts, part_journal
 from wids.storage import locks
 
-PART = Part(1, 2)
+PART = JobPart(1, 2)
 PLAN = "digest"
 RECORD = ShardRecord("s3://bucket/a.tar", "first", None, 3, 10, None, b"index")
 TASK = (RECORD.url, RECORD.key_split)
@@ -106,7 +106,7 @@ def test_no_file_is_open_that_is_renamed_or_deleted(
 
     monkeypatch.setattr(os, "replace", closed(os.replace))
     monkeypatch.setattr(os, "unlink", closed(os.unlink))
-    part = Part(1, 1)
+    part = JobPart(1, 1)
     with part_journal(path, part, PLAN) as log:
         log.add(RECORD)
     collect_parts(path, PLAN, [TASK])

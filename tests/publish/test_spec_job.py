@@ -11,7 +11,7 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.publish.journal import Part
+from wids.publish.journal import JobPart
 from wids.publish.spec_job import SpecJob, prepare_spec
 from wids.shards.costs import DownloadCost
 
@@ -72,7 +72,7 @@ def test_parts_are_merged(tmp_path: Path) -> None:
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", sample_members(2 * number, 2 * number + 2))
     job = job_of([str(tmp_path)], tmp_path / "a.json")
-    parts = [Part.parse("1/2"), Part.parse("2/2")]
+    parts = [JobPart.parse("1/2"), JobPart.parse("2/2")]
     described = [len(job.run_part(part, None)) for part in parts]
     assert described == [len(job.shards(part)) for part in parts]
     assert sum(described) == 3
@@ -87,7 +87,7 @@ def test_servers_are_asked_before_anything_is_read(server: Server, tmp_path: Pat
     asked: list[DownloadCost] = []
     job = job_of(names, tmp_path / "a.json", digests=True)
     assert [shard.nbytes for shard in job.measured(asked.append).named.shards] == [len(body)] * 2
-    job.measured(asked.append, Part.parse("1/2"))
+    job.measured(asked.append, JobPart.parse("1/2"))
     assert [cost.nbytes for cost in asked] == [2 * len(body), len(body)]
     assert server.num_sent == 0
 

@@ -18,7 +18,8 @@ from faults import Fault, faults
 
 import wids
 from wids.shards import sidecars
-from wids.shards.tars import samples
+from wids.shards.tars import shard
+from wids.storage import files
 from wids.storage.cache import leases
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Opens the copy of a remote shard, a copy that was changed, its pack, and a local shard."""
     # So that these small files are mapped, as larger ones are.
-    monkeypatch.setattr("wids.shards.tars.samples._SMALL_NBYTES", 0)
+    monkeypatch.setattr("wids.storage.files._SMALL_NBYTES", 0)
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
     path = settle(write_tar(tmp_path / "a.tar", sample_members(0, 8)))
     wids.build_spec([str(path)], pack=tmp_path / "a.index")
@@ -89,7 +90,7 @@ def failing(fault: Fault, owner: Any, name: str) -> Iterator[None]:
     ("owner", "name"),
     [
         *((os, "fstat"), (os, "open"), (os, "utime"), (mmap, "mmap")),
-        *((leases, "FileIO"), (samples, "FileIO")),
+        *((leases, "FileIO"), (files, "FileIO"), (shard, "FileIO")),
     ],
 )
 def test_a_failure_of_any_call(owner: Any, name: str, work: Callable[[], None]) -> None:

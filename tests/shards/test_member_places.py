@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,34 @@ def test_places_in_local_shards(site: Site) -> None:
         assert shard.member(-1, ".cls") == dataset.member(12, ".cls")[1:]
         with pytest.raises(KeyError):
             shard.member(0, ".jpg")
+
+
+def test_an_index_is_parsed_once_for_its_samples(tmp_path: Path) -> None:
+    """Places of one sample after another parse their index once, and again if the shard changes."""
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        for number in range(8):
+            writer.write({"__key__": f"{number}", ".txt": f"text {number}"})
+    path = tmp_path / "a-0.tar"
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        reader = dataset.reader
+        dataset.member(0, ".txt")
+        parsed = reader.key_index(0)
+        dataset.member(7, ".txt")
+        assert reader.key_index(0) is parsed
+        path.with_name("new").write_bytes(path.read_bytes().replace(b"text 1", b"text X"))
+        path.with_name("new").replace(path)
+        assert reader.key_index(0) is not parsed
+
+
+def test_an_index_that_was_cut_is_not_used_again(tmp_path: Path) -> None:
+    """Touching mapped bytes beyond the end of a file would end the process: the tar is scanned."""
+    with wids.ShardWriter(tmp_path / "a-%d.tar") as writer:
+        for number in range(5000):
+            writer.write({"__key__": f"{number}", ".txt": f"text {number}"})
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        place = dataset.member(4999, ".txt")
+        os.truncate(tmp_path / "a.index", 100)
+        assert dataset.member(4999, ".txt") == place
 
 
 def test_places_in_remote_shards(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""What every open shard promises (`wids.shards.tars.samples`), wherever its bytes come from.
+"""What every open shard promises (`wids.shards.tars.raw_samples`), wherever its bytes come from.
 
 Each test runs on a local `Shard`, on a `RemoteShard` over bytes in memory, and on a `RemoteShard`
 over a loopback HTTP server. The expected samples are written down here, not read with wids.
@@ -23,8 +23,7 @@ from wids.errors import ShardFormatError
 from wids.shards.remote_shard import RemoteShard
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
-from wids.shards.tars.raw_samples import ReadRange
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard, ReadRange
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
 

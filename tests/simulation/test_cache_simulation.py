@@ -24,15 +24,8 @@ import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
 from wids.errors import FetchError, MismatchError
-from wids.storage import download as part_requests
-from wids.storage import files as abandoned
-from wids.storage import files as complete_files
-from wids.storage import files as digests
-from wids.storage import locks
+from wids.storage import download, files, locks
 from wids.storage.cache import cache_names, eviction, leases, store, verified
-from wids.storage.cache import cache_names as small_files
-from wids.storage.cache import eviction as space
-from wids.storage.cache import leases as turns
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
 from wids.storage.download import Download, PartRequests
@@ -45,7 +38,7 @@ CHUNK = 300
 PART = 400
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
-MODULES = (abandoned, eviction, leases, small_files, space, store, turns, verified)
+MODULES = (files, eviction, leases, cache_names, store, verified)
 
 
 class History:
@@ -296,14 +289,14 @@ class History:
         since, start_ns = self.system.num_calls, self.system.now_ns()
         excess = make_space(folder, file, nbytes, *others)
         if self.limit is not None and self.system.locks_work and not self.was_disturbed:
-            files = self.counted()
-            total = sum(len(inode.data) for inode in files.values())
+            counted = self.counted()
+            total = sum(len(inode.data) for inode in counted.values())
             # A piece of unknown length is written before space for the next is reserved.
-            total -= CHUNK * sum("/." in path for path in files)
+            total -= CHUNK * sum("/." in path for path in counted)
             times_ns = (start_ns, self.system.now_ns())
             deletable = [
                 path
-                for path, inode in files.items()
+                for path, inode in counted.items()
                 if not inode.num_open
                 and inode.used_at < since
                 and ("/." not in path or all(abs(t - inode.mtime_ns) > 6.1e10 for t in times_ns))
@@ -371,12 +364,12 @@ def simulated(history: History) -> Iterator[None]:
     """Put the simulated system in place of the real one, for the modules of the cache."""
     system = history.system
     with pytest.MonkeyPatch.context() as patch:
-        for module in (*MODULES, complete_files, digests, locks):
+        for module in (*MODULES, locks):
             for name in ("os", "time", "shutil"):
                 if hasattr(module, name):
                     patch.setattr(module, name, getattr(system, name))
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
-        for module in (complete_files, digests, eviction, verified):
+        for module in (files, eviction, verified):
             patch.setattr(module, "open", fake_open, raising=False)
         for module in (leases, locks):
             patch.setattr(
@@ -388,10 +381,10 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(locks, "acquire_shared", lambda h: system.flock(h, is_exclusive=False))
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
-        patch.setattr(turns, "_PATIENCE_S", 20.0)
+        patch.setattr(leases, "_PATIENCE_S", 20.0)
         patch.setattr(Download, "part_nbytes", PART)
-        patch.setattr(part_requests, "in_threads", history.in_threads)
-        patch.setattr(complete_files, "flushed_early", nullcontext)
+        patch.setattr(download, "in_threads", history.in_threads)
+        patch.setattr(files, "flushed_early", nullcontext)
         patch.setattr(retry, "random", history.rng)
         patch.setattr(retry, "time", system.time)
         patch.setattr(retry, "_pause", lambda wait_s, _: system.sleep(wait_s))
@@ -400,7 +393,7 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)
         patch.setattr(
-            complete_files,
+            files,
             "secrets",
             SimpleNamespace(token_hex=lambda n: f"{history.rng.getrandbits(8 * n):0{2 * n}x}"),
         )
@@ -494,8 +487,8 @@ def _no_turn(*_: object, **__: object) -> Iterator[bool]:
 @contextmanager
 def _write_in_place(path: str, **_: object) -> Iterator[Any]:
     with suppress(FileNotFoundError):
-        complete_files.os.unlink(path)
-    with complete_files.open(path, "x+b", opener=complete_files.os.open) as file:
+        files.os.unlink(path)
+    with files.open(path, "x+b", opener=files.os.open) as file:
         yield file
 
 
@@ -508,10 +501,10 @@ MUTANTS = [
     ),
     pytest.param(store, "turn", _no_turn, id="all fetch at once"),
     pytest.param(leases.locks, "acquire_shared", lambda _: True, id="leases are not locked"),
-    pytest.param(complete_files, "replacing", _write_in_place, id="files are written in place"),
-    pytest.param(abandoned, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
-    pytest.param(abandoned, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
-    pytest.param(abandoned.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
+    pytest.param(files, "replacing", _write_in_place, id="files are written in place"),
+    pytest.param(files, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
+    pytest.param(files, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),
+    pytest.param(files.locks, "probe", lambda _: True, id="sweeping looks at no lock"),
     pytest.param(
         *(eviction, "save_total", lambda f, total: save_total(f, total._replace(nbytes=0))),
         id="the total does not count what is held",

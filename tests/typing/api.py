@@ -48,13 +48,15 @@ def dataset() -> None:
     place: tuple[str, int, int] = lossy.member(0, ".jpg")
     collated: Any = wids.collate([sample], pad={".wav": 0.0})
     in_tuples: Any = wids.collate([(sample[".wav"], 3)], pad={0: 0.0})
+    packed: dict[Any, Any] = wids.collate_packed([sample], ".npy", labels=".mask.npy", pad_to=64)
+    packed = wids.collate_packed([([1, 2], 3)], 0, shift_labels=True, pad_token=2)
     with wids.timings(loader) as timings:
         stats: dict[str, float] = data.stats() | timings.as_dict()
     times: wids.StageTimes = timings.times()
     del stats, times
     written: wids.DatasetSpec = wids.rewrite(view, "new-%06d.tar", maxcount=3, map=len, version="1")
     written = wids.rewrite(view, "new-%06d.tar", keep_shards=True)
-    del parts, mapped, collated, in_tuples, written, num_failed, place
+    del parts, mapped, collated, in_tuples, packed, written, num_failed, place
     del (
         both,
         table,
@@ -99,14 +101,20 @@ def samplers() -> None:
     batches = wids.BucketBatchSampler(chunked, [0, 1, 0], lambda b: 8 - b)
     loader: DataLoader[Any] = DataLoader(wids.ShardListDataset("a.json"), batch_sampler=batches)
     repeated: int = wids.BucketBatchSampler(chunked, [0, 1, 0], 8, aligned=True).num_repeated
+    packed: Sampler[list[int]] = wids.PackedBatchSampler(
+        chunked, [3, 1, 2], 4, max_items=2, budgets={"images": ([0, 1, 0], 1)}, cost="squares"
+    )
+    fill: float = wids.PackedBatchSampler(chunked, [3, 1, 2], 4, too_long="skip").fill
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     shared: Sampler[int] = wids.DistributedChunkedSampler(range(3), mesh=mesh["dp"])
     shared = wids.MixedSampler(range(3), [1], replication=2)
+    changing = wids.MixedSampler(range(3), [(0, [1]), (9, {"": 2})])
+    phases: list[tuple[int, dict[str, Fraction]]] = changing.schedule
     order: Sequence[int] = chunked.indices(epoch=3)[5:-1]
     in_batches: Sequence[list[int]] = batches.indices()
     places: list[tuple[int, int]] = chunked.steps_of(2) + batches.steps_of(2, epoch=1)
-    del order, in_batches, places
-    del plain, ranked, shared, state, mixed, named, cost, loader, repeated
+    del order, in_batches, places, phases
+    del packed, fill, plain, ranked, shared, state, mixed, named, cost, loader, repeated
 
 
 def remote() -> None:

@@ -7,15 +7,7 @@ import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.shared import (
-    add_reading,
-    is_name,
-    named_object,
-    not_negative,
-    opened,
-    positive,
-    refuse,
-)
+from wids.cli import shared
 
 if TYPE_CHECKING:
     from wids.dataset.shard_list import ShardListDataset
@@ -34,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec", help="a JSON spec or its URL, a .tar, a pattern, a folder; or MODULE:DATASET"
     )
-    parser.add_argument("--batch-size", type=positive, help="samples in a batch (64)")
+    parser.add_argument("--batch-size", type=shared.positive, help="samples in a batch (64)")
     parser.add_argument("--workers", metavar="LIST", type=_numbers, help="such as 0,1,2,4 (these)")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each run (5)")
-    parser.add_argument("--batches", type=positive, help="most batches in each run")
-    parser.add_argument("--chunksize", type=positive, help="samples that are shuffled together")
+    parser.add_argument("--batches", type=shared.positive, help="most batches in each run")
+    parser.add_argument(
+        "--chunksize", type=shared.positive, help="samples that are shuffled together"
+    )
     parser.add_argument(
         "--transformations",
         metavar="NAME",
@@ -57,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", help="the cache folder (default: $WIDS_CACHE)")
     parser.add_argument("--cache-size", metavar="SIZE", help="most bytes of copies there: 200GB")
     parser.add_argument("--json", action="store_true", help="for scripts: one JSON object")
-    add_reading(parser)
+    shared.add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,16 +74,16 @@ def run(options: argparse.Namespace) -> int:
 def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
     """Return what to read: a program's own dataset or loader, or that of a spec."""
     names = ("transformations", "access", "fields", "where", "join", "cache_dir", "cache_size")
-    if is_name(options.spec):
+    if shared.is_name(options.spec):
         text = f"expected a spec, found {options.spec}, which has settings of its own"
-        refuse(options, names, f"{text}; change them there")
-        return named_object(options.spec, "spec", "dataset")
+        shared.refuse(options, names, f"{text}; change them there")
+        return shared.named_object(options.spec, "spec", "dataset")
     from wids.tables.conditions import met_in
 
     steps = options.transformations or "torch"
 
     def of(spec: str, **fields: Any) -> ShardListDataset:
-        dataset = opened(
+        dataset = shared.opened(
             spec,
             options,
             transformations=None if steps == "none" else steps,
@@ -111,4 +105,4 @@ def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
 
 
 def _numbers(text: str) -> list[int]:
-    return [not_negative(part) for part in text.split(",")]
+    return [shared.not_negative(part) for part in text.split(",")]

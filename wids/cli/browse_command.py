@@ -10,7 +10,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.shared import add_reading, add_spec, opened, spec_and_peek
+from wids.cli.shared import (
+    add_reading,
+    add_spec,
+    add_state,
+    is_name,
+    not_negative,
+    opened,
+    refuse,
+    spec_and_peek,
+)
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:
@@ -21,13 +30,16 @@ _MAX_PORT: Final = 65_535
 EXAMPLE: Final = (
     "  wids browse train.json\n"
     "  wids browse https://example.com/train.json   # reads what is shown, no whole shards\n"
-    "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too"
+    "  wids browse 's3://bucket/train-{000000..000146}.tar'   # without an index, too\n"
+    "  wids browse train.json --state sampler.json --batch-size 32 --step 48210"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_spec(parser)
+    add_state(parser, required=False)
+    parser.add_argument("--step", type=not_negative, help="show the samples of this step")
     parser.add_argument("-p", "--port", type=_port, default=0, help="(default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     add_reading(parser)
@@ -42,17 +54,8 @@ def _port(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    from wids.look.page.pages import PeekPages
-    from wids.look.page.server import Browser
-
-    spec, shards = spec_and_peek(options)
     with ExitStack() as stack:
-        if shards is None:
-            dataset = opened(spec, options, access="range")
-            python = f"wids.ShardListDataset({_python_name(options.spec)})"
-            browser = Browser(stack.enter_context(dataset), options.port, python)
-        else:
-            browser = Browser(PeekPages(shards, _python_name(options.spec)), options.port)
+        browser = _browser(options, stack)
         redirect = ""
         try:
             _announce(browser)
@@ -69,6 +72,33 @@ def run(options: argparse.Namespace) -> int:
             if redirect:
                 os.unlink(redirect)
     return 0
+
+
+def _browser(options: argparse.Namespace, stack: ExitStack) -> Browser:
+    """Return the page of the shards, or of the samples in a step of training."""
+    from wids.look.page.pages import Pages, PeekPages
+    from wids.look.page.questions import Questions
+    from wids.look.page.server import Browser
+
+    steps: dict[int, list[int]] = {}
+    if options.state is None:
+        refuse(options, ("step", "batch_size", "epoch"), "expected --state FILE too, found none")
+        spec, shards = spec_and_peek(options)
+        if shards is not None:
+            return Browser(PeekPages(shards, _python_name(options.spec)), options.port)
+    else:
+        from wids.cli.order_command import asked
+
+        dataset, epoch = asked(options, stack)
+        step = epoch.next_step if options.step is None else options.step
+        indices = [index for *_, index in epoch.samples(range(step, step + 1))]
+        spec, steps[step] = dataset.spec, sorted({int(dataset.positions[i]) for i in indices})
+    name = "" if is_name(options.spec) else f"wids.ShardListDataset({_python_name(options.spec)})"
+    dataset = stack.enter_context(opened(spec, options, access="range"))
+    questions = Questions(dataset, steps=steps)
+    browser = Browser(Pages(dataset, python=name, questions=questions), options.port)
+    browser.url += "".join(f"#step={number}" for number in steps)
+    return browser
 
 
 def _announce(browser: Browser) -> None:

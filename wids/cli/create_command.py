@@ -9,19 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.shared import (
-    add_flag,
-    add_parts,
-    add_processes,
-    add_storage,
-    add_yes,
-    ask_consent,
-    print_counts,
-    print_note,
-    print_problem,
-    refuse,
-    storage_options,
-)
+from wids.cli import shared
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
@@ -68,27 +56,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what members of one name are (error); last describes the last of them",
     )
-    add_flag(parser, "--no-index", "write the spec only")
-    add_flag(
+    shared.add_flag(parser, "--no-index", "write the spec only")
+    shared.add_flag(
         parser, "--append", "add the shards to the end of the dataset that the output describes"
     )
-    add_flag(
+    shared.add_flag(
         parser,
         "--digests",
         "read all bytes of remote shards, for digests and checksums; otherwise only headers are "
         "read where members are large",
     )
-    add_flag(
+    shared.add_flag(
         parser,
         "--as-stated",
         "read no shard: state what a document, or files beside the shards, say (sizes.json, "
         "_info.json, manifest.jsonl, _stats.json, .nv-meta, .idx)",
     )
     parser.add_argument("--split", help="the only split to describe, as Energon or timm named it")
-    add_parts(parser)
-    add_processes(parser)
-    add_storage(parser)
-    add_yes(parser)
+    shared.add_parts(parser)
+    shared.add_processes(parser)
+    shared.add_storage(parser)
+    shared.add_yes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         repeated=options.repeated,
         digests=options.digests,
         on_cost=partial(_state_cost, options),
-        storage_options=storage_options(options),
+        storage_options=shared.storage_options(options),
         split=options.split,
     )
     # An error now, not after all shards were read.
@@ -136,11 +124,11 @@ def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     if options.as_stated:
         names = ["append", "merge", "part", "digests", "key_split"]
-        refuse(options, names, "expected it without --as-stated, which reads nothing")
+        shared.refuse(options, names, "expected it without --as-stated, which reads nothing")
     if options.append:
         text = "expected it without --append"
-        refuse(options, ["merge", "part"], f"{text}; create a dataset of the parts")
-        refuse(options, ["name", "info", "no_index"], f"{text}, which keeps what is there")
+        shared.refuse(options, ["merge", "part"], f"{text}; create a dataset of the parts")
+        shared.refuse(options, ["name", "info", "no_index"], f"{text}, which keeps what is there")
 
 
 def _note_unknown(shards: Sequence[ShardSpec]) -> None:
@@ -153,7 +141,7 @@ def _note_unknown(shards: Sequence[ShardSpec]) -> None:
         if count
     ]
     unknown = ", ".join([*texts, "the checksums of all members"])
-    print_note(f"no shard was read; not known: {unknown}; without --as-stated they are read")
+    shared.print_note(f"no shard was read; not known: {unknown}; without --as-stated they are read")
 
 
 def _names(names: list[str]) -> list[str]:
@@ -166,28 +154,26 @@ def _names(names: list[str]) -> list[str]:
 
 
 def _report(
-    options: argparse.Namespace,
-    shards: Sequence[ShardSpec],
-    problems: list[Problem],
+    options: argparse.Namespace, shards: Sequence[ShardSpec], problems: list[Problem]
 ) -> int:
     """Print how many shards and samples were described, and return the exit status."""
-    print_counts(options.output, shards, options.part)
+    shared.print_counts(options.output, shards, options.part)
     return 1 if any(problem.severity == "error" for problem in problems) else 0
 
 
 def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:
     beginning = "" if options.digests else ", at first a megabyte of each"
-    ask_consent(cost, options, f"reading remote shards{beginning}")
+    shared.ask_consent(cost, options, f"reading remote shards{beginning}")
 
 
 def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
     """Print the cost of reading remote shards, and ask before many bytes of whole ones are read."""
-    print_note(cost)
+    shared.print_note(cost)
     if cost.unread.is_large:
-        ask_consent(cost.unread, options, "reading remote shards whole")
+        shared.ask_consent(cost.unread, options, "reading remote shards whole")
 
 
 def _print_problem(problems: list[Problem], problem: Problem) -> None:
     """Print what is wrong with the dataset, or a remark on it, and note it."""
     problems.append(problem)
-    print_problem(problem)
+    shared.print_problem(problem)

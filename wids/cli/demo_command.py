@@ -15,7 +15,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -54,12 +54,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"dataset[123] of {len(dataset)}:\n{text}\n")
     print("one epoch, two processes, a DataLoader with two workers in each …", flush=True)
     try:
-        report = run_epoch(spec_path, options.sampler)
+        report, is_exact = run_epoch(spec_path, options.sampler)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"wids: {error}", file=sys.stderr)
         return 1
     print(report)
-    if not (report.is_complete and report.is_even):
+    if not is_exact:
         print("\nThis epoch was not exact: look at the sampler.")
         return 1
     print(_next_steps(spec_path))
@@ -141,49 +141,32 @@ def _picture(color: str, shape: str, radius: int) -> Any:
     return image
 
 
-@dataclass(frozen=True)
-class EpochReport:
-    """What the DataLoaders of one epoch returned.
+def epoch_report(num_samples: int, batches: list[list[list[int]]]) -> tuple[str, bool]:
+    """Return what the DataLoaders of an epoch returned as text, and whether it was exact.
 
-    Attributes:
+    Args:
         num_samples: Samples in the dataset.
         batches: For each rank, for each batch, the ``__index__`` of every sample in it.
     """
-
-    num_samples: int
-    batches: list[list[list[int]]]
-
-    @property
-    def times_seen(self) -> Counter[int]:
-        """How often each index was returned, by all ranks together."""
-        return Counter(chain.from_iterable(chain.from_iterable(self.batches)))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every sample was returned exactly once."""
-        return self.times_seen == Counter(range(self.num_samples))
-
-    @property
-    def is_even(self) -> bool:
-        """Whether every rank had the same number of batches."""
-        return len(set(map(len, self.batches))) == 1
-
-    def __str__(self) -> str:
-        seen = self.times_seen
-        missing = self.num_samples - len(seen)
-        repeated = sum(count > 1 for count in seen.values())
-        exactly = f"exactly once ({missing} missing, {repeated} repeated)"
-        yes = ["yes:" if is_good else "NO: " for is_good in (self.is_complete, self.is_even)]
-        lines = [
-            f"rank {number}: {len(rank)} batches, {sum(map(len, rank))} samples"
-            for number, rank in enumerate(self.batches)
-        ]
-        lines += [f"{yes[0]} each of the {self.num_samples} samples {exactly}"]
-        return "\n".join([*lines, f"{yes[1]} the same number of batches on every rank"])
+    seen = Counter(chain.from_iterable(chain.from_iterable(batches)))
+    repeated = sum(count > 1 for count in seen.values())
+    exactly = f"exactly once ({num_samples - len(seen)} missing, {repeated} repeated)"
+    is_good = seen == Counter(range(num_samples)), len(set(map(len, batches))) == 1
+    yes = ["yes:" if each else "NO: " for each in is_good]
+    ranks = [
+        f"rank {number}: {len(rank)} batches, {sum(map(len, rank))} samples"
+        for number, rank in enumerate(batches)
+    ]
+    lines = [
+        *ranks,
+        f"{yes[0]} each of the {num_samples} samples {exactly}",
+        f"{yes[1]} the same number of batches on every rank",
+    ]
+    return "\n".join(lines), all(is_good)
 
 
-def run_epoch(spec_path: str, sampler: str) -> EpochReport:
-    """Run one epoch over a spec in two processes, started by ``torchrun``.
+def run_epoch(spec_path: str, sampler: str) -> tuple[str, bool]:
+    """Run one epoch over a spec in two processes, started by ``torchrun``; return its report.
 
     Args:
         spec_path: The JSON spec.
@@ -208,7 +191,7 @@ def run_epoch(spec_path: str, sampler: str) -> EpochReport:
             raise RuntimeError(f"the epoch's processes failed:\n{result.stderr[-4000:]}")
         texts = [Path(folder, str(rank)).read_text("utf-8") for rank in range(2)]
     with wids.ShardListDataset(spec_path) as dataset:
-        return EpochReport(len(dataset), list(map(json.loads, texts)))
+        return epoch_report(len(dataset), list(map(json.loads, texts)))
 
 
 def _run_rank(spec_path: str, sampler: str, folder: str) -> None:

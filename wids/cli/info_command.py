@@ -10,18 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.shared import (
-    add_reading,
-    add_yes,
-    ask_to_fetch,
-    loaded_spec,
-    named_columns,
-    opened,
-    output_width,
-    print_note,
-    storage_options,
-    with_bold_header,
-)
+from wids.cli import shared
 from wids.errors import NotFoundError, WidsError, printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -63,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the specs: show distributions of columns, NAME=PATH or names of the saved "
         "table, separated by commas (default: all columns of the saved table)",
     )
-    add_yes(parser)
-    add_reading(parser)
+    shared.add_yes(parser)
+    shared.add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     missing: list[str] = []
     # All are loaded before anything is printed, so that an error leaves no half of a table.
     specs = [
-        (path, _found(path, loaded_spec(path, options), options, missing)) for path in options.specs
+        (path, _found(path, shared.loaded_spec(path, options), options, missing))
+        for path in options.specs
     ]
     found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
@@ -86,13 +76,13 @@ def run(options: argparse.Namespace) -> int:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
         rows_of = ([name, *(rows[column] for column in columns)] for name, rows in found)
         text = table(["file", *columns], rows_of)
-        print("\n".join(shortened(line, output_width()) for line in text.splitlines()))
+        print("\n".join(shortened(line, shared.output_width()) for line in text.splitlines()))
     else:
         texts = []
         for (name, rows), (path, spec) in zip(found, specs, strict=True):
             heading = f"{name}\n" if len(found) > 1 else ""
             details = _fields_text(spec, options) or _glimpse_text(path, spec, options)
-            text = heading + spec_text(rows, output_width()) + details
+            text = heading + spec_text(rows, shared.output_width()) + details
             texts.append(text + _columns_text(spec, options))
         print("\n\n".join(texts))
     return int(bool(missing))
@@ -123,7 +113,7 @@ def _found(
     except NotFoundError as error:
         if all(isinstance(answer, NotFoundError) for answer in answers):
             raise
-        print_note(error)
+        shared.print_note(error)
         missing.append(path)
     lengths = dict(zip(names, answers, strict=True))
     shards = []
@@ -136,7 +126,7 @@ def _found(
 
 def _impatient(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options for servers, which need not answer for what is nice to know."""
-    own = storage_options(options)
+    own = shared.storage_options(options)
     is_by_url = any("://" in name for name in own)  # then times stand beside the other options
     return own if is_by_url else {"retry_s": _RETRY_S, **own}
 
@@ -148,7 +138,7 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     from wids.shards.sample_access import field_stats
 
     try:
-        with opened(
+        with shared.opened(
             spec, options, access="range", storage_options=_impatient(options), progress=False
         ) as dataset:
             stats = field_stats(dataset)
@@ -180,7 +170,7 @@ def _table(stats: Iterable[FieldStats]) -> str:
         for s in stats
     ]
     found = table(["field", "typical size", "samples", ""], rows, right=(1, 2))
-    return "\n\n" + with_bold_header(found) if rows else ""
+    return "\n\n" + shared.with_bold_header(found) if rows else ""
 
 
 def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> str:
@@ -193,7 +183,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     # What a document says is shown at once; its servers may be slow or down.
     if is_document(path) or spec.all_packs():
         return ""
-    shards = peek(spec, storage_options=storage_options(options))
+    shards = peek(spec, storage_options=shared.storage_options(options))
     shards.read_on(1)
     stats = field_stats(shards)
     found = f"\n\nfirst shard: {known_text(shards)}"
@@ -218,7 +208,7 @@ def _saved_columns_text(spec: DatasetSpec) -> str:
     try:
         if os.path.getsize(path) > _MAX_TABLE_NBYTES:
             return ""
-        text = columns_text(load_table(spec), output_width())
+        text = columns_text(load_table(spec), shared.output_width())
     except (OSError, WidsError):  # missing or stale; what the spec says is shown anyway
         return ""
     return f"\n\n{text}\n(--columns shows more)"
@@ -232,9 +222,9 @@ def _columns_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
     from wids.look.text import class_names
     from wids.tables.table_file import read_or_load
 
-    with opened(spec, options) as dataset:
-        columns = named_columns([options.columns])
+    with shared.opened(spec, options) as dataset:
+        columns = shared.named_columns([options.columns])
         if columns and dataset.spec.table is None:
-            ask_to_fetch(dataset, options)
+            shared.ask_to_fetch(dataset, options)
         table = read_or_load(dataset, columns)
-    return "\n\n" + distributions_text(table, output_width(), class_names(spec))
+    return "\n\n" + distributions_text(table, shared.output_width(), class_names(spec))

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "verify": "compare shards with their spec and print a line for each problem",
     "diff": "compare the samples of two datasets by their indexes, without reading shards",
     "update": "change what a spec says of its dataset; the previous file stays beside it as .bak",
+    "order": "print which samples are in a step of training, from the state of its sampler",
     "bench": "read a dataset as training would, and show where the time goes",
     "table": "save fields of all samples as the columns of a Parquet file, named in the spec",
     "rewrite": "write a dataset into new shards: shuffled, filtered, cut or mapped",

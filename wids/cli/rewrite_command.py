@@ -9,26 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from wids.cli import shared
 from wids.cli.log_output import printed
-from wids.cli.shared import (
-    add_flag,
-    add_parts,
-    add_processes,
-    add_reading,
-    add_spec,
-    add_yes,
-    ask,
-    check_terminal,
-    named_object,
-    not_negative,
-    opened,
-    positive,
-    print_counts,
-    print_note,
-    print_problem,
-    refuse,
-    storage_options,
-)
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -55,28 +37,30 @@ EXAMPLE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_spec(parser)
+    shared.add_spec(parser)
     parser.add_argument(
         "output",
         help="beginning of the names to write: out/train for out/train-000000.tar, … and "
         "out/train.json; or a pattern, out/train-%%06d.tar",
     )
     parser.add_argument("-n", "--name", help="name of the new dataset (default: from the output)")
-    parser.add_argument("--shuffle", type=not_negative, metavar="SEED", help="shuffle all samples")
-    parser.add_argument("--maxcount", type=positive, help="most samples in a shard")
+    parser.add_argument(
+        "--shuffle", type=shared.not_negative, metavar="SEED", help="shuffle all samples"
+    )
+    parser.add_argument("--maxcount", type=shared.positive, help="most samples in a shard")
     parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
     parser.add_argument(
         "--keep-shards",
         action="store_true",
         help="keep the shards of the input, and write only those in which samples change",
     )
-    add_flag(
+    shared.add_flag(
         parser,
         "--delete-replaced",
         "with --keep-shards: delete the files of the input that are not part of the new dataset, "
         "once it is published",
     )
-    add_yes(parser, "delete them")
+    shared.add_yes(parser, "delete them")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
     parser.add_argument(
         "--where",
@@ -98,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart", action="store_true", help="write the shards of an interrupted run again"
     )
-    add_parts(parser)
-    add_processes(parser)
-    add_reading(parser)
+    shared.add_parts(parser)
+    shared.add_processes(parser)
+    shared.add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -111,9 +95,11 @@ def run(options: argparse.Namespace) -> int:
     if is_old_stream(options.spec):
         return _run_streams(options)
     if options.merge or options.part is not None:
-        refuse(options, ["restart"], "expected it without --part and --merge; use another output")
+        shared.refuse(
+            options, ["restart"], "expected it without --part and --merge; use another output"
+        )
         if options.version is None:
-            refuse(
+            shared.refuse(
                 *(options, ["map"]),
                 "expected --version beside --part and --merge, the same for all parts of one map; "
                 "choose a text, such as --version 1, and change it with the map",
@@ -127,11 +113,13 @@ def run(options: argparse.Namespace) -> int:
     from wids.publish.rewriting.rewrite import prepare_rewrite
     from wids.tables.conditions import met_in
 
-    function = None if options.map is None else named_object(options.map, "--map", "function")
+    function = (
+        None if options.map is None else shared.named_object(options.map, "--map", "function")
+    )
     if not (function is None or callable(function)):
         # An error of the command line, whatever the type of the object.
         raise ValueError(f"--map: expected a function, found {options.map!r}")
-    with opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
+    with shared.opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
         view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
         job = prepare_rewrite(
             view,
@@ -140,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
             version=options.version,
             keep_shards=options.keep_shards,
             resume=not options.restart,
-            storage_options=storage_options(options),
+            storage_options=shared.storage_options(options),
             shuffle=options.shuffle,
         )
         # The same command deletes later what an earlier run of it has replaced.
@@ -150,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
             published = None
         shards = _written(job, options) if published is None else published.shards
         replaced = dataset.spec
-    print_counts(options.output, shards, options.part)
+    shared.print_counts(options.output, shards, options.part)
     if options.keep_shards and options.part is None:
         return _handle_replaced(replaced, job.output, options)
     return 0
@@ -163,7 +151,7 @@ def _is_written(published: DatasetSpec, view: IndexedDataset, options: argparse.
         return {name: sample[name] for name in sample if name[:1] != "_" or name == "__key__"}
 
     kept, start = {shard.url for shard in view.spec.shards}, 0
-    with opened(published, options, raw="bytes") as there:
+    with shared.opened(published, options, raw="bytes") as there:
         for shard in published.shards:
             stop = start + (shard.num_samples or 0)
             # Other options, or another input, may have made as many samples of the same keys.
@@ -180,8 +168,10 @@ def _check_deleting(options: argparse.Namespace) -> None:
         raise ValueError(
             "--delete-replaced: expected it beside --keep-shards; without that the input stays"
         )
-    refuse(options, ["part"], "expected it without --delete-replaced, which belongs to --merge")
-    check_terminal("wids: --delete-replaced asks before it deletes", options)
+    shared.refuse(
+        options, ["part"], "expected it without --delete-replaced, which belongs to --merge"
+    )
+    shared.check_terminal("wids: --delete-replaced asks before it deletes", options)
 
 
 def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespace) -> int:
@@ -193,7 +183,7 @@ def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespa
     if not files:
         return 0
     count, name = count_text(len(files), "file"), urls.redact(options.spec)
-    print_note(
+    shared.print_note(
         f"not part of the new dataset, with what it leaves out or changes: {count} of {name}"
     )
     for url in files:
@@ -202,13 +192,13 @@ def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespa
     if not options.delete_replaced:
         # What another map has written looks the same.
         place = "" if options.map is None else ", and another output,"
-        print_note(f"run the same again with --delete-replaced{place} to delete them")
+        shared.print_note(f"run the same again with --delete-replaced{place} to delete them")
         return 0
-    ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
+    shared.ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
     problems = remove_left_behind(files, output.storage_options)
     for problem in problems:
-        print_problem(problem)
-    print_note(
+        shared.print_problem(problem)
+    shared.print_note(
         f"{name} still names them: delete it, or put the new spec in its place; first run "
         f"`wids cache clear {name}` where it was read, for copies in caches"
     )
@@ -221,12 +211,12 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.shards.specs.naming import tar_urls
     from wids.storage.fetch import Fetcher
 
-    refuse(
+    shared.refuse(
         *(options, ["shuffle", "where", "map", "keep_shards", "delete_replaced", "part", "merge"]),
         f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
         "plain tars without this option first, and rewrite these",
     )
-    given = storage_options(options)
+    given = shared.storage_options(options)
     spec = rewrite_streams(
         tar_urls([options.spec], Fetcher(given)),
         _pattern(options.output),
@@ -237,7 +227,7 @@ def _run_streams(options: argparse.Namespace) -> int:
         resume=not options.restart,
         storage_options=given,
     )
-    print_counts(options.output, spec.shards)
+    shared.print_counts(options.output, spec.shards)
     return 0
 
 

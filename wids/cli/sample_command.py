@@ -8,16 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli.shared import (
-    add_reading,
-    add_spec,
-    opened,
-    output_width,
-    positive,
-    print_note,
-    spec_and_peek,
-    styled,
-)
+from wids.cli import shared
 from wids.errors import printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -36,7 +27,7 @@ EXAMPLE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_spec(parser)
+    shared.add_spec(parser)
     parser.add_argument(
         "sample", nargs="?", help="its number, negative from the end (default: 0), or its key"
     )
@@ -47,15 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--cat", metavar="FIELD", help="write the bytes of this field")
     parser.add_argument("-r", "--raw", action="store_true", help="show bytes, not decoded values")
     parser.add_argument("-p", "--python", action="store_true", help="show a Python dict of bytes")
-    parser.add_argument("-w", "--width", type=positive, help="columns (default: the window's)")
-    add_reading(parser)
+    parser.add_argument(
+        "-w", "--width", type=shared.positive, help="columns (default: the window's)"
+    )
+    shared.add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the sample, or write the bytes of a field; return 1 if they are damaged."""
     index, key = _index_or_key(options)
     field = options.cat if options.cat is None or options.cat[:1] == "." else "." + options.cat
-    spec, shards = spec_and_peek(options, wanted=options.shard is not None)
+    spec, shards = shared.spec_and_peek(options, wanted=options.shard is not None)
     unread: dict[str, int] = {}
     if shards is None:
         sample, damage = _from_dataset(spec, options, index if key is None else key, field)
@@ -81,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         place = f'{urls.redact(options.spec)}: sample "{sample["__key__"]}"'
         raise KeyError(f"{place}: it has no field {field}")
     if damage:
-        print_note(damage)
+        shared.print_note(damage)
     return 1 if damage else 0
 
 
@@ -103,7 +96,7 @@ def _from_dataset(
 ) -> tuple[dict[str, Any], str]:
     """Return a sample, and what is damaged in it."""
     fields = None if field is None else [field]
-    with opened(spec, options, raw="bytes", fields=fields) as dataset:
+    with shared.opened(spec, options, raw="bytes", fields=fields) as dataset:
         sample: dict[str, Any]
         sample = dataset.get_by_key(wanted) if isinstance(wanted, str) else dataset[wanted]
         return sample, _damage(dataset, sample["__index__"], sample)
@@ -130,7 +123,7 @@ def _text(
 
     # A terminal's history, a log or a bug report is no place for a signed URL.
     sample = {**sample, "__shard__": urls.redact(sample["__shard__"])}
-    width = options.width or output_width()
+    width = options.width or shared.output_width()
     if options.python:
         return repr(sample)
     if options.raw:
@@ -144,4 +137,4 @@ def _text(
 
 def _with_bold_name(line: str) -> str:
     name, space, value = line.partition(" ")
-    return styled(name, "bold", sys.stdout) + space + value
+    return shared.styled(name, "bold", sys.stdout) + space + value

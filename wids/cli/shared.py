@@ -21,7 +21,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
-    from wids.publish.journal import Part
+    from wids.publish.journal import JobPart
     from wids.publish.problems import Problem
     from wids.shards.costs import DownloadCost
     from wids.shards.specs.loader import Shards
@@ -109,6 +109,29 @@ def _without_quoting(parse: Callable[[str], Parsed], text: str) -> Parsed:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_state(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options for the steps of an epoch: see `order_command`."""
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        required=required,
+        help="JSON, or a file of torch.save, with what state_dict of the sampler has returned: "
+        "alone, in the state of a loader, or in a checkpoint",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="LIST",
+        type=_sizes,
+        help="samples of a rank in a step; one number for each part of an epoch that was resumed "
+        "on other numbers of ranks, if they differ",
+    )
+    parser.add_argument("--epoch", type=not_negative, help="(default: that of the state)")
+
+
+def _sizes(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the option for the number of processes."""
     parser.add_argument(
@@ -132,10 +155,10 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _part(text: str) -> Part:
-    from wids.publish.journal import Part
+def _part(text: str) -> JobPart:
+    from wids.publish.journal import JobPart
 
-    return _without_quoting(Part.parse, text)
+    return _without_quoting(JobPart.parse, text)
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +279,7 @@ def print_problem(problem: Problem) -> None:
     print_note(f"note: {problem}" if problem.severity == "remark" else problem)
 
 
-def print_counts(output: str, shards: Sequence[ShardSpec], part: Part | None = None) -> None:
+def print_counts(output: str, shards: Sequence[ShardSpec], part: JobPart | None = None) -> None:
     """Print how many shards and samples were written or described."""
     samples = count_text(sum(shard.num_samples or 0 for shard in shards), "sample")
     label = "" if part is None else f"part {part}: "

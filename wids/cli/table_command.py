@@ -6,17 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Final
 
-from wids.cli.shared import (
-    add_columns,
-    add_processes,
-    add_reading,
-    add_spec,
-    add_yes,
-    ask_to_fetch,
-    named_columns,
-    opened,
-    print_note,
-)
+from wids.cli import shared
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -33,8 +23,8 @@ EXAMPLE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_spec(parser)
-    add_columns(parser)
+    shared.add_spec(parser)
+    shared.add_columns(parser)
     parser.add_argument("-o", "--output", required=True, help="the Parquet file")
     parser.add_argument(
         "--errors",
@@ -42,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="raise",
         help="null: for values that cannot be read, or have another type than most (raise)",
     )
-    add_processes(parser)
-    add_yes(parser)
-    add_reading(parser)
+    shared.add_processes(parser)
+    shared.add_yes(parser)
+    shared.add_reading(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
     from wids.tables.table_file import save_table
 
     check_arrow()
-    columns = named_columns(options.columns)
+    columns = shared.named_columns(options.columns)
     parse_columns(columns)  # before fetching a spec or looking for a folder
     output = _checked_output(options.output)
-    with opened(options.spec, options) as dataset:
-        ask_to_fetch(dataset, options)
+    with shared.opened(options.spec, options) as dataset:
+        shared.ask_to_fetch(dataset, options)
         with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
         saved = save_table(table, dataset, output, columns).table
@@ -70,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         name_table(options.spec, saved)
         advice = f"\n\nIn Python: wids.load_table({printable(options.spec)!r})"
     else:
-        print_note(
+        shared.print_note(
             f"{urls.redact(options.spec)}: no JSON spec on this machine, so it does not name the "
             "table; load_table needs one: make it with `wids create`"
         )

@@ -7,16 +7,7 @@ import sys
 from typing import Final
 
 import wids
-from wids.cli.shared import (
-    add_processes,
-    add_reading,
-    add_spec,
-    add_yes,
-    ask_consent,
-    loaded_spec,
-    print_problem,
-    storage_options,
-)
+from wids.cli import shared
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -28,11 +19,11 @@ EXAMPLE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_spec(parser)
+    shared.add_spec(parser)
     parser.add_argument("--decode", action="store_true", help="decode every field too")
-    add_processes(parser)
-    add_reading(parser)
-    add_yes(parser)
+    shared.add_processes(parser)
+    shared.add_reading(parser)
+    shared.add_yes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,14 +35,14 @@ def run(options: argparse.Namespace) -> int:
     from wids.storage.fetch import Fetcher
     from wids.storage.remote_lengths import known_lengths
 
-    spec = loaded_spec(options.spec, options)
-    servers = storage_options(options)
+    spec = shared.loaded_spec(options.spec, options)
+    servers = shared.storage_options(options)
     fetcher = Fetcher(servers)
     fetcher.bind_options(spec.origin)
     stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
     # Missing shards are problems, which come later.
     cost = DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
-    ask_consent(cost, options, "reading remote shards")
+    shared.ask_consent(cost, options, "reading remote shards")
     # Here, since a spec that was loaded does not know its document.
     problems = table_problems(fetcher, options.spec) if is_document(options.spec) else []
     with process_pool(options.jobs, len(spec.shards)) as executor:
@@ -59,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             spec,
             decode=options.decode,
             executor=executor,
-            on_remark=print_problem,
+            on_remark=shared.print_problem,
             storage_options=servers,
         )
     for problem in problems:

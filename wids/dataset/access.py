@@ -31,7 +31,7 @@ from wids.shards.positions import (
     select_batch,
 )
 from wids.shards.reader import OpenByNumber, ShardReader
-from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.raw_samples import ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import RangeError
 from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, this_process, timed, timed_steps

@@ -177,7 +177,7 @@ def benchmark(
         SubjectError: The subject is none of these.
         ValueError: It has no samples; or it is a loader, with settings of its own.
     """
-    subject = _made(subject)
+    subject = made(subject)
     if not _is_dataset(subject):
         settings = {"num_workers": num_workers, "batch_size": batch_size, "chunksize": chunksize}
         for name, value in settings.items():
@@ -259,7 +259,7 @@ class _Collate:
         return _Uncollated(samples)
 
 
-def _made(subject: Any) -> Any:
+def made(subject: Any) -> Any:
     """Return a dataset or a loader, or what a callable returns as one."""
     is_maker = isinstance(subject, type) or not (_is_dataset(subject) or _is_loader(subject))
     found = subject() if is_maker and callable(subject) else subject

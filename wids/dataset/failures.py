@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
-from wids.errors import (
-    SampleError,
-    ShardFormatError,
-    TransformError,
-    WidsError,
-    user_line,
-    warn,
-)
+from wids.errors import SampleError, ShardFormatError, TransformError, WidsError, user_line, warn
 from wids.shards.reader import ShardReader
 from wids.storage.sizes import first_of
 from wids.storage.stages import SharedNumber, SharedRows, this_process, writing

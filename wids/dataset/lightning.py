@@ -65,7 +65,7 @@ class SamplerCallback(Callback):
     """
 
     def __init__(self, sampler: Sampler[Any]) -> None:
-        if not hasattr(sampler, "state_at"):
+        if not hasattr(sampler, "_state_at"):
             raise TypeError(
                 "sampler: expected one of wids' samplers, such as "
                 f"wids.DistributedChunkedSampler(dataset), found {type(sampler).__name__}"
@@ -78,7 +78,7 @@ class SamplerCallback(Callback):
         self._begin(0)
 
     def _begin(self, epoch: int) -> None:
-        self._place = self._sampler.place_of(epoch)
+        self._place = self._sampler._place_of(epoch)
 
     def on_fit_start(self, *_: Any) -> None:
         """Silence a warning about stateless loaders, which suffice here."""
@@ -134,7 +134,7 @@ class SamplerCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state after the samples that training has used."""
-        state: dict[str, Any] = self._sampler.state_at(self._place)
+        state: dict[str, Any] = self._sampler._state_at(self._place)
         return state
 
     def on_load_checkpoint(

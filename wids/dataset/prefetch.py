@@ -283,9 +283,9 @@ class Prefetcher(Sampler[T]):
             now: Its items: the same indices, one by one or in batches.
             lock: Held while ``ahead`` is read.
         """
-        sampler = with_method(self.sampler, "check_fit")
+        sampler = with_method(self.sampler, "_check_fit")
         if sampler is not None:
-            sampler.check_fit(self.dataset, self.ahead_nbytes)
+            sampler._check_fit(self.dataset, self.ahead_nbytes)
         return self._items(ahead, now, lock)
 
     def _items(self, ahead: Iterator[int], now: Iterator[Any], lock: Lock) -> Iterator[Any]:

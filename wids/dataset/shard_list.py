@@ -157,9 +157,10 @@ class ShardListDataset(TorchDataset):
         storage_options: ``headers`` (a dict, or a callable that returns one, for tokens that
             expire) and ``timeout`` for HTTP; ``retry_s``, the seconds to wait for a server that is
             away (by default ``$WIDS_RETRY_S``, or 300); ``deadline_s``, the seconds that a read may
-            take in all (``$WIDS_DEADLINE_S``, or no limit); and what fsspec's file systems take for
+            take in all (``$WIDS_DEADLINE_S``, or no limit); ``hedge``, whether late requests are
+            sent twice (``$WIDS_HEDGE``, or true); and what fsspec's file systems take for
             other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
-            options without a prefix, except the two times, go to its server only.
+            options without a prefix, except these three, go to its server only.
             None for the JSON of ``$WIDS_STORAGE_OPTIONS``; ``{}`` for none at all.
         handlers: For each scheme a callable that returns an open binary file for a URL.
         progress: Whether to show progress bars while shards are fetched or counted; None for
@@ -574,7 +575,7 @@ class ShardListDataset(TorchDataset):
         # No `repr`, which looks for fields: a missing key must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)
-        raise KeyError(f"{name}: no sample has the key {key!r}")
+        raise KeyError(f"{name}: no sample has the key {key!r}; its keys() are all")
 
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""

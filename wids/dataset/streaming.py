@@ -21,9 +21,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wids.dataset.prefetch import Prefetcher
 from wids.errors import StateError
 from wids.order.arguments import at_least
-from wids.order.elastic import History, Part, Place
+from wids.order.elastic import EpochPart, EpochPlace, History
 from wids.order.passes import Epochs, EpochSampler
-from wids.storage.arrays import IntArray
 from wids.storage.stages import SharedArray
 
 _NUM_SLOTS: Final = 1024
@@ -32,11 +31,21 @@ _NUM_SLOTS: Final = 1024
 _MOST_PARTS: Final = 1024
 """Maximum number of times that the ranks of a stream may change in an epoch."""
 
-# The parts of the shared array: single numbers, three for each part of the history of the restored
-# epoch, and rows that have a number for each worker.
-_FIXED, _BEGUN, _START, _IS_REST, _RESTORED, _POSITION, _PARTS, _AFTER, _HISTORY = range(9)
-_SLOTS = _HISTORY + 3 * _MOST_PARTS
-_PASSES, _EPOCHS, _OF_STATE, _COMPLETE, _SHARES, _NUM_ROWS = range(6)
+_WORKER: Final = np.dtype(
+    [(name, np.int64) for name in ("passes", "epoch", "of_state", "is_complete", "share")]
+)
+"""What each worker notes: passes that it has completed, the epoch of its next pass; the epoch of
+the state that it was restored from, whether nothing was left of its share, and its next share."""
+_SHARED: Final = np.dtype(
+    [
+        *((name, np.int64) for name in ("is_fixed", "begun", "start", "is_rest")),
+        *((name, np.int64) for name in ("restored", "position", "num_parts", "after")),
+        ("parts", np.int64, (_MOST_PARTS, 3)),
+        ("workers", _WORKER, _NUM_SLOTS),
+    ]
+)
+"""What they share: whether the epoch is fixed; the pass that began last, its start, and whether it
+is the rest of an epoch; the place that was restored, with its parts; and after how many passes."""
 
 
 class SharedEpochs(Epochs):
@@ -50,103 +59,103 @@ class SharedEpochs(Epochs):
         place: Where its next pass starts.
     """
 
-    def __init__(self, epochs: Epochs, place: Place) -> None:
-        self._array = SharedArray("q", _SLOTS + _NUM_ROWS * _NUM_SLOTS)
+    def __init__(self, epochs: Epochs, place: EpochPlace) -> None:
+        self._array = SharedArray("q", _SHARED.itemsize // 8)
         vars(self).update(
             {k: v for k, v in vars(epochs).items() if k not in ("number", "is_fixed")}
         )
         self.number, self.is_fixed = epochs.number, epochs.is_fixed
-        self.begin(Place(epochs.number))
+        self.begin(EpochPlace(epochs.number))
         self._note_place(place)
 
-    def restore(self, number: int, *, is_fixed: bool, place: Place | None = None) -> None:
+    def restore(self, number: int, *, is_fixed: bool, place: EpochPlace | None = None) -> None:
         """Restore the epoch of a state and its place; None if only the epoch is set."""
         super().restore(number, is_fixed=is_fixed)
         # A restored position counts only in its own epoch, also in persistent workers (ORDER-11).
-        if place is not None or number != self._shared[_RESTORED]:
-            self._note_place(place or Place(number))
+        if place is not None or number != self._shared["restored"]:
+            self._note_place(place or EpochPlace(number))
 
-    def _note_place(self, place: Place) -> None:
+    def _note_place(self, place: EpochPlace) -> None:
         if len(place.history) > _MOST_PARTS:
             raise StateError(
                 f"the state has {len(place.history):,} changes of the number of ranks in one "
                 f"epoch, and a stream continues after at most {_MOST_PARTS:,}; pass the dataset "
                 "and the sampler to the loader instead"
             )
-        numbers = [number for part in place.history for number in astuple(part)]
-        self._shared[_HISTORY : _HISTORY + len(numbers)] = numbers
-        self._shared[_RESTORED], self._shared[_POSITION] = place.epoch, place.position
-        self._shared[_PARTS] = len(place.history)
-        self._shared[_AFTER] = self.num_passes
+        shared, num_parts = self._shared, len(place.history)
+        shared["parts"][:num_parts] = np.array(list(map(astuple, place.history))).reshape(-1, 3)
+        shared["restored"], shared["position"] = place.epoch, place.position
+        shared["num_parts"], shared["after"] = num_parts, self.num_passes
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> EpochPlace:
         """Return where a pass of an epoch starts: its start, or a restored place, for one pass."""
-        restored, position, _, after = self._shared[_RESTORED : _AFTER + 1]
-        if (restored, after) != (number, self.num_passes):
-            return Place(number)
-        return Place(number, position, self._history())
+        shared = self._shared
+        if (shared["restored"], shared["after"]) != (number, self.num_passes):
+            return EpochPlace(number)
+        return EpochPlace(number, int(shared["position"]), self._history())
 
     def _history(self) -> History:
-        numbers = self._shared[_HISTORY : _HISTORY + 3 * self._shared[_PARTS]]
-        return tuple(Part(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+        parts = self._shared["parts"][: self._shared["num_parts"]]
+        return tuple(EpochPart(*part) for part in parts.tolist())
 
     @property
-    def _slots(self) -> IntArray:
-        """A row for each number that workers note, with a column for each of them."""
-        slots = np.frombuffer(self._shared, np.int64, offset=8 * _SLOTS)
-        return slots.reshape(_NUM_ROWS, _NUM_SLOTS)
+    def _shared(self) -> Any:
+        return np.frombuffer(self._array.values, _SHARED)[0]
 
     @property
-    def _own(self) -> IntArray:
-        """The columns of this worker; workers divide those that are left over."""
+    def _own(self) -> Any:
+        """What this worker notes; workers divide the places that are left over."""
         number, num_workers = worker()
-        return self._slots[:, number::num_workers]
+        return self._shared["workers"][number::num_workers]
 
     @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(self._slots[_EPOCHS].min())
+        return int(self._shared["workers"]["epoch"].min())
 
     @number.setter
     def number(self, number: int) -> None:
-        # A worker sets only its own slots: when workers are restored, some may have ended theirs.
-        self._own[_EPOCHS] = number
+        # A worker sets only its own: when workers are restored, some may have ended theirs.
+        self._own["epoch"] = number
 
     @property
     def is_fixed(self) -> bool:
         """Whether ``set_epoch`` was called, so that the epoch does not advance by itself."""
-        return bool(self._shared[_FIXED])
+        return bool(self._shared["is_fixed"])
 
     @is_fixed.setter
     def is_fixed(self, is_fixed: bool) -> None:
-        self._shared[_FIXED] = is_fixed
+        self._shared["is_fixed"] = is_fixed
 
     @property
     def num_passes(self) -> int:
         """Number of passes that all workers have completed."""
-        return int(self._slots[_PASSES].min())
+        return int(self._shared["workers"]["passes"].min())
 
     @property
     def own_number(self) -> int:
         """The epoch of the next pass of this worker, which may have completed its share."""
-        return int(self._own[_EPOCHS, 0])
+        return int(self._own["epoch"][0])
 
     @property
-    def begun(self) -> Place:
+    def begun(self) -> EpochPlace:
         """Where the latest pass that began started."""
-        history = self._history() if self._shared[_IS_REST] else ()
-        return Place(self._shared[_BEGUN], self._shared[_START], history)
+        shared = self._shared
+        history = self._history() if shared["is_rest"] else ()
+        return EpochPlace(int(shared["begun"]), int(shared["start"]), history)
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: EpochPlace) -> None:
         """Note that a pass begins. All workers note the same."""
-        self._shared[_BEGUN], self._shared[_START] = place.epoch, place.position
-        self._shared[_IS_REST] = bool(place.history)  # which is that of the restored epoch
+        shared = self._shared
+        shared["begun"], shared["start"] = place.epoch, place.position
+        shared["is_rest"] = bool(place.history)  # which is that of the restored epoch
 
     def complete(self, number: int) -> None:
         """Note that this worker has read its share of an epoch to the end."""
-        self._own[_PASSES] += 1
+        own = self._own
+        own["passes"] += 1
         if not self.is_fixed:
-            self._own[_EPOCHS] = number + 1
+            own["epoch"] = number + 1
 
     def note_restored(
         self, number: int, next_number: int, next_share: int, *, is_complete: bool
@@ -160,13 +169,13 @@ class SharedEpochs(Epochs):
             is_complete: Whether nothing is left of its share.
         """
         own = self._own
-        own[_OF_STATE], own[_EPOCHS] = number, next_number
-        own[_SHARES], own[_COMPLETE] = next_share, is_complete
+        own["of_state"], own["epoch"] = number, next_number
+        own["share"], own["is_complete"] = next_share, is_complete
 
     @property
     def latest_restored(self) -> int:
         """The latest epoch of the states that workers were restored from."""
-        return int(self._slots[_OF_STATE].max())
+        return int(self._shared["workers"]["of_state"].max())
 
     def were_restored_complete(self, num_batches: int) -> bool:
         """Return whether nothing was left of the latest of these epochs for any worker.
@@ -175,13 +184,10 @@ class SharedEpochs(Epochs):
             num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
                 have read none of theirs.
         """
-        slots = self._slots
-        is_latest = slots[_OF_STATE] == self.latest_restored
-        return bool(np.where(is_latest, slots[_COMPLETE], slots[_SHARES] >= num_batches).all())
-
-    @property
-    def _shared(self) -> Any:
-        return self._array.values
+        workers = self._shared["workers"]
+        is_latest = workers["of_state"] == self.latest_restored
+        is_complete = np.where(is_latest, workers["is_complete"], workers["share"] >= num_batches)
+        return bool(is_complete.all())
 
 
 def worker() -> tuple[int, int]:
@@ -270,7 +276,7 @@ class _Restored:
     """
 
     state: Mapping[str, Any]
-    start: Place
+    start: EpochPlace
     share: int
     next_share: int
     set_number: int | None
@@ -307,16 +313,16 @@ class SampleStream(IterableDataset[Any]):
         self.dataset = dataset
         self.sampler = order
         self.prefetcher = sampler if isinstance(sampler, Prefetcher) else None
-        if not isinstance(order.epochs, SharedEpochs):
-            order.epochs = SharedEpochs(order.epochs, order.place_of(order.epoch))
-        self.epochs: SharedEpochs = order.epochs
+        if not isinstance(order._epochs, SharedEpochs):
+            order._epochs = SharedEpochs(order._epochs, order._place_of(order.epoch))
+        self.epochs: SharedEpochs = order._epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
         # Groups of samples that this worker has returned in its pass, and samples of the next one;
         # and those that it returned before the state was saved.
         self._consumed = self._resume = (0, 0)
         # Where the latest pass started, and how often an epoch had been set.
-        self._pass: tuple[Place, int] | None = None
+        self._pass: tuple[EpochPlace, int] | None = None
         # The first of the batches that this worker reads; before its first pass, its own number.
         self._share: int | None = None
         self._restored: _Restored | None = None
@@ -332,7 +338,7 @@ class SampleStream(IterableDataset[Any]):
         return self._samples()
 
     def _samples(self) -> Iterator[Any]:
-        self.sampler.note_second_dealing()
+        self.sampler._note_second_dealing()
         start, (first, num_returned) = self._begin()
         for number, group in enumerate(self._groups(start, first), start=first):
             samples = self.dataset.__getitems__(group)
@@ -345,13 +351,13 @@ class SampleStream(IterableDataset[Any]):
             num_returned = 0
         self._consumed = (self._num_groups(start), 0)
         self.epochs.complete(start.epoch)
-        self.sampler.rewind()
+        self.sampler._rewind()
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes, in the workers of a DataLoader too."""
         self.sampler.set_epoch(epoch)
 
-    def _begin(self) -> tuple[Place, tuple[int, int]]:
+    def _begin(self) -> tuple[EpochPlace, tuple[int, int]]:
         """Begin a pass; return where it starts, and what was returned of it before."""
         number, resume, self._share = self.epochs.number, self._resume, worker()[0]
         # A worker that was restored knows its epoch; others may have ended theirs since.
@@ -359,8 +365,8 @@ class SampleStream(IterableDataset[Any]):
             number, self._share, resume = self._restored_pass(self._restored)
         place = self.epochs.place(number)
         self.epochs.begin(place)
-        if self.sampler.tell_epoch is not None:
-            self.sampler.tell_epoch(number)
+        if self.sampler._tell_epoch is not None:
+            self.sampler._tell_epoch(number)
         self._pass = (place, self.epochs.num_set)
         self._consumed, self._resume, self._restored = resume, (0, 0), None
         return place, resume
@@ -370,7 +376,7 @@ class SampleStream(IterableDataset[Any]):
         place, share, resume = restored.start, restored.share, self._resume
         if place.epoch < self.epochs.latest_restored:
             # Others had begun the next pass, of which this one had not returned a sample.
-            place, share = Place(self.epochs.latest_restored), restored.next_share
+            place, share = EpochPlace(self.epochs.latest_restored), restored.next_share
             resume = (0, 0)
         num_batches = self._num_batches(place)
         is_complete = self.epochs.were_restored_complete(num_batches)
@@ -382,12 +388,12 @@ class SampleStream(IterableDataset[Any]):
             return next_epoch, (share - num_batches) % worker()[1], (0, 0)
         return place.epoch, share, resume
 
-    def _groups(self, start: Place, first: int) -> Iterator[list[int]]:
+    def _groups(self, start: EpochPlace, first: int) -> Iterator[list[int]]:
         """Yield the indices that this worker reads, many at a time, from a group on."""
         share = self._own_share
 
         def groups() -> Iterator[list[int]]:
-            indices = chain.from_iterable(self.sampler.blocks(start))
+            indices = chain.from_iterable(self.sampler._blocks(start))
             batches = iter(lambda: list(islice(indices, self.batch_size)), [])
             own = islice(batches, share, None, worker()[1])
             each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
@@ -406,13 +412,13 @@ class SampleStream(IterableDataset[Any]):
         """Number of batches in a group."""
         return -(-_READ_AHEAD // self.batch_size)
 
-    def _num_groups(self, start: Place) -> int:
+    def _num_groups(self, start: EpochPlace) -> int:
         """Return how many groups this worker reads in a pass."""
         own = range(self._own_share, self._num_batches(start), worker()[1])
         return -(-len(own) // self._group_length)
 
-    def _num_batches(self, start: Place) -> int:
-        return -(-self.sampler.num_left(start) // self.batch_size)
+    def _num_batches(self, start: EpochPlace) -> int:
+        return -(-self.sampler._num_left(start) // self.batch_size)
 
     # The state.
 
@@ -429,8 +435,8 @@ class SampleStream(IterableDataset[Any]):
         """
         if num_consumed is not None:
             begun = self.epochs.begun
-            return self.sampler.state_at(
-                begun + self.sampler.checked_consumed(num_consumed, begun, None)
+            return self.sampler._state_at(
+                begun + self.sampler._checked_consumed(num_consumed, begun, None)
             )
         if self._restored is not None:
             return dict(self._restored.state)  # nothing was read since
@@ -438,14 +444,14 @@ class SampleStream(IterableDataset[Any]):
         place, consumed = self._place()
         if num_workers == 1 and consumed[0] >= self._num_groups(place):
             # ORDER-11. One of several workers does not know how far the others are.
-            place, consumed = place + self.sampler.num_items(place), (0, 0)
+            place, consumed = place + self.sampler._num_items(place), (0, 0)
         return {
-            "sampler": self.sampler.state_at(place),
+            "sampler": self.sampler._state_at(place),
             "consumed": list(consumed),
             "shares": [self._own_share, num_workers, self.batch_size],
         }
 
-    def _place(self) -> tuple[Place, tuple[int, int]]:
+    def _place(self) -> tuple[EpochPlace, tuple[int, int]]:
         """Return where the latest pass started, and what it has returned."""
         if self._pass is not None:
             place, num_set = self._pass
@@ -489,13 +495,13 @@ class SampleStream(IterableDataset[Any]):
         if get_worker_info() is None:
             self.epochs.begin(self.epochs.place(self.epochs.own_number))
             if set_number is not None:
-                self.sampler.note_skipping()
+                self.sampler._note_skipping()
         else:
             self._note_restored(own, set_number)
 
     def _check_ranks(self, state: Mapping[str, Any]) -> None:
         """Refuse the batches that workers of a rank have read, if they are those of other ranks."""
-        _, num_replicas = self.sampler.replica()
+        _, num_replicas = self.sampler._replica()
         inside = state.get("sampler")
         saved_on = inside.get("num_replicas") if isinstance(inside, Mapping) else num_replicas
         if saved_on != num_replicas:
@@ -521,7 +527,7 @@ class SampleStream(IterableDataset[Any]):
         if set_number is not None and set_number != epoch:
             # As ORDER-11 says for samplers: a state's epoch does not override one that was set.
             self.epochs.restore(set_number, is_fixed=True)
-            self.sampler.note_skipping()
+            self.sampler._note_skipping()
             next_epoch = set_number
         self.epochs.note_restored(epoch, next_epoch, next_share, is_complete=is_complete)
 

@@ -13,22 +13,16 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from wids.errors import printable
-from wids.shards.fields.codecs import (
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_NBYTES,
-    TEXT_EXTENSIONS,
-    extension,
-    media_kind,
-)
+from wids.shards.fields import codecs
 from wids.shards.fields.images import opened_image
-from wids.shards.fields.safety import time_limit
+from wids.shards.fields.safety import within_s
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text
@@ -46,13 +40,12 @@ _POSTER_S: Final = 5.0
 
 _MAX_LARGE: Final = 256
 """Most requests for large pictures that wait; they hold nothing but their connection."""
-_PATIENCE_S: Final = 5.0
 _LARGE_NBYTES: Final = 40_000_000
 """Pictures that take more are decoded by one thread. Little is lost: most of Pillow's decoders keep
 Python's lock anyway."""
 
 _T = TypeVar("_T")
-_Task = tuple[float, int, "Future[Any]", threading.Event, Callable[[], Any], float]
+_Task = tuple[float, int, "Future[Any]", Callable[[], Any]]
 
 
 class BusyError(Exception):
@@ -64,7 +57,7 @@ class _Decoders:
 
     Always the same: the C library keeps what is freed for the thread that had it, so that as
     many threads as there are requests would keep that many pictures (decision 0158). Those that are
-    small come first. A decoder that is given up keeps its thread until it ends.
+    small come first. What may take long is called through `within_s`.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -76,59 +69,41 @@ class _Decoders:
         self._tasks: PriorityQueue[_Task] = PriorityQueue()
         self._numbers = count()
         self._threads: list[threading.Thread] = []
-        self._given_up: set[Future[Any]] = set()
         self._lock = threading.Lock()
 
-    def run(
-        self, decode: Callable[[], _T], cost: float = math.inf, seconds: float = math.inf
-    ) -> _T:
+    def run(self, decode: Callable[[], _T], cost: float = math.inf) -> _T:
         """Return what a function returns, or raise what it raises.
 
         Args:
             decode: The function, which may call this one.
             cost: Those with the lowest are called first; infinity for what is large, or has to be
                 read.
-            seconds: Longest time that it may take.
 
         Raises:
             BusyError: Too many large pictures are waited for.
-            ValueError: It takes longer, or decoders that take longer occupy both threads.
         """
         if threading.current_thread() in self._threads:
             return decode()
-        future, started = Future[_T](), threading.Event()
+        future = Future[_T]()
         with self._lock:
             if cost == math.inf and self._tasks.qsize() >= _MAX_LARGE:
                 raise BusyError("too many pictures are being made; try again later")
-            self._tasks.put((cost, next(self._numbers), future, started, decode, seconds))
+            self._tasks.put((cost, next(self._numbers), future, decode))
             if len(self._threads) < self._num_threads:
                 thread = threading.Thread(target=self._work, name="wids-pictures", daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        while not started.wait(_PATIENCE_S):
-            if len(self._given_up) == self._num_threads and future.cancel():
-                raise ValueError("two videos take too long to decode; try again later")
-        is_done = bool(wait([future], None if seconds == math.inf else seconds).done)
-        with self._lock:
-            if not is_done and not future.done():
-                self._given_up.add(future)
-                raise ValueError(f"decoding took longer than {seconds:g} s, and was given up")
         return future.result()
 
     def _work(self) -> None:
         while True:
-            _, _, future, started, decode, seconds = self._tasks.get()
-            if future.set_running_or_notify_cancel():
-                started.set()
-                try:
-                    with time_limit(seconds):
-                        future.set_result(decode())
-                except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-                    # Without the frames of the decoder, which have the picture.
-                    error.__context__ = error.__cause__ = None
-                    future.set_exception(error.with_traceback(None))
-                with self._lock:
-                    self._given_up.discard(future)
+            *_, future, decode = self._tasks.get()
+            try:
+                future.set_result(decode())
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                # Without the frames of the decoder, which have the picture.
+                error.__context__ = error.__cause__ = None
+                future.set_exception(error.with_traceback(None))
             del future, decode  # or the result would stay until the next task
 
 
@@ -232,7 +207,7 @@ def poster(video: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
             return Thumbnail(*small, repr(reader), reader.width, reader.height)
 
     try:
-        return decoded(picture, seconds=_POSTER_S)
+        return decoded(partial(within_s, _POSTER_S, picture))
     except BusyError:
         raise
     except Exception as error:
@@ -314,7 +289,7 @@ def card_fields(sizes: Mapping[str, int], order: Sequence[str], picture: str = "
     """
     small = [field for field, nbytes in sizes.items() if is_small(field, nbytes)]
     small = preferred(small, order, picture)
-    pictures = [field for field in small if extension(field) in IMAGE_EXTENSIONS]
+    pictures = [field for field in small if codecs.extension(field) in codecs.IMAGE_EXTENSIONS]
     texts = [field for field in small if field not in pictures]
     return [*pictures[:1], *texts[:_MAX_TEXTS]]
 
@@ -327,10 +302,10 @@ def preferred(fields: Iterable[str], order: Sequence[str], picture: str) -> list
 
 def is_small(field: str, nbytes: int) -> bool:
     """Return whether a field of this length is small enough to be read for a preview."""
-    kind = extension(field)
-    if kind in IMAGE_EXTENSIONS:
+    kind = codecs.extension(field)
+    if kind in codecs.IMAGE_EXTENSIONS:
         return nbytes <= _MAX_PICTURE_NBYTES
-    return kind in TEXT_EXTENSIONS and nbytes <= MAX_TEXT_NBYTES
+    return kind in codecs.TEXT_EXTENSIONS and nbytes <= codecs.MAX_TEXT_NBYTES
 
 
 def field_sizes(index: ShardIndex, local_index: int) -> dict[str, int]:
@@ -354,7 +329,7 @@ def media_facts(field: str, file: IO[bytes]) -> str:
         ModuleNotFoundError: The package that reads such fields is not installed.
         Exception: It is neither; any type.
     """
-    kind = media_kind(field)
+    kind = codecs.media_kind(field)
     if kind == "audio":
         rate, num_channels, length_s = _audio_facts(file)
         return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
@@ -388,9 +363,9 @@ def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:
 
     ``""`` for one that cannot be read within a few seconds, or has no reader.
     """
-    if not media_kind(field):
+    if not codecs.media_kind(field):
         return ""
     try:
-        return decoded(lambda: media_facts(field, opened()), 0, _MAX_S)
+        return decoded(partial(within_s, _MAX_S, lambda: media_facts(field, opened())), 0)
     except Exception:  # noqa: BLE001 - of a package that is absent, or of a damaged file
         return ""

@@ -23,12 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import SampleError, without_kept_secrets
-from wids.look.field_facts import (
-    MAX_PIXELS,
-    THUMBNAIL_PIXELS,
-    facts_of_file,
-    thumbnail,
-)
+from wids.look.field_facts import MAX_PIXELS, THUMBNAIL_PIXELS, facts_of_file, thumbnail
 from wids.look.text import (
     MAX_SHOWN_NBYTES,
     PREVIEW_DECODER,
@@ -38,13 +33,7 @@ from wids.look.text import (
     shortened,
     value_text,
 )
-from wids.shards.fields.codecs import (
-    CAPTION_EXTENSIONS,
-    IMAGE_EXTENSIONS,
-    extension,
-    media_kind,
-    played_type,
-)
+from wids.shards.fields import codecs
 from wids.shards.sample_access import FieldStats
 from wids.shards.specs.model import class_name, is_of_classes
 from wids.storage.sizes import count_text, nbytes_text
@@ -144,7 +133,7 @@ def card_html(
         lengths: Lengths in seconds of audio and video among the other fields, as text.
     """
     fields = {name: value for name, value in sample.items() if not str(name).startswith("__")}
-    pictures = [name for name in fields if extension(name) in IMAGE_EXTENSIONS]
+    pictures = [name for name in fields if codecs.extension(name) in codecs.IMAGE_EXTENSIONS]
     picture = ""
     if pictures:
         data = bytes(fields[pictures[0]])
@@ -153,7 +142,7 @@ def card_html(
     texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes, limit)
     others_by_name = other_fields or {}
     for name, size in others_by_name.items():
-        if not picture and extension(name) in IMAGE_EXTENSIONS:
+        if not picture and codecs.extension(name) in codecs.IMAGE_EXTENSIONS:
             picture = no_picture_html(f"{name}, {nbytes_text(size)}: too large to show here")
     if not picture and poster:
         # Requested by the browser when it comes into sight.
@@ -171,7 +160,7 @@ def card_html(
 
 def _card_texts(fields: Mapping[str, Any], classes: Sequence[str], limit: int) -> list[str]:
     """Return texts as paragraphs: a caption, if there is one, then the other fields with names."""
-    captions = [name for name in fields if extension(name) in CAPTION_EXTENSIONS]
+    captions = [name for name in fields if codecs.extension(name) in codecs.CAPTION_EXTENSIONS]
     first = captions[:1] or list(fields)[:1]
     texts = []
     for name in (*first, *(n for n in fields if n not in first)):
@@ -268,9 +257,9 @@ def _bytes_html(
 ) -> str:
     size = nbytes_text(len(data))
     stated = f"<small>{escaped(size)}</small> " if with_size else ""
-    if extension(field) in IMAGE_EXTENSIONS:
+    if codecs.extension(field) in codecs.IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
-    if media_kind(field):
+    if codecs.media_kind(field):
         return _media_html(field, data, size)
     if len(data) > MAX_SHOWN_NBYTES:
         return f"{stated}<code>{escaped(repr(data[:60]))}</code>"
@@ -284,7 +273,7 @@ def _bytes_html(
 
 
 def _media_html(field: str, data: bytes, size: str) -> str:
-    kind, tag = played_type(field), media_kind(field)
+    kind, tag = codecs.played_type(field), codecs.media_kind(field)
     facts = escaped(", ".join(filter(None, (facts_of_file(field, lambda: io.BytesIO(data)), size))))
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is None or len(data) > _MAX_PLAYED_NBYTES:

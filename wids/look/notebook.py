@@ -12,14 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from wids.errors import WidsError
+from wids.look import preview
 from wids.look.html import dataset_html, gallery_html
 from wids.look.page.questions import Selection
-from wids.look.preview import (
-    Peekable,
-    cards,
-    num_affordable,
-    problems_of,
-)
 from wids.look.text import class_names, classes_text, total_of
 from wids.order.arguments import at_least
 from wids.shards.sample_access import (
@@ -142,9 +137,10 @@ def _range_text(start: int, stop: int, total: int, seed: int | None) -> str:
 def _gallery(
     dataset: ReadableDataset, indices: Sequence[int], stats: Iterable[FieldStats], note: str = ""
 ) -> str:
-    shown = cards(dataset, indices, [each.field for each in stats])
+    shown = preview.cards(dataset, indices, [each.field for each in stats])
     problems = [
-        f"{count_text(count, 'sample')}: {problem}" for problem, count in problems_of(shown).items()
+        f"{count_text(count, 'sample')}: {problem}"
+        for problem, count in preview.problems_of(shown).items()
     ]
     return gallery_html((card.html for card in shown), note, problems)
 
@@ -221,7 +217,7 @@ def _distributions(dataset: ReadableDataset) -> str:
         return str(error)
 
 
-def peek_html(peek: Peekable) -> str:
+def peek_html(peek: preview.Peekable) -> str:
     """Return the beginning of a shard as HTML: what is known of it, and its first samples."""
     peek.read_on(_NUM_FIRST)
     stats = field_stats(peek)
@@ -237,12 +233,12 @@ def peek_html(peek: Peekable) -> str:
     if glimpse is not None:
         note = f"{glimpse.remark()}. " if glimpse.remark() else ""
         note += f"The samples are not counted yet: {peek.create_command} makes an index."
-    first = range(num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
+    first = range(preview.num_affordable(peek, 0, min(len(peek), _NUM_FIRST)))
     samples = _gallery(peek, first, stats) if len(peek) else ""
     return dataset_html(peek.title, facts, stats, note, samples)
 
 
-def known_text(peek: Peekable) -> str:
+def known_text(peek: preview.Peekable) -> str:
     """Return how many samples of a shard are known."""
     return count_text(len(peek), "sample") + ("" if peek.is_complete else " found so far")
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from wids.errors import WidsError, printable
-from wids.look.field_facts import (
-    THUMBNAIL_PIXELS,
-    card_fields,
-    damage_text,
-    damaged_fields,
-    facts_of_file,
-    field_sizes,
-)
+from wids.look import field_facts
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
@@ -29,7 +22,7 @@ from wids.shards.remote_shard import open_field
 from wids.shards.sample_access import ReadableDataset, compute_field_stats, index_of
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import read_or_errors
+from wids.shards.tars.raw_samples import read_or_errors
 
 MAX_PAGE_NBYTES: Final = 8_000_000
 """Bytes to read for a page of a shard that may have no index."""
@@ -95,7 +88,7 @@ def num_affordable(
     stop, nbytes = min(start + count, len(index)), 0
     for local_index in range(start, stop):
         members = index.members(local_index)
-        for field in card_fields(field_sizes(index, local_index), order):
+        for field in field_facts.card_fields(field_facts.field_sizes(index, local_index), order):
             size = int(index.sizes[members[field]])
             at = int(index.blocks[members[field]]) * BLOCK_NBYTES
             if glimpse is None or not glimpse.has(at, at + size):
@@ -127,7 +120,7 @@ def cards(
     order: Sequence[str],
     *,
     picture: str = "",
-    pixels: int = THUMBNAIL_PIXELS,
+    pixels: int = field_facts.THUMBNAIL_PIXELS,
     poster_of: Callable[[int, Iterable[str]], str] = lambda *_: "",
 ) -> list[Card]:
     """Return samples as cards, in order. Only what a card shows is read.
@@ -151,7 +144,7 @@ def cards(
         except WidsError as error:
             card_of[index] = _problem_card(index, error)
             continue
-        shown = tuple(card_fields(sizes, order, picture))
+        shown = tuple(field_facts.card_fields(sizes, order, picture))
         other_fields[index] = {f: size for f, size in sizes.items() if f not in shown}
         groups.setdefault(shown, []).append(index)
     deadline_s = time.monotonic() + _LENGTHS_S
@@ -177,7 +170,7 @@ def cards(
                     lengths={media: facts.partition(",")[0]} if facts else {},
                 )
                 audio = next((f for f in others if (played_type(f) or "").startswith("audio")), "")
-                card_of[index] = Card(html, damage_text(damaged), audio)
+                card_of[index] = Card(html, field_facts.damage_text(damaged), audio)
     return [card_of[index] for index in indices]
 
 
@@ -209,7 +202,7 @@ def facts_of_field(dataset: ReadableDataset, index: int, field: str) -> str:
         return ""
     with dataset.only([field]) as selection:
         place = selection.locate(index)
-        return facts_of_file(
+        return field_facts.facts_of_file(
             field, lambda: open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
         )
 
@@ -217,7 +210,9 @@ def facts_of_field(dataset: ReadableDataset, index: int, field: str) -> str:
 def damage_of(dataset: ReadableDataset, index: int, sample: Any) -> list[str]:
     """Return the fields of an undecoded sample that do not match the index of its shard."""
     _, local_index, shard_index = located(dataset, index)
-    return [] if shard_index is None else damaged_fields(shard_index, local_index, sample)
+    return (
+        [] if shard_index is None else field_facts.damaged_fields(shard_index, local_index, sample)
+    )
 
 
 def problems_of(shown: Iterable[Card]) -> dict[str, int]:
@@ -228,7 +223,7 @@ def problems_of(shown: Iterable[Card]) -> dict[str, int]:
 def sample_sizes(dataset: ReadableDataset, index: int) -> dict[str, int] | None:
     """Return the fields of a sample with their lengths; None if its shard has no index."""
     _, local_index, shard_index = located(dataset, index)
-    return None if shard_index is None else field_sizes(shard_index, local_index)
+    return None if shard_index is None else field_facts.field_sizes(shard_index, local_index)
 
 
 def located(dataset: ReadableDataset, index: int) -> tuple[int, int, ShardIndex | None]:

@@ -102,14 +102,22 @@ class AlignedRounds(Rounds):
         pieces = (piece for of_bucket in self._pieces for of_run in of_bucket for piece in of_run)
         return sum(map(len, pieces)) - int(self._plan[1].sum())
 
-    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
-        rounds = self._plan[0].astype(np.int64)
-        lengths = self._buckets.sizes[rounds]
+    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
+        (numbers,) = np.nonzero(self._lengths(run))
+        return numbers, self._plan[0][numbers].astype(np.int64)
+
+    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
+        lengths = self._lengths(run)
+        return lengths[lengths > 0]
+
+    def _lengths(self, run: int) -> IntArray:
+        """Return how many indices of its own a run has in each round."""
+        rounds = self._plan[0]
+        lengths: IntArray = self._buckets.sizes[rounds]
         # The last rounds, one for each bucket with indices left, are not full.
         if not self._drop_last and (num_last := np.count_nonzero(self._left)):
             lengths[-num_last:] = self._shares[run, rounds[-num_last:]]
-        (numbers,) = np.nonzero(lengths)
-        return numbers, rounds[numbers], lengths[numbers]
+        return lengths
 
     # The batches.
 
@@ -190,7 +198,7 @@ class _Stock:
         self._num_coming -= counts
         for bucket in np.flatnonzero(counts).tolist():
             first = groups.firsts[bucket]
-            self._hold(bucket, window[groups.places[first : first + counts[bucket]]])
+            self._hold(bucket, window[groups.positions[first : first + counts[bucket]]])
 
     def _hold(self, bucket: int, indices: IntArray) -> None:
         # A resumed pass leaves out what earlier batches had.
@@ -260,26 +268,24 @@ class RoundsAgain(Rounds):
     def __init__(
         self, whole: Rounds, history: History, num_runs: int, *, aligned: bool, drop_last: bool
     ) -> None:
-        self._whole = whole
+        self.whole = whole
+        self._first = history[0]
         self._aligned = aligned
         num_first = history[0].num_runs
         own = [whole.own(run) for run in range(num_first)]
-        run = np.repeat(np.arange(num_first), [len(numbers) for numbers, *_ in own])
-        number, bucket, length = (np.concatenate(parts) for parts in zip(*own, strict=True))
+        run = np.repeat(np.arange(num_first), [len(numbers) for numbers, _ in own])
+        number, bucket = (np.concatenate(parts) for parts in zip(*own, strict=True))
         # In the order in which they are dealt out: run by run, or round by round.
-        order = np.lexsort((run, number)) if aligned else np.arange(len(run))
-        self._run, self._number, self._bucket, self._length = (
-            values[order] for values in (run, number, bucket, length)
-        )
+        self._order = order = np.lexsort((run, number)) if aligned else np.arange(len(run))
+        self._run, self._number, self._bucket = run[order], number[order], bucket[order]
         is_left = self._number >= history[0].num_read()[self._run]
         for part in history[1:]:
             dealt = self._dealt(np.flatnonzero(is_left), part.num_runs)
             read = np.arange(len(dealt))[:, None] < part.num_read()
             is_left[dealt[read & (dealt >= 0)]] = False
-        left = np.flatnonzero(is_left)
-        dealt = self._dealt(left, num_runs)
+        self._left = np.flatnonzero(is_left)
+        dealt = self._dealt(self._left, num_runs)
         is_complete: BoolArray = np.all(dealt >= 0, axis=1)
-        self._num_left = int(self._length[left].sum())
         self._rounds = dealt[is_complete] if drop_last else _with_repeated(dealt, is_complete)
 
     def _dealt(self, left: IntArray, num_runs: int) -> IntArray:
@@ -294,20 +300,27 @@ class RoundsAgain(Rounds):
 
     @cached_property
     def _surplus(self) -> int:
-        return int(self._length[self._rounds].sum()) - self._num_left
+        runs = range(int(self._run.max(initial=-1)) + 1)
+        lengths = np.concatenate([*map(self.whole.own_lengths, runs), np.empty(0, np.int64)])
+        lengths = lengths[self._order]
+        return int(lengths[self._rounds].sum()) - int(lengths[self._left].sum())
+
+    def located(self, step: int) -> list[list[int]]:  # noqa: ARG002, D102 - inherited
+        width = self._first.num_runs // self._first.num_replicas
+        return self.whole.located(self._first.steps // width)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         dealt = self._rounds[start:, run]
-        reader = _Reader(self._whole, self._run[dealt], self._number[dealt])
+        reader = _Reader(self.whole, self._run[dealt], self._number[dealt])
         wanted = zip(self._run[dealt].tolist(), self._number[dealt].tolist(), strict=True)
-        batches = [reader.batch(*place) for place in _first(wanted)]
+        batches = [reader.batch(*each) for each in _first(wanted)]
         while batches:
             yield batches
-            batches = [reader.batch(*place) for place in _first(wanted)]
+            batches = [reader.batch(*each) for each in _first(wanted)]
 
 
-def _first(places: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [place for _, place in zip(range(_BLOCK_LENGTH), places)]  # noqa: B905 - the rest stays
+def _first(wanted: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [each for _, each in zip(range(_BLOCK_LENGTH), wanted)]  # noqa: B905 - the rest stays
 
 
 class _Reader:
@@ -324,8 +337,8 @@ class _Reader:
         self._coming = {run: self._from(whole, run, wanted) for run, wanted in self._wanted.items()}
         # What was passed on the way to a later one, and what is asked for more than once.
         self._held: dict[tuple[int, int], list[int]] = {}
-        places, counts = np.unique(np.stack((runs, numbers)), axis=1, return_counts=True)
-        self._repeated = set(map(tuple, places.T[counts > 1].tolist()))
+        found, counts = np.unique(np.stack((runs, numbers)), axis=1, return_counts=True)
+        self._repeated = set(map(tuple, found.T[counts > 1].tolist()))
 
     @staticmethod
     def _from(whole: Rounds, run: int, wanted: IntArray) -> Iterator[tuple[int, list[int]]]:
@@ -338,11 +351,11 @@ class _Reader:
 
     def batch(self, run: int, number: int) -> list[int]:
         """Return a batch."""
-        place = (run, number)
-        while place not in self._held:
+        wanted = (run, number)
+        while wanted not in self._held:
             at, batch = next(self._coming[run])
             self._held[run, at] = batch
-        return self._held[place] if place in self._repeated else self._held.pop(place)
+        return self._held[wanted] if wanted in self._repeated else self._held.pop(wanted)
 
 
 def _one_after_another(left: IntArray, num_runs: int) -> IntArray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import warn
+from wids.shards.specs.model import DatasetSpec, digests_of
 from wids.storage.arrays import IntArray
 
 
@@ -22,12 +23,12 @@ class Wrapper:
     """What one of torch's wrappers has inside.
 
     Attributes:
-        parts: The datasets: one after another, or of the same indices.
+        datasets: The datasets: one after another, or of the same indices.
         is_stacked: Whether they have the same indices, as in ``StackDataset``.
-        indices: The index in the only part of each sample, as in ``Subset``; None for all.
+        indices: The index in the only dataset of each sample, as in ``Subset``; None for all.
     """
 
-    parts: list[Any]
+    datasets: list[Any]
     is_stacked: bool = False
     indices: Any = None
 
@@ -60,10 +61,10 @@ def lengths_of(dataset: Sized) -> Any:
     if wrapper is None:
         return [len(dataset)]
     if wrapper.indices is not None:
-        return _of_subset(dataset, wrapper.parts[0], wrapper.indices)
+        return _of_subset(dataset, wrapper.datasets[0], wrapper.indices)
     if wrapper.is_stacked:  # it follows the first
-        return lengths_of(wrapper.parts[0])
-    return _of_concatenation(dataset, wrapper.parts)
+        return lengths_of(wrapper.datasets[0])
+    return _of_concatenation(dataset, wrapper.datasets)
 
 
 class EpochTeller:
@@ -88,6 +89,14 @@ class EpochTeller:
                 announce()
 
 
+def spec_digests(dataset: Any) -> dict[str, str]:
+    """Return what `digests_of` does for the spec of a dataset, or for those of its parts."""
+    specs = (getattr(part, "spec", None) for part in _with_epochs(dataset))
+    found = [digests_of(spec) for spec in specs if isinstance(spec, DatasetSpec)]
+    shared = set.intersection(*map(set, found)) if found else ()
+    return {fact: "+".join(each[fact] for each in found) for fact in sorted(shared)}
+
+
 def may_differ(dataset: Any) -> bool:
     """Whether each rank has counted the samples of its dataset, and may have passed over shards."""
     accesses = (getattr(part, "sample_access", None) for part in _with_epochs(dataset))
@@ -100,8 +109,8 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
         yield dataset
         return
     wrapper = unwrapped(dataset)
-    for part in wrapper.parts if wrapper else ():
-        yield from _with_epochs(part)
+    for each in wrapper.datasets if wrapper else ():
+        yield from _with_epochs(each)
 
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:

@@ -1,26 +1,156 @@
 """Batch the indices of a sampler by bucket, as a torch batch sampler for any rank.
 
-Each batch has one bucket, and all ranks have equally many batches. `wids.order.rounds` and
+`RoundsSampler` is what all samplers of batches have in common. Each batch has one bucket, and all
+ranks have equally many batches. `wids.order.rounds` and
 `wids.order.aligned` make them. Ranks do not communicate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
-from wids.order.elastic import History, Place
+from wids.order.elastic import EpochPlace, History
 from wids.order.passes import EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
 from wids.order.sequences import BatchSequence
 
-_MOST_COUNTED: Final = 1_000_000
-"""Samples for which ``repr`` counts batches: a tenth of a second."""
+
+class RoundsSampler(EpochSampler[list[int]]):
+    """Yield the batches that `Rounds` make of the order of a sampler, which shares the epoch.
+
+    A subclass defines `_fingerprint` and `_whole`.
+
+    Args:
+        sampler: The sampler inside.
+        drop_last: How ranks are made equal at the end of an epoch.
+    """
+
+    yields_indices = False
+    _num_noticed = 50
+    aligned = False
+    _most_counted = 1_000_000
+    """Samples for which ``repr`` counts batches: a tenth of a second."""
+
+    def __init__(self, sampler: ChunkedSampler, drop_last: bool) -> None:
+        if not isinstance(sampler, ChunkedSampler):
+            raise TypeError(
+                "sampler: expected one of wids' samplers, whose order is known for all ranks, "
+                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
+                "Prefetcher goes around the batches"
+            )
+        self.sampler = sampler
+        self.drop_last = bool(drop_last)
+        self.shuffle = sampler.shuffle
+        self._tell_epoch = sampler._tell_epoch
+        self.dataset_length = sampler.dataset_length
+        self.num_canonical = sampler.num_canonical
+        self._is_elastic = sampler._is_elastic
+        self._epochs_made: dict[tuple[int, int, History], Rounds] = {}
+        self._set_up_passes(sampler._epochs)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, as the sampler inside knows it."""
+        return self._replica()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks."""
+        return self._replica()[1]
+
+    @property
+    def num_repeated(self) -> int:
+        """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
+        return self._rounds(self._place_of(self.epoch)).num_repeated
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of samples of the current epoch that are in no batch of any rank."""
+        return self._rounds(self._place_of(self.epoch)).num_left_out
+
+    @property
+    def _num_runs(self) -> int:
+        return self.sampler._num_runs
+
+    def _replica(self) -> tuple[int, int]:
+        return self.sampler._replica()
+
+    def _blocks(self, start: EpochPlace) -> Iterator[list[list[int]]]:
+        return in_turn(self._rounds(start), self._my_runs(), start.position)
+
+    def _sequence(self, place: EpochPlace) -> BatchSequence:
+        return BatchSequence(self._rounds(place), self._my_runs())
+
+    def _steps_at(self, index: int, place: EpochPlace) -> list[tuple[int, int]]:
+        _, num_replicas = self._replica()
+        rounds, width = self._rounds(place), self._num_runs // num_replicas
+        return [
+            (rank, position)
+            for rank in range(num_replicas)
+            for position, batch in enumerate(
+                BatchSequence(rounds, range(rank * width, (rank + 1) * width))
+            )
+            if index in batch
+        ]
+
+    def _num_items(self, place: EpochPlace) -> int:
+        return self._rounds(place).num_rounds * len(self._my_runs())
+
+    def _is_at_end(self, place: EpochPlace) -> bool:
+        return not self._rounds(place).has_round(place.position // len(self._my_runs()))
+
+    def _most_items(self, num_runs: int) -> int:
+        # No run has more batches than all runs have indices; the exact number takes a second.
+        return self.sampler._most_items(num_runs) * num_runs
+
+    def _expected_by(self, state: Any, *, whole: bool = True) -> dict[str, Any]:
+        # Each batch depends on the order of the whole epoch.
+        return self._fingerprint() | self.sampler._expected_by(state, whole=whole)
+
+    def _my_runs(self) -> range:
+        rank, num_replicas = self._replica()
+        width = self._num_runs // num_replicas
+        return range(rank * width, (rank + 1) * width)
+
+    def _rounds(self, place: EpochPlace) -> Rounds:
+        """Return the batches of an epoch, or of its rest; the latest two are cached."""
+        key = (place.epoch, self._num_runs, place.history)
+        if key not in self._epochs_made:
+            for old in list(self._epochs_made)[:-1]:
+                del self._epochs_made[old]
+            self._epochs_made[key] = self._made(place)
+        return self._epochs_made[key]
+
+    def _made(self, place: EpochPlace) -> Rounds:
+        if not place.history:
+            return self._whole(place.epoch, self._num_runs)
+        whole = self._whole(place.epoch, place.history[0].num_runs)
+        return RoundsAgain(
+            whole, place.history, self._num_runs, aligned=self.aligned, drop_last=self.drop_last
+        )
+
+    def _whole(self, epoch: int, num_runs: int) -> Rounds:
+        """Return the batches of an epoch that is cut into so many runs."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        if self.sampler.dataset_length > self._most_counted:
+            return self._about
+        return (
+            f"<{self._about}, epoch {self.epoch}: {len(self)} batches on each rank, "
+            f"{self.num_repeated} samples repeated, {self.num_left_out} left out>"
+        )
+
+    @property
+    def _about(self) -> str:
+        """The settings, as text."""
+        raise NotImplementedError
 
 
-class BucketBatchSampler(EpochSampler[list[int]]):
+class BucketBatchSampler(RoundsSampler):
     """Yield batches that have one bucket each: one aspect ratio, one range of lengths.
 
     Pass it to a DataLoader as ``batch_sampler=``. Batches follow the order of the sampler that it
@@ -68,9 +198,6 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         (5, 0, 0)
     """
 
-    yields_indices = False
-    num_noticed = 50
-
     def __init__(
         self,
         sampler: ChunkedSampler,
@@ -80,122 +207,31 @@ class BucketBatchSampler(EpochSampler[list[int]]):
         aligned: bool = False,
         drop_last: bool = False,
     ) -> None:
-        if not isinstance(sampler, ChunkedSampler):
-            raise TypeError(
-                "sampler: expected one of wids' samplers, whose order is known for all ranks, "
-                f"found {type(sampler).__name__}; wids.ChunkedSampler(dataset) is one, and a "
-                "Prefetcher goes around the batches"
-            )
-        self.sampler = sampler
+        super().__init__(sampler, drop_last)
         self.batch_size = batch_size
         self.aligned = bool(aligned)
-        self.drop_last = bool(drop_last)
-        self.shuffle = sampler.shuffle
-        self.tell_epoch = sampler.tell_epoch
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
-        self.dataset_length = sampler.dataset_length
-        self.num_canonical = sampler.num_canonical
-        self.is_elastic = sampler.is_elastic
-        self._epochs_made: dict[tuple[int, int, History], Rounds] = {}
-        self._set_up_passes(sampler.epochs)
 
-    @property
-    def rank(self) -> int:
-        """Rank of this process, as the sampler inside knows it."""
-        return self.replica()[0]
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of ranks."""
-        return self.replica()[1]
-
-    @property
-    def num_repeated(self) -> int:
-        """Number of samples of the current epoch, on all ranks, in batches that repeat others."""
-        return self._rounds(self.place_of(self.epoch)).num_repeated
-
-    @property
-    def num_left_out(self) -> int:
-        """Number of samples of the current epoch that are in no batch of any rank."""
-        return self._rounds(self.place_of(self.epoch)).num_left_out
-
-    @property
-    def num_runs(self) -> int:  # noqa: D102 - inherited
-        return self.sampler.num_runs
-
-    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
-        return self.sampler.replica()
-
-    def blocks(self, start: Place) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        return in_turn(self._rounds(start), self._my_runs(), start.position)
-
-    def sequence(self, place: Place) -> BatchSequence:  # noqa: D102 - inherited
-        return BatchSequence(self._rounds(place), self._my_runs())
-
-    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:  # noqa: D102 - inherited
-        _, num_replicas = self.replica()
-        rounds, width = self._rounds(place), self.num_runs // num_replicas
-        return [
-            (rank, position)
-            for rank in range(num_replicas)
-            for position, batch in enumerate(
-                BatchSequence(rounds, range(rank * width, (rank + 1) * width))
-            )
-            if index in batch
-        ]
-
-    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
-        return self._rounds(place).num_rounds * len(self._my_runs())
-
-    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
-        # No run has more batches than all runs have indices; the exact number takes a second.
-        return self.sampler.most_items(num_runs) * num_runs
-
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         return {
-            **self.sampler.fingerprint(),
+            **self.sampler._fingerprint(),
             **self._bucket_fingerprint,
             "aligned": self.aligned,
             "drop_last": self.drop_last,
         }
 
-    def _my_runs(self) -> range:
-        rank, num_replicas = self.replica()
-        width = self.num_runs // num_replicas
-        return range(rank * width, (rank + 1) * width)
-
-    def _rounds(self, place: Place) -> Rounds:
-        """Return the batches of an epoch, or of its rest; the latest two are cached."""
-        key = (place.epoch, self.num_runs, place.history)
-        if key not in self._epochs_made:
-            for old in list(self._epochs_made)[:-1]:
-                del self._epochs_made[old]
-            self._epochs_made[key] = self._made(place)
-        return self._epochs_made[key]
-
-    def _made(self, place: Place) -> Rounds:
-        num_runs = place.history[0].num_runs if place.history else self.num_runs
+    def _whole(self, epoch: int, num_runs: int) -> Rounds:
         kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
-        run_blocks = self.sampler.run_blocks(place.epoch, num_runs)
-        whole = kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
-        if not place.history:
-            return whole
-        return RoundsAgain(
-            whole, place.history, self.num_runs, aligned=self.aligned, drop_last=self.drop_last
-        )
+        run_blocks = self.sampler.run_blocks(epoch, num_runs)
+        return kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
 
-    def __repr__(self) -> str:
+    @property
+    def _about(self) -> str:
         sizes = sorted(set(self._buckets.sizes.tolist()))
         shown = " to ".join(str(size) for size in sizes[:1] + sizes[1:][-1:])
-        about = (
+        return (
             f"{type(self).__name__}({type(self.sampler).__name__}, {len(self._buckets.names)} "
             f"buckets of {self.sampler.dataset_length} samples, batch_size={shown or None}, "
             f"aligned={self.aligned}, drop_last={self.drop_last})"
-        )
-        if self.sampler.dataset_length > _MOST_COUNTED:
-            return about
-        return (
-            f"<{about}, epoch {self.epoch}: {len(self)} batches on each rank, "
-            f"{self.num_repeated} samples repeated, {self.num_left_out} left out>"
         )

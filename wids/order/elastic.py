@@ -19,12 +19,12 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.arguments import at_least
-from wids.order.epoch_order import Settings, Slice, bounds_of, shuffled_chunks
+from wids.order.epoch_order import OrderSettings, Slice, bounds_of, shuffled_chunks
 from wids.storage.arrays import IntArray
 
 
 @dataclass(frozen=True)
-class Part:
+class EpochPart:
     """What a job has read of an epoch on one number of ranks.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part:
     steps: int
 
     @classmethod
-    def from_json(cls, entry: Any) -> Part:
+    def from_json(cls, entry: Any) -> EpochPart:
         """Return a part from its entry in a state.
 
         Raises:
@@ -83,12 +83,12 @@ class Part:
         return num_read
 
 
-History = tuple[Part, ...]
+History = tuple[EpochPart, ...]
 """The parts of an epoch that were read before, on other numbers of ranks."""
 
 
 @dataclass(frozen=True)
-class Place:
+class EpochPlace:
     """A place in an epoch, from which a rank reads on.
 
     Attributes:
@@ -101,7 +101,7 @@ class Place:
     position: int = 0
     history: History = ()
 
-    def __add__(self, num_items: int) -> Place:
+    def __add__(self, num_items: int) -> EpochPlace:
         """Return the place after some more items."""
         return replace(self, position=self.position + num_items)
 
@@ -111,7 +111,7 @@ class Place:
         return sum(part.steps for part in self.history)
 
 
-def resumed(epoch: int, parts: Iterable[Part], num_replicas: int, num_runs: int) -> Place:
+def resumed(epoch: int, parts: Iterable[EpochPart], num_replicas: int, num_runs: int) -> EpochPlace:
     """Return the place from which a rank continues an epoch.
 
     Args:
@@ -122,14 +122,14 @@ def resumed(epoch: int, parts: Iterable[Part], num_replicas: int, num_runs: int)
     """
     read = [part for part in parts if part.steps]
     if not read:
-        return Place(epoch)
+        return EpochPlace(epoch)
     last = read[-1]
     # Runs that all were read equally far are the same runs on any number of ranks that divides
     # them.
     is_same = last.num_replicas == num_replicas or last.position % num_runs == 0
     if last.num_runs == num_runs and is_same:
-        return Place(epoch, last.position // num_replicas, tuple(read[:-1]))
-    return Place(epoch, 0, tuple(read))
+        return EpochPlace(epoch, last.position // num_replicas, tuple(read[:-1]))
+    return EpochPlace(epoch, 0, tuple(read))
 
 
 def run_edges(length: int, num_runs: int) -> IntArray:
@@ -202,8 +202,8 @@ class RestOfEpoch:
         ranges: Positions of the rest in the order with which the epoch began.
     """
 
-    whole: Settings
-    rest: Settings
+    whole: OrderSettings
+    rest: OrderSettings
     ranges: Ranges
 
     @property
@@ -221,7 +221,7 @@ class RestOfEpoch:
         return (Slice(left, *bounds_of(self.rest, number)) for number in numbers)
 
 
-def rest_of_epoch(settings: Settings, history: History) -> RestOfEpoch:
+def rest_of_epoch(settings: OrderSettings, history: History) -> RestOfEpoch:
     """Return what is left of an epoch after the parts of a history.
 
     Args:
@@ -246,7 +246,7 @@ def rest_of_epoch(settings: Settings, history: History) -> RestOfEpoch:
 class _Remaining:
     """The indices that are left, in order."""
 
-    settings: Settings
+    settings: OrderSettings
     seed: int
     epoch: int
     ranges: Ranges
@@ -282,6 +282,7 @@ class State:
         num_replicas: Number of ranks.
         fingerprint: Everything else that the order depends on; ``history`` has the parts of the
             epoch that were read on other numbers of ranks, if there are any.
+        spec: Digests of the dataset, on which the order does not depend.
     """
 
     epoch: int
@@ -289,16 +290,17 @@ class State:
     position: int
     num_replicas: int
     fingerprint: Mapping[str, Any]
+    spec: Mapping[str, str]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[EpochPart]:
         """What was read of the epoch, on each number of ranks."""
         earlier = self.fingerprint.get("history", [])
         if not isinstance(earlier, list):
             raise ValueError(f"history: expected a list, found {earlier!r:.80}")  # noqa: TRY004 - becomes a StateError
         steps = self.position // self.num_replicas
-        latest = Part(self.num_replicas, self.fingerprint["num_canonical"], steps)
-        return [*map(Part.from_json, earlier), latest]
+        latest = EpochPart(self.num_replicas, self.fingerprint["num_canonical"], steps)
+        return [*map(EpochPart.from_json, earlier), latest]
 
 
 def lengths_digest(lengths: IntArray) -> str:
@@ -328,7 +330,7 @@ def stated(settings: Any, otherwise: Collection[str], always: Collection[str]) -
     }
 
 
-def fingerprint(settings: Settings, seed: int, digest: str) -> dict[str, Any]:
+def fingerprint(settings: OrderSettings, seed: int, digest: str) -> dict[str, Any]:
     """Return what an order depends on besides epoch, position and ranks; JSON-able.
 
     Args:
@@ -368,7 +370,9 @@ def checked_state(
     try:
         position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
         num_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
-        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint)
+        spec = state.get("spec")
+        spec = spec if isinstance(spec, Mapping) else {}
+        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint, spec)
         _check_positions(found, most_items)
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error

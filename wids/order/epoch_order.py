@@ -241,7 +241,7 @@ class Order(Runs, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class OrderSettings:
     """What an order depends on besides seed, epoch, rank and position.
 
     Attributes:
@@ -341,7 +341,7 @@ def visits(settings: Order, seed: int, epoch: int) -> Iterator[IntArray]:
         yield run.visits(settings.lengths)
 
 
-def num_chunks(settings: Settings) -> int:
+def num_chunks(settings: OrderSettings) -> int:
     """Return the number of chunks in an epoch; a chunk that two runs share counts once."""
     first = settings.start
     bounds = [(0, settings.num_indices)]
@@ -423,7 +423,7 @@ class SlicedRun(Slice):
         return visited
 
 
-def bounds_of(settings: Settings, run: int) -> tuple[int, int, int | None]:
+def bounds_of(settings: OrderSettings, run: int) -> tuple[int, int, int | None]:
     """Return start, stop and padding of a run, as positions in the range (ORDER-1, ORDER-3)."""
     start, stop = _run_bounds(settings, run)
     length = settings.run_length(run)
@@ -434,7 +434,7 @@ def bounds_of(settings: Settings, run: int) -> tuple[int, int, int | None]:
     return start, start + own, start if own < length else None
 
 
-def _own_run(settings: Settings, seed: int, epoch: int, run: int) -> SlicedRun:
+def _own_run(settings: OrderSettings, seed: int, epoch: int, run: int) -> SlicedRun:
     """Return a run that is ordered separately."""
     start, stop, padding = bounds_of(settings, run)
     if start == stop and padding is not None:
@@ -445,7 +445,7 @@ def _own_run(settings: Settings, seed: int, epoch: int, run: int) -> SlicedRun:
 
 
 def shuffled_chunks(
-    settings: Settings, seed: int, epoch: int, run: int, start: int, stop: int
+    settings: OrderSettings, seed: int, epoch: int, run: int, start: int, stop: int
 ) -> Chunks:
     """Return the chunks of a range of indices in the order in which they are read."""
     edges = chunk_edges(settings.lengths, start, stop, settings.chunksize)
@@ -462,13 +462,13 @@ def _numbers_of(settings: Runs, rank: int, num_replicas: int) -> range:
     return range(rank * per_rank, (rank + 1) * per_rank)
 
 
-def _run_bounds(settings: Settings, run: int) -> tuple[int, int]:
+def _run_bounds(settings: OrderSettings, run: int) -> tuple[int, int]:
     n, num_runs = settings.num_indices, settings.num_runs
     # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
     return n * run // num_runs, n * (run + 1) // num_runs
 
 
-def _nearest_run(settings: Settings, run: int) -> int:
+def _nearest_run(settings: OrderSettings, run: int) -> int:
     """Return the nearest run to an empty one that has an index; the later one of a tie."""
     n, num_runs = settings.num_indices, settings.num_runs
     here = n * run // num_runs  # an index in 0..n, between the two neighbours

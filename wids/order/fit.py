@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from wids.order.elastic import run_edges
-from wids.order.epoch_order import Order, Settings
+from wids.order.epoch_order import Order, OrderSettings
 from wids.shards.capacity import CACHE_SHARE, Capacity
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text
@@ -59,12 +59,12 @@ def remarks(
         machine = Machine(
             order.num_runs // num_replicas,
             min(num_processes, num_replicas),
-            _part(order, limits, num_processes / num_replicas),
+            _share(order, limits, num_processes / num_replicas),
             ahead_nbytes,
         )
         if remark := misfit(order, limits, machine):
             yield remark
-    if isinstance(order, Settings):
+    if isinstance(order, OrderSettings):
         sources = getattr(dataset, "sources", {}) if order.shuffle and num_replicas > 1 else {}
         if remark := uneven_source(order, num_replicas, sources):
             yield remark
@@ -75,12 +75,12 @@ def remarks(
             )
 
 
-def _part(order: Order, limits: Capacity, part: float) -> float:
-    """Return the part of the dataset that a machine with a part of the ranks reads."""
-    if not isinstance(order, Settings):
-        return min(1, part)
+def _share(order: Order, limits: Capacity, share: float) -> float:
+    """Return the share of the dataset that a machine with a share of the ranks reads."""
+    if not isinstance(order, OrderSettings):
+        return min(1, share)
     covered = order.num_indices / max(1, int(limits.lengths.sum()))
-    return covered if order.redeal else covered * min(1, part)
+    return covered if order.redeal else covered * min(1, share)
 
 
 def hand(order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatArray) -> Hand:
@@ -141,13 +141,13 @@ class Machine:
     Attributes:
         num_runs: Number of runs of each process.
         num_processes: Number of processes on this machine.
-        part: The part of the dataset that they read, from 0 to 1.
+        share: The share of the dataset that they read, from 0 to 1.
         ahead_nbytes: Bytes of shards that are fetched ahead.
     """
 
     num_runs: int = 1
     num_processes: int = 1
-    part: float = 1
+    share: float = 1
     ahead_nbytes: int = 0
 
     @property
@@ -166,7 +166,7 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
     """
     chunksize = order.chunksize
     found = hand(order, chunksize, limits.lengths, limits.nbytes)
-    cache_nbytes, needed_nbytes = limits.cache_nbytes, float(limits.nbytes.sum()) * machine.part
+    cache_nbytes, needed_nbytes = limits.cache_nbytes, float(limits.nbytes.sum()) * machine.share
     chunks = "shards" if chunksize is None else f"chunks of {chunksize} samples"
     if cache_nbytes is not None and needed_nbytes > cache_nbytes:
         nbytes, longest = found.nbytes * machine.num_hands, int(limits.lengths.max(initial=0))
@@ -201,7 +201,7 @@ def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
     if in_hand > cache_nbytes * CACHE_SHARE:
         settings.append(f"cache_size={math.ceil(in_hand / CACHE_SHARE)}")
     # With space for shards that are being fetched when all others are cached.
-    everything = math.ceil(limits.nbytes.sum() * machine.part + 3 * limits.nbytes.max(initial=0))
+    everything = math.ceil(limits.nbytes.sum() * machine.share + 3 * limits.nbytes.max(initial=0))
     cures = [" and ".join(settings)] * bool(settings)
     cures.append(f"cache_size={everything}, for all that is read")
     return (
@@ -211,7 +211,7 @@ def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
 
 
 def uneven_source(
-    settings: Settings, num_replicas: int, sources: Mapping[str, IntArray]
+    settings: OrderSettings, num_replicas: int, sources: Mapping[str, IntArray]
 ) -> str | None:
     """Return a remark on a source that the ranks share unevenly, or None.
 
@@ -228,8 +228,8 @@ def uneven_source(
         starts, stops = np.asarray(ranges, np.int64).reshape(-1, 2).T
         # Samples of the source that precede each edge.
         before = np.append(0, np.cumsum(stops - starts))
-        place = np.searchsorted(starts, edges, side="right")
-        counts = before[place] - np.maximum(0, np.append(0, stops)[place] - edges)
+        number = np.searchsorted(starts, edges, side="right")
+        counts = before[number] - np.maximum(0, np.append(0, stops)[number] - edges)
         shares = np.diff(counts) / np.diff(edges)
         if np.ptp(shares) > _UNEVEN:
             each = ", ".join(f"{share:.0%}" for share in shares[:8])

@@ -6,12 +6,15 @@ not communicate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from wids.errors import StateError
 from wids.order.arguments import at_least, lengths_of, unwrapped
 from wids.order.elastic import lengths_digest, stated
 from wids.order.mixing import Mix, Source, checked_weight, draws_per_period
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Weights = Mapping[str, Any] | Sequence[Any]
+"""Weights by name or in order; or pairs of a number of samples and weights from there on."""
 
 
 class MixedSampler(DistributedChunkedSampler):
@@ -37,8 +41,12 @@ class MixedSampler(DistributedChunkedSampler):
     two samples of a source never differ by more than two.
 
     Ranks are equally long, and are looked up as by `DistributedChunkedSampler`; so are epochs and
-    states, and trainers do not replace the sampler. ORDER-20 to ORDER-26 in specs/sampler-order.md
-    specify the order.
+    states, and trainers do not replace the sampler.
+
+    Weights may change after numbers of samples, and each source continues where it was. A state
+    resumes with weights that change at its position or later, so a run continues with other
+    weights, and with sources more or fewer. ORDER-20 to ORDER-30 in specs/sampler-order.md specify
+    the order.
 
     Args:
         dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or anything with
@@ -46,6 +54,8 @@ class MixedSampler(DistributedChunkedSampler):
         weights: Numbers of any scale, by name or in the order of ``dataset.sources``; 0 draws
             nothing. None for those that the spec states, and 1 where it states none. A list may
             have one for each part of torch's ``ConcatDataset``, such as two views of one dataset.
+            A schedule is a list of pairs, ``[(0, weights), (2_000_000, weights)]``: a number of
+            samples of the whole job, over all epochs, and the weights from there on.
         num_samples: Samples in an epoch, of all ranks together; rounded up to a multiple of the
             runs. None for ``len(dataset)``. It may be longer than the data, or shorter.
         num_replicas: Number of ranks; None to look it up.
@@ -60,12 +70,15 @@ class MixedSampler(DistributedChunkedSampler):
             `DistributedChunkedSampler`.
 
     Attributes:
-        weights: The share of each source, which add up to 1. They are exact; if their common
-            denominator would exceed 2**20, they are rounded to multiples of 2**-20.
+        weights: The share of each source, which add up to 1; of a schedule, the first. They are
+            exact; if their common denominator would exceed 2**20, they are rounded to multiples of
+            2**-20.
+        schedule: Pairs of a number of samples and the shares from there on.
 
     Raises:
         ValueError: A weight is negative or not a number, all are 0, one belongs to no source, a
-            source has no weight or no samples, or the numbers contradict each other.
+            source has no weight or no samples, a schedule does not ascend from 0, or the numbers
+            contradict each other.
 
     Example:
         >>> import wids
@@ -78,7 +91,7 @@ class MixedSampler(DistributedChunkedSampler):
         Fraction(1, 4)
     """
 
-    is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
+    _is_elastic = False  # each run continues its pattern in the next epoch (ORDER-23)
     _shown: tuple[str, ...] = ("seed", "shuffle", "weights", "num_samples")
 
     def __init__(
@@ -107,55 +120,132 @@ class MixedSampler(DistributedChunkedSampler):
             mesh=mesh,
             replication=replication,
         )
-        sources = _sources(dataset, self._lengths, weights)
         if weights is None:
-            weights = getattr(dataset, "weights", None) or [1] * len(sources)
-        stated = _checked_weights(weights, sources)
-        # A source of weight 0 is not there: an order has draws of each of its sources.
-        self._sources = tuple(source for source in sources if stated[source.name])
-        self._draws = draws_per_period([stated[source.name] for source in self._sources])
-        draws = dict(zip((source.name for source in self._sources), self._draws, strict=True))
-        self.weights = {
-            source.name: Fraction(draws.get(source.name, 0), sum(self._draws)) for source in sources
-        }
+            weights = getattr(dataset, "weights", None) or None
+        phases = _phases(weights)
+        sources = _sources(dataset, self._lengths, phases[0][1])
+        stated = [
+            (start, _checked_weights(each, sources, f"weights[{start}]" if start else "weights"))
+            for start, each in phases
+        ]
+        self._named = {source.name: source for source in sources}
+        # A source without any weight is not there. In the order in which they come into the mix, so
+        # that later ones change nothing (ORDER-29).
+        names = list(dict.fromkeys(name for _, each in stated for name in each if each[name]))
+        self._sources = tuple(self._named[name] for name in names)
+        self._schedule = tuple(
+            (start, draws_per_period([each[name] for name in names])) for start, each in stated
+        )
+        at = {name: number for number, name in enumerate(names)}
+        self.schedule = [
+            (start, {n: Fraction(draws[at[n]] if n in at else 0, sum(draws)) for n in self._named})
+            for start, draws in self._schedule
+        ]
+        self.weights = self.schedule[0][1]
+        if len(phases) > 1:
+            self._shown = ("seed", "shuffle", "schedule", "num_samples")
         self._num_samples = at_least(
             1, len(dataset) if num_samples is None else num_samples, "num_samples"
         )
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(self.settings_of(1))
+            self.chunksize = self._fitting_chunksize(self._settings_of(1))
 
-    def settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
+    def _settings_of(self, num_runs: int) -> Mix:  # type: ignore[override]  # the same
         """Return what the order depends on, of an epoch that is cut into so many runs."""
         return Mix(
             self._lengths,
             self._sources,
-            self._draws,
+            self._schedule,
             -(-self._num_samples // num_runs),
             self.chunksize,
             self.shuffle,
             num_runs,
         )
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         if not hasattr(self, "_sources_digest"):
-            ranges = [source.ranges.ravel() for source in self._sources]
-            counts = np.array([len(each) for each in ranges])
-            self._sources_digest = lengths_digest(np.concatenate([counts, *ranges]))
+            self._sources_digest = self._digest([source.name for source in self._sources])
+        phases = [
+            [start, {name: str(weight) for name, weight in weights.items()}]
+            for start, weights in self.schedule
+        ]
         return {
             "sources": self._sources_digest,
-            "weights": {name: str(weight) for name, weight in self.weights.items()},
+            "weights": phases if len(phases) > 1 else phases[0][1],
             "num_samples": self._num_samples,
             "seed": self.seed,
             **stated(
                 self.settings,
-                otherwise=("lengths", "sources", "draws", "length", "num_runs"),
+                otherwise=("lengths", "sources", "schedule", "length", "num_runs"),
                 always=("chunksize", "shuffle"),
             ),
-            "num_canonical": self.num_runs,
+            "num_canonical": self._num_runs,
         }
 
+    def _digest(self, names: Collection[str]) -> str:
+        """Return a digest of the ranges of some sources."""
+        ranges = [each.ranges.ravel() for name, each in self._named.items() if name in names]
+        return lengths_digest(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
 
-def _sources(dataset: Sized, lengths: IntArray, weights: Weights | None) -> tuple[Source, ...]:
+    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:
+        expected = self._fingerprint()
+        try:
+            epoch, position = state["epoch"], state["position"]
+            if whole:
+                epoch, position = epoch + (position > 0), 0
+            found = state["fingerprint"]["weights"]
+            num_runs = state["fingerprint"]["num_canonical"]
+            position += epoch * self._settings_of(num_runs).num_indices
+            theirs, ours = (_past(each, position) for each in (found, expected["weights"]))
+        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError):
+            return expected  # of a state that is damaged
+        if theirs != ours:
+            raise StateError(
+                f"the state belongs to another order: weights: expected {ours!r:.400} until sample "
+                f"{position}, where it was saved, found {theirs!r:.400} in the state; to draw with "
+                f"other weights from there on, pass weights=[(0, {{…}}), ({position}, {{…}})], "
+                "with those of the state first"
+            )
+        # What the state has read is the same; what comes later is that of this sampler (ORDER-30).
+        names = {name for _, each in _past(found, math.inf) for name in each}
+        if missing := names - self._named.keys():
+            raise StateError(
+                "dataset: expected the datasets of the state, found none named "
+                f"{_listed(sorted(missing))}; keep them in the list of specs, with weight 0 from "
+                "the state's position on"
+            )
+        return {**expected, "weights": found, "sources": self._digest(names)}
+
+
+def _phases(weights: Any) -> list[tuple[int, Any]]:
+    """Return the phases of a schedule; weights that are none have a single one (ORDER-29)."""
+    pairs = list(weights) if isinstance(weights, Sequence) else []
+    if not any(isinstance(pair, Sequence) and not isinstance(pair, str) for pair in pairs):
+        return [(0, weights)]
+    try:
+        phases = [(at_least(0, start, "number of samples"), each) for start, each in pairs]
+    except (TypeError, ValueError):
+        phases = []
+    starts = [start for start, _ in phases]
+    if starts[:1] != [0] or any(a >= b for a, b in pairwise(starts)):
+        raise ValueError(
+            "weights: expected pairs of a number of samples and the weights from there on, "
+            f"ascending from 0, such as [(0, {{…}}), (2_000_000, {{…}})], found {weights!r:.200}"
+        )
+    return phases
+
+
+def _past(weights: Any, position: float) -> list[tuple[int, dict[str, str]]]:
+    """Return the weights in a state without what begins at a position or later, and without 0."""
+    phases = weights if isinstance(weights, list) else [[0, weights]]
+    return [
+        (start, {name: weight for name, weight in each.items() if weight != "0"})
+        for start, each in phases
+        if not start or start < position
+    ]
+
+
+def _sources(dataset: Sized, lengths: IntArray, weights: Any) -> tuple[Source, ...]:
     """Return the named datasets; all indices are one source where there are no names.
 
     The parts of torch's ``ConcatDataset`` are sources if there is a list with a weight for each.
@@ -165,7 +255,7 @@ def _sources(dataset: Sized, lengths: IntArray, weights: Weights | None) -> tupl
     named: Mapping[str, Any] = getattr(dataset, "sources", {"": ranges})
     wrapper = unwrapped(dataset)
     is_joined = wrapper is not None and not wrapper.is_stacked and wrapper.indices is None
-    parts = wrapper.parts if wrapper is not None and is_joined else []
+    parts = wrapper.datasets if wrapper is not None and is_joined else []
     if isinstance(weights, Sequence) and len(weights) == len(parts) > 1:
         edges = np.cumsum([len(lengths_of(part)) for part in parts])
         names = map(str, range(len(parts)))
@@ -173,19 +263,21 @@ def _sources(dataset: Sized, lengths: IntArray, weights: Weights | None) -> tupl
     return tuple(Source(name, np.asarray(ranges)) for name, ranges in named.items())
 
 
-def _checked_weights(weights: Weights, sources: Sequence[Source]) -> dict[str, Fraction]:
+def _checked_weights(weights: Any, sources: Sequence[Source], what: str) -> dict[str, Fraction]:
     """Return the weight of each source, as a fraction, by its name."""
     names = [source.name for source in sources]
+    if weights is None:
+        weights = [1] * len(names)
     if not isinstance(weights, Mapping):
         try:
             values = list(weights)
         except TypeError:
             raise ValueError(
-                f"weights: expected numbers by name or in a list, found {weights!r:.80}"
+                f"{what}: expected numbers by name or in a list, found {weights!r:.80}"
             ) from None
         if len(values) != len(names):
             raise ValueError(
-                f"weights: expected {len(names)}, one for each of {_listed(names)}, found "
+                f"{what}: expected {len(names)}, one for each of {_listed(names)}, found "
                 f"{len(values)}; specs of one name are one dataset, so give each a name of its "
                 "own; views are mixed as torch's ConcatDataset([view, other_view]), with a weight "
                 "for each"
@@ -193,16 +285,16 @@ def _checked_weights(weights: Weights, sources: Sequence[Source]) -> dict[str, F
         weights = dict(zip(names, values, strict=True))
     if unknown := [name for name in weights if name not in names]:
         raise ValueError(
-            f"weights: expected names of datasets, {_listed(names)}, found {_listed(unknown)}"
+            f"{what}: expected names of datasets, {_listed(names)}, found {_listed(unknown)}"
         )
     if missing := [name for name in names if name not in weights]:
         raise ValueError(
-            f"weights: expected one for each dataset, found none for {_listed(missing)}; 0 "
+            f"{what}: expected one for each dataset, found none for {_listed(missing)}; 0 "
             "draws nothing from a dataset"
         )
-    fractions = {name: checked_weight(weights[name], f"weights[{name!r}]") for name in names}
+    fractions = {name: checked_weight(weights[name], f"{what}[{name!r}]") for name in names}
     if not any(fractions.values()):
-        raise ValueError("weights: expected one that is not 0, found 0 for each dataset")
+        raise ValueError(f"{what}: expected one that is not 0, found 0 for each dataset")
     if empty := [s.name for s in sources if fractions[s.name] and not s.num_samples]:
         raise ValueError(
             f"dataset: expected samples of each source, found none of {_listed(empty)}; leave it "

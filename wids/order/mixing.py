@@ -3,8 +3,9 @@
 Each run follows a pattern, which says whose turn it is, and goes through its share of each source
 in passes, in the order of `wids.order.epoch_order`. The pattern repeats after a period, which is
 tabulated once; draws and counts are looked up in the table. So any position is computed without the
-preceding ones. All of this is pure functions of numbers. ORDER-20 to ORDER-26 in
-specs/sampler-order.md specify them.
+preceding ones. Where weights change, another pattern begins, and the passes continue. All of this
+is pure functions of numbers. ORDER-20 to ORDER-26 and ORDER-29 in specs/sampler-order.md specify
+them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import heapq
 import math
 import numbers
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +60,8 @@ def draws_per_period(weights: Sequence[Fraction]) -> tuple[int, ...]:
     period = math.lcm(*(share.denominator for share in shares))
     if period <= MAX_PERIOD:
         return tuple(int(share * period) for share in shares)
-    draws = [max(1, math.floor(share * MAX_PERIOD + Fraction(1, 2))) for share in shares]
+    nearest = (math.floor(share * MAX_PERIOD + Fraction(1, 2)) for share in shares)
+    draws = [max(own, int(share > 0)) for own, share in zip(nearest, shares, strict=True)]
     draws[draws.index(max(draws))] += MAX_PERIOD - sum(draws)
     return tuple(draws)
 
@@ -94,7 +98,8 @@ class Pattern:
     @cached_property
     def _draws_of(self) -> list[IntArray]:
         """The draws of the period that each source has."""
-        return [np.flatnonzero(self.sources == source) for source in range(self.num_sources)]
+        counts = np.bincount(self.sources, minlength=self.num_sources)
+        return np.split(np.argsort(self.sources, kind="stable"), np.cumsum(counts)[:-1])
 
     def count(self, source: int, num_draws: int) -> int:
         """Return how many of the first draws one source has."""
@@ -108,27 +113,18 @@ class Pattern:
         num_periods, rest = divmod(number, len(own))
         return num_periods * len(self.sources) + int(own[rest])
 
-    def counts(self, num_draws: int) -> list[int]:
-        """Return how many of the first draws each source has."""
-        num_periods, rest = divmod(num_draws, len(self.sources))
-        whole = self._counted(len(self.sources)) if num_periods else [0] * self.num_sources
-        # Python's integers: billions of periods do not overflow.
-        parts = zip(whole, self._counted(rest), strict=True)
-        return [num_periods * each + more for each, more in parts]
 
-    def _counted(self, length: int) -> list[int]:
-        counts: list[int] = np.bincount(self.sources[:length], minlength=self.num_sources).tolist()
-        return counts
-
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def pattern(draws: tuple[int, ...]) -> Pattern:
     """Return the pattern of sources with these numbers of draws per period (ORDER-21)."""
-    sources = _tabulated(draws)
+    there = [source for source, count in enumerate(draws) if count]
+    sources = np.array(there, np.min_scalar_type(len(draws)))[
+        _tabulated([draws[source] for source in there])
+    ]
     return Pattern(sources, _possible_starts(sources, draws), len(draws))
 
 
-def _tabulated(draws: tuple[int, ...]) -> npt.NDArray[np.unsignedinteger[Any]]:
+def _tabulated(draws: Sequence[int]) -> npt.NDArray[np.unsignedinteger[Any]]:
     """Return the source of each draw of the period: of those allowed, the one that is due first."""
     num_sources, period = len(draws), sum(draws)
     twice = max(1, 2 * num_sources - 2)
@@ -165,6 +161,69 @@ def _possible_starts(
         lowest, highest = deviations.min(), deviations.max()
         is_possible &= (highest - deviations < period) & (deviations - lowest < period)
     return np.flatnonzero(is_possible)
+
+
+Schedule = tuple[tuple[int, tuple[int, ...]], ...]
+"""How many draws of the period each source has, from a number of samples of the job on."""
+
+
+class Turns:
+    """Whose turn it is at each draw of each run, in the phases of a schedule (ORDER-29).
+
+    Args:
+        schedule: The schedule.
+        num_runs: Number of runs.
+    """
+
+    def __init__(self, schedule: Schedule, num_runs: int) -> None:
+        self._num_runs = num_runs
+        # Of phases that begin with the same draw, the last.
+        phases = {-(-num_samples // num_runs): draws for num_samples, draws in schedule}
+        self._firsts, self._draws = list(phases), list(phases.values())
+        self._known: dict[int, list[list[int]]] = {}
+
+    def sources(self, run: int, start: int, stop: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return the sources of draws ``start`` to ``stop`` of a run, or to the end of a phase."""
+        at, pattern, shift = self._phase(run, bisect_right(self._firsts, start) - 1)
+        return pattern.draws(start + shift, min([stop, *self._firsts[at + 1 : at + 2]]) + shift)
+
+    def count(self, run: int, source: int, draw: int) -> int:
+        """Return how often a run has drawn a source before a draw."""
+        at = bisect_right(self._firsts, draw) - 1
+        return self._counts(run)[at][source] + self._count(run, source, at, draw)
+
+    def draw(self, run: int, source: int, number: int) -> int:
+        """Return the draw of a run that is number 0, 1, … of a source, which must have it."""
+        counts = [each[source] for each in self._counts(run)]
+        at, pattern, shift = self._phase(run, bisect_right(counts, number) - 1)
+        first = pattern.count(source, self._firsts[at] + shift)
+        return pattern.draw(source, first + number - counts[at]) - shift
+
+    def _phase(self, run: int, at: int) -> tuple[int, Pattern, int]:
+        """Return a phase, its pattern, and what to add to draws of a run for those of it."""
+        found = pattern(self._draws[at])
+        return at, found, found.start(run, self._num_runs) - self._firsts[at]
+
+    def _count(self, run: int, source: int, at: int, stop: int) -> int:
+        """Return how often a run has drawn a source in a phase before a draw."""
+        _, pattern, shift = self._phase(run, at)
+        first = pattern.count(source, self._firsts[at] + shift)
+        return pattern.count(source, stop + shift) - first
+
+    def _counts(self, run: int) -> list[list[int]]:
+        """Return how often a run has drawn each source before each phase."""
+        if run not in self._known:
+            num_sources = len(self._draws[0])
+            counts = [[0] * num_sources]
+            for at, (_, stop) in enumerate(pairwise(self._firsts)):
+                more = (self._count(run, source, at, stop) for source in range(num_sources))
+                counts.append([a + b for a, b in zip(counts[-1], more, strict=True)])
+            self._known[run] = counts
+        return self._known[run]
+
+
+turns = lru_cache(maxsize=8)(Turns)
+"""The turns of a schedule; the latest are kept."""
 
 
 _BLOCK_LENGTH: Final = 1 << 13
@@ -242,7 +301,7 @@ class Mix:
     Attributes:
         lengths: Number of samples in each shard of the dataset.
         sources: The sources; none is empty.
-        draws: How many draws of the period each has.
+        schedule: How many draws of the period each has, in each phase.
         length: Number of indices that each run yields in an epoch.
         chunksize: Largest number of indices in a chunk.
         shuffle: Whether anything is shuffled.
@@ -251,7 +310,7 @@ class Mix:
 
     lengths: IntArray
     sources: tuple[Source, ...]
-    draws: tuple[int, ...]
+    schedule: Schedule
     length: int
     chunksize: int | None
     shuffle: bool = True
@@ -270,9 +329,9 @@ class Mix:
         )
 
     @property
-    def pattern(self) -> Pattern:
+    def turns(self) -> Turns:
         """Whose turn it is at each draw."""
-        return pattern(self.draws)
+        return turns(self.schedule, self.num_runs)
 
     def chunk_shards(
         self, chunksize: int | None, lengths: IntArray
@@ -302,10 +361,10 @@ class Mix:
         )
         return after - before
 
-    def settings(self, number: int, num_runs: int = 1) -> epoch_order.Settings:
+    def settings(self, number: int, num_runs: int = 1) -> epoch_order.OrderSettings:
         """Return the settings of the passes over a source."""
         source = self.sources[number]
-        return epoch_order.Settings(
+        return epoch_order.OrderSettings(
             source.lengths, 0, source.num_samples, self.chunksize, self.shuffle, num_runs=num_runs
         )
 
@@ -334,14 +393,13 @@ class MixedRun:
             _Stream(self._passes(source, draw)) for source, draw in enumerate(self._drawn(first))
         ]
         while first < stop:
-            last = min(first + _BLOCK_LENGTH, stop)
-            sources = mix.pattern.draws(first, last)
-            block = np.empty(last - first, np.int64)
+            sources = mix.turns.sources(self.number, first, min(first + _BLOCK_LENGTH, stop))
+            block = np.empty(len(sources), np.int64)
             for source, stream in enumerate(streams):
                 places = np.flatnonzero(sources == source)
                 block[places] = stream.take(len(places))
             yield block
-            first = last
+            first += len(block)
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source (see `epoch_order.visits`)."""
@@ -362,29 +420,14 @@ class MixedRun:
         return np.concatenate(found)
 
     @property
-    def _start(self) -> int:
-        return self.mix.pattern.start(self.number, self.mix.num_runs)
-
-    @property
     def first(self) -> int:
-        """The draw of the pattern with which the epoch begins."""
-        return self._start + self.epoch * self.mix.length
-
-    def number_of_draw(self, source: int, draw: int) -> int:
-        """Return how often the run has drawn a source before a draw of the pattern."""
-        pattern = self.mix.pattern
-        return pattern.count(source, draw) - pattern.count(source, self._start)
-
-    def draw_of_number(self, source: int, number: int) -> int:
-        """Return the draw of the pattern that is number 0, 1, … of a source in this run."""
-        pattern = self.mix.pattern
-        return pattern.draw(source, pattern.count(source, self._start) + number)
+        """The draw with which the epoch begins."""
+        return self.epoch * self.mix.length
 
     def _drawn(self, draw: int) -> list[int]:
-        """Return how often the run has drawn each source before a draw of the pattern."""
-        counts = self.mix.pattern.counts
-        pairs = zip(counts(self._start), counts(draw), strict=True)
-        return [after - before for before, after in pairs]
+        """Return how often the run has drawn each source before a draw."""
+        sources = range(len(self.mix.sources))
+        return [self.mix.turns.count(self.number, source, draw) for source in sources]
 
     def _passes(self, source: int, draw: int) -> Iterator[IntArray]:
         """Yield the indices of a source from a draw on; never ends."""

@@ -26,7 +26,7 @@ from wids.storage.arrays import IntArray
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
 
-_PART: Final = 1 << 20
+_PIECE: Final = 1 << 20
 """Buckets that are numbered at a time."""
 
 _MOST_SHOWN: Final = 32
@@ -75,12 +75,8 @@ def checked_buckets(
     Raises:
         ValueError: There is not one integer for each sample, or a batch size is less than 1.
     """
-    values = _integers(buckets)
-    if len(values) != dataset_length:
-        raise ValueError(
-            f"buckets: expected one integer for each of the dataset's {dataset_length} samples, "
-            f"found {len(values)}"
-        )
+    advice = ", and number others, for example with numpy.unique(values, return_inverse=True)[1]"
+    values = integers(buckets, dataset_length, "buckets", advice)
     names, numbers = _numbered(values)
     if callable(batch_size):
         sizes = [at_least(1, batch_size(name), f"batch_size({name})") for name in names.tolist()]
@@ -89,21 +85,44 @@ def checked_buckets(
     return Buckets(numbers, names, np.array(sizes, np.int64))
 
 
-def _integers(buckets: Any) -> npt.NDArray[Any]:
-    """Return buckets of any supported type as an array of integers."""
-    values = np.asarray(buckets)
+def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.NDArray[Any]:
+    """Return an integer for each sample, of any supported type, as an array.
+
+    Args:
+        stated: An array, a list, an Arrow array or a pandas Series.
+        dataset_length: Number of samples.
+        name: The argument, in messages.
+        advice: What to do with other values.
+
+    Raises:
+        ValueError: There is not one integer for each sample.
+    """
+    values = np.asarray(stated)
     if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
         try:
             values = np.array([operator.index(value) for value in values], np.int64)
         except TypeError:
-            values = np.asarray(buckets)
+            values = np.asarray(stated)
     if values.ndim != 1 or (values.dtype.kind not in "iub" and len(values)):
         raise ValueError(
-            f"buckets: expected one integer for each sample, found {type(buckets).__name__} of "
-            f"{values.dtype}, shape {values.shape}; fill in missing values, and number others, "
-            "for example with numpy.unique(values, return_inverse=True)[1]"
+            f"{name}: expected one integer for each sample, found {type(stated).__name__} of "
+            f"{values.dtype}, shape {values.shape}; fill in missing values{advice}"
+        )
+    if len(values) != dataset_length:
+        raise ValueError(
+            f"{name}: expected one integer for each of the dataset's {dataset_length} samples, "
+            f"found {len(values)}"
         )
     return values
+
+
+def digest_of(values: npt.NDArray[Any]) -> str:
+    """Return a digest of numbers, which is the same for all types of integers, and of floats."""
+    kind = "<f8" if values.dtype.kind == "f" else "<i8"
+    digest = hashlib.sha256()
+    for at in range(0, len(values), _PIECE):
+        digest.update(values[at : at + _PIECE].astype(kind).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
@@ -112,18 +131,18 @@ def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
         return np.empty(0, np.int64), np.empty(0, np.uint8)
     low = int(values.min())
     span = int(values.max()) - low + 1
-    # A table is ten times faster than sorting; it must not be larger than the values. In parts,
+    # A table is ten times faster than sorting; it must not be larger than the values. In pieces,
     # because the indices of a table take eight times the memory of small buckets.
     if span <= max(1 << 16, len(values)):
-        parts = [slice(at, at + _PART) for at in range(0, len(values), _PART)]
+        pieces = [slice(at, at + _PIECE) for at in range(0, len(values), _PIECE)]
         present = np.zeros(span, bool)
-        for part in parts:
-            present[_offsets(values[part], low)] = True
+        for piece in pieces:
+            present[_offsets(values[piece], low)] = True
         names = np.flatnonzero(present) + low
         table = (np.cumsum(present) - 1).astype(_smallest(len(names)))
         numbers = np.empty(len(values), table.dtype)
-        for part in parts:
-            numbers[part] = table[_offsets(values[part], low)]
+        for piece in pieces:
+            numbers[piece] = table[_offsets(values[piece], low)]
         return names.astype(np.int64), numbers
     found, inverse = np.unique(values, return_inverse=True)
     return found.astype(np.int64), inverse.astype(_smallest(len(found)))
@@ -182,14 +201,14 @@ def batches(
         groups = Groups.of(buckets.numbers[indices], len(buckets.names))
         number, starts = groups.complete(buckets.sizes)
         stops = starts + buckets.sizes[number]
-        in_time = np.argsort(groups.places[stops - 1])
-        yield Batches(indices[groups.places], starts[in_time], stops[in_time])
+        in_time = np.argsort(groups.positions[stops - 1])
+        yield Batches(indices[groups.positions], starts[in_time], stops[in_time])
         carried = indices[np.sort(groups.rest(buckets.sizes))]
     if partial and len(carried):
         groups = Groups.of(buckets.numbers[carried], len(buckets.names))
         filled = np.flatnonzero(groups.counts)
         starts = groups.firsts[filled]
-        yield Batches(carried[groups.places], starts, starts + groups.counts[filled])
+        yield Batches(carried[groups.positions], starts, starts + groups.counts[filled])
 
 
 def full_batches(
@@ -209,8 +228,8 @@ def full_batches(
     for numbers in blocks:
         groups = Groups.of(numbers, len(sizes))
         number, starts = groups.complete(sizes, seen % sizes)
-        places = groups.places[starts + sizes[number] - 1]
-        found.append(number[np.argsort(places)].astype(found[0].dtype))
+        positions = groups.positions[starts + sizes[number] - 1]
+        found.append(number[np.argsort(positions)].astype(found[0].dtype))
         seen += groups.counts
     return np.concatenate(found), seen
 
@@ -239,15 +258,15 @@ def _emptied(blocks: list[IntArray]) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The places of a window, grouped by bucket.
+    """The positions of a window, grouped by bucket.
 
     Attributes:
-        places: All places, in ascending order of buckets, and in each bucket ascending.
+        positions: All positions, in ascending order of buckets, and in each bucket ascending.
         firsts: Where the group of each bucket starts among them, shape ``(num_buckets,)``.
         counts: Length of each group, same shape.
     """
 
-    places: IntArray
+    positions: IntArray
     firsts: IntArray
     counts: IntArray
 
@@ -271,12 +290,12 @@ class Groups:
         return number, (self.firsts - begun)[number] + turn * sizes[number]
 
     def rest(self, sizes: IntArray) -> IntArray:
-        """Return the places that are in no full batch."""
+        """Return the positions that are in no full batch."""
         num_left = self.counts % sizes
         stops = self.firsts + self.counts
         offsets = np.repeat(stops - np.cumsum(num_left), num_left)
-        places: IntArray = self.places[offsets + np.arange(len(offsets))]
-        return places
+        positions: IntArray = self.positions[offsets + np.arange(len(offsets))]
+        return positions
 
 
 RunBlocks = Callable[[int], Iterator[IntArray]]
@@ -306,6 +325,15 @@ class Rounds:
         """Number of batches of each run."""
         raise NotImplementedError
 
+    def has_round(self, number: int) -> bool:
+        """Return whether each run has a batch of this number."""
+        return number < self.num_rounds
+
+    @property
+    def _num_batches(self) -> IntArray:
+        """Number of batches that each run has by itself."""
+        raise NotImplementedError
+
     @property
     def _surplus(self) -> int:
         """Number of indices in batches that repeat others; minus that of those in no batch."""
@@ -325,19 +353,28 @@ class Rounds:
         """Yield the batches of a run from a round on, many at a time."""
         raise NotImplementedError
 
-    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the numbers of the batches of a run that repeat no other.
+    def own(self, run: int) -> tuple[IntArray, IntArray]:
+        """Return the numbers of the batches of a run that repeat no other, and their buckets.
 
         With `drop_last`, those that are left out since other runs have fewer are among them.
-
-        Returns:
-            The numbers, and the bucket and length of each batch.
         """
+        raise NotImplementedError
+
+    def own_lengths(self, run: int) -> IntArray:
+        """Return the number of samples in each of these batches."""
         raise NotImplementedError
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield these batches from a number on, many at a time."""
         raise NotImplementedError
+
+    def located(self, step: int) -> list[list[int]]:  # noqa: ARG002 - for subclasses
+        """Return what a state keeps, so that a step is found faster; JSON-able."""
+        return []
+
+    def _source(self, run: int) -> int:
+        """Return the run whose batches a run yields: itself, or the nearest that has any."""
+        return nearest(run, np.flatnonzero(self._num_batches))
 
     def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
         """Return the numbers of the buckets of the indices of a run."""
@@ -373,26 +410,33 @@ class SeparateRounds(Rounds):
     def _surplus(self) -> int:
         total = -int(self._counts.sum())
         for run in range(self._num_runs) if self.num_rounds else ():
-            _, _, lengths = self.own(self._source(run))
+            lengths = self.own_lengths(self._source(run))
             again, first = divmod(self.num_rounds, len(lengths))
             # With `drop_last` a run may have more batches than rounds, and `again` is 0.
             total += again * int(lengths.sum()) + int(lengths[:first].sum())
         return total
 
-    def own(self, run: int) -> tuple[IntArray, IntArray, IntArray]:  # noqa: D102 - inherited
+    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
+        full, partial = self._own(run)
+        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
+        return np.arange(len(buckets)), buckets
+
+    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
+        full, partial = self._own(run)
+        return np.concatenate((self._buckets.sizes[full], partial[partial > 0]))
+
+    def _own(self, run: int) -> tuple[npt.NDArray[Any], IntArray]:
+        """Return the buckets of full batches, and what is left of each bucket."""
         sizes = self._buckets.sizes
         full, counts = full_batches(self._numbers(run), sizes)
-        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
-        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
-        lengths = np.concatenate((sizes[full], partial[partial > 0]))
-        return np.arange(len(buckets)), buckets, lengths
+        return full, np.zeros_like(counts) if self._drop_last else counts % sizes
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = 0
-        for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-            if start < at + len(part):
-                yield part.between(max(start - at, 0), len(part))
-            at += len(part)
+        for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+            if start < at + len(block):
+                yield block.between(max(start - at, 0), len(block))
+            at += len(block)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         # A run has all its own batches, unless others have fewer and `drop_last`. So the first
@@ -400,19 +444,15 @@ class SeparateRounds(Rounds):
         stop = self.num_rounds if self._drop_last and self._num_runs > 1 else sys.maxsize
         at = 0
         while at < stop:
-            for part in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-                if start - at < (end := min(len(part), stop - at)):
-                    yield part.between(max(start - at, 0), end)
-                at += len(part)
+            for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
+                if start - at < (end := min(len(block), stop - at)):
+                    yield block.between(max(start - at, 0), end)
+                at += len(block)
                 if at >= stop:
                     return
             # The run is read to its end; what follows repeats it, if another run has more.
             stop = self.num_rounds
             run = self._source(run) if stop else run
-
-    def _source(self, run: int) -> int:
-        """Return the run whose batches a run yields: itself, or the nearest that has any."""
-        return nearest(run, np.flatnonzero(self._num_batches))
 
 
 def nearest(run: int, others: IntArray) -> int:
@@ -427,7 +467,7 @@ def in_turn(rounds: Rounds, runs: range, start: int) -> Iterator[list[list[int]]
     if len(runs) == 1:
         yield from rounds.batches(runs[0], round_)
         return
-    each = [(batch for part in rounds.batches(run, round_) for batch in part) for run in runs]
+    each = [(batch for block in rounds.batches(run, round_) for batch in block) for run in runs]
     for batches_of_round in zip(*each, strict=True):
         yield list(batches_of_round[turn:])
         turn = 0

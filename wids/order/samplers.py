@@ -33,8 +33,8 @@ from wids.order.arguments import (
     warn_of_unsorted_view,
 )
 from wids.order.elastic import (
+    EpochPlace,
     History,
-    Place,
     divisors,
     either,
     fingerprint,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-_PART_LENGTH: Final = 1 << 14
+_BLOCK_LENGTH: Final = 1 << 14
 """Number of indices that become Python ints at once; a large chunk would delay its first index."""
 
 
@@ -88,7 +88,7 @@ class ChunkedSampler(EpochSampler[int]):
         ([5, 4, 3, 0, 2, 1], [2, 0, 1, 4, 3, 5])
     """
 
-    num_peers = 1
+    _num_peers = 1
     """Number of processes that yield the same samples."""
     _latest_order: tuple[Any, EpochOrder] | None = None
     _stated_length: int | None = None
@@ -121,19 +121,19 @@ class ChunkedSampler(EpochSampler[int]):
         shuffle: bool,
         shufflefirst: bool,
     ) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._is_fit_checked = False
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
             warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
-        self.tell_epoch = EpochTeller(dataset)
+        self._tell_epoch = EpochTeller(dataset)
         self._range = index_range(num_samples, int(self._lengths.sum()))
         self.seed = at_least(0, seed, "seed")
         self.shuffle = bool(shuffle)
         self.shufflefirst = bool(shufflefirst)
         self.chunksize: int | None = None
         if chunksize == "auto":
-            self.chunksize = self._fitting_chunksize(ChunkedSampler.settings_of(self, 1))
+            self.chunksize = self._fitting_chunksize(ChunkedSampler._settings_of(self, 1))
         elif chunksize is not None:
             self.chunksize = min(chunksize, 1 << 62)  # numpy's integers end at 1 << 63
         self.dataset_length = len(dataset)
@@ -141,9 +141,9 @@ class ChunkedSampler(EpochSampler[int]):
 
     def __repr__(self) -> str:
         """Return the number of samples, the settings, the epoch and the rank."""
-        rank, num_replicas = self.replica()
+        rank, num_replicas = self._replica()
         start, stop = self._range
-        parts = [
+        shown = [
             f"{self.dataset_length:,} samples",
             f"indices {start:,} to {stop:,}" if stop - start != self.dataset_length else "",
             "" if self.chunksize is None else f"chunksize={self.chunksize}",
@@ -151,20 +151,20 @@ class ChunkedSampler(EpochSampler[int]):
             f"epoch {self.epoch}",
             f"rank {rank} of {num_replicas}" if num_replicas > 1 else "",
         ]
-        return f"<{type(self).__name__}: {', '.join(filter(None, parts))}>"
+        return f"<{type(self).__name__}: {', '.join(filter(None, shown))}>"
 
     def _fitting_chunksize(self, settings: epoch_order.Order) -> int:
-        limits = getattr(self._dataset, "limits", None)
+        limits = getattr(self.dataset, "limits", None)
         return fit.fitting_chunksize(settings, limits) if limits else fit.DEFAULT_CHUNKSIZE
 
     @property
-    def settings(self) -> epoch_order.Settings:
+    def settings(self) -> epoch_order.OrderSettings:
         """What the order depends on, besides seed, epoch and rank."""
-        return self.settings_of(self.num_runs)
+        return self._settings_of(self._num_runs)
 
-    def settings_of(self, num_runs: int) -> epoch_order.Settings:
+    def _settings_of(self, num_runs: int) -> epoch_order.OrderSettings:
         """Return the settings of an epoch that is cut into so many runs."""
-        return epoch_order.Settings(
+        return epoch_order.OrderSettings(
             self._lengths,
             *self._range,
             self.chunksize,
@@ -174,69 +174,69 @@ class ChunkedSampler(EpochSampler[int]):
         )
 
     @property
-    def num_runs(self) -> int:  # noqa: D102 - inherited
+    def _num_runs(self) -> int:
         return 1
 
-    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+    def _replica(self) -> tuple[int, int]:
         return 0, 1
 
     def __len__(self) -> int:
         return super().__len__() if self._stated_length is None else self._stated_length
 
-    def order_of(self, history: History) -> epoch_order.Runs:
+    def _order_of(self, history: History) -> epoch_order.Runs:
         """Return what this job reads of an epoch after the parts of a history."""
         return rest_of_epoch(self.settings, history) if history else self.settings
 
-    def num_items(self, place: Place) -> int:  # noqa: D102 - inherited
-        return epoch_order.rank_length(self.order_of(place.history), *self.replica())
+    def _num_items(self, place: EpochPlace) -> int:
+        return epoch_order.rank_length(self._order_of(place.history), *self._replica())
 
-    def is_over(self, place: Place) -> bool:  # noqa: D102 - inherited
+    def _is_over(self, place: EpochPlace) -> bool:
         # The last run is as long as any.
-        return not self.order_of(place.history).run_length(self.num_runs - 1)
+        return not self._order_of(place.history).run_length(self._num_runs - 1)
 
-    def most_items(self, num_runs: int) -> int:  # noqa: D102 - inherited
+    def _most_items(self, num_runs: int) -> int:
         # One round more than the indices, because padding adds at most one index to each run.
-        return self.settings_of(num_runs).num_indices + num_runs
+        return self._settings_of(num_runs).num_indices + num_runs
 
-    def blocks(self, start: Place) -> Iterator[list[int]]:  # noqa: D102 - inherited
-        self.check_fit(self._dataset)
-        rank, num_replicas = self.replica()
+    def _blocks(self, start: EpochPlace) -> Iterator[list[int]]:
+        self._check_fit(self.dataset)
+        rank, num_replicas = self._replica()
         for block in epoch_order.rank_blocks(
-            self.order_of(start.history),
+            self._order_of(start.history),
             self.seed,
             start.epoch,
             rank,
             num_replicas,
             start.position,
         ):
-            for at in range(0, len(block), _PART_LENGTH):
-                yield block[at : at + _PART_LENGTH].tolist()
+            for at in range(0, len(block), _BLOCK_LENGTH):
+                yield block[at : at + _BLOCK_LENGTH].tolist()
 
     def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
         """Return what yields the indices of a run of an epoch that is cut into so many."""
-        self.check_fit(self._dataset)
+        self._check_fit(self.dataset)
         # Of functions and numbers alone: batches go where there is no torch.
-        settings = self.settings_of(num_runs)
+        settings = self._settings_of(num_runs)
         return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
 
-    def sequence(self, place: Place) -> RankSequence:  # noqa: D102 - inherited
-        self.check_fit(self._dataset)
-        rank, _ = self.replica()
-        return RankSequence(self._order_at(place), rank, range(self.num_items(place)))
+    def _sequence(self, place: EpochPlace) -> RankSequence:
+        self._check_fit(self.dataset)
+        rank, _ = self._replica()
+        return RankSequence(self._order_at(place), rank, range(self._num_items(place)))
 
-    def steps_at(self, index: int, place: Place) -> list[tuple[int, int]]:  # noqa: D102 - inherited
+    def _steps_at(self, index: int, place: EpochPlace) -> list[tuple[int, int]]:
         return self._order_at(place).steps(index)
 
-    def _order_at(self, place: Place) -> EpochOrder:
+    def _order_at(self, place: EpochPlace) -> EpochOrder:
         """Return the look-up of a part of an epoch; the latest one is kept, with its chunks."""
-        _, num_replicas = self.replica()
-        key = place.epoch, place.history, num_replicas, self.fingerprint()
+        _, num_replicas = self._replica()
+        key = place.epoch, place.history, num_replicas, self._fingerprint()
         if self._latest_order is None or self._latest_order[0] != key:
-            runs = self.order_of(place.history)
+            runs = self._order_of(place.history)
             self._latest_order = key, epoch_order_of(runs, self.seed, place.epoch, num_replicas)
         return self._latest_order[1]
 
-    def check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
+    def _check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
         """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).
 
         Args:
@@ -245,15 +245,15 @@ class ChunkedSampler(EpochSampler[int]):
         """
         if not self._is_fit_checked:
             self._is_fit_checked = True
-            for remark in self.remarks(dataset, ahead_nbytes):
+            for remark in self._remarks(dataset, ahead_nbytes):
                 warn(f"{type(self).__name__}: {remark}")
 
-    def remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
+    def _remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
         """Yield what `check_fit` warns of."""
-        _, num_replicas = self.replica()
-        yield from fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes, self.num_peers)
+        _, num_replicas = self._replica()
+        yield from fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes, self._num_peers)
 
-    def fingerprint(self) -> dict[str, Any]:  # noqa: D102 - inherited
+    def _fingerprint(self) -> dict[str, Any]:
         # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.
         if not hasattr(self, "_lengths_digest"):
             self._lengths_digest = lengths_digest(self._lengths)
@@ -332,8 +332,8 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             fixed number, a step has the same samples on any number of ranks that divides it. A job
             resumes on any number of ranks without it.
         mesh: The data-parallel dimension of a ``torch.distributed`` ``DeviceMesh``, such as
-            ``mesh["dp"]``: processes with the same place in it yield the same samples. In place of
-            ``rank`` and ``num_replicas``.
+            ``mesh["dp"]``: processes with the same coordinate in it yield the same samples. In
+            place of ``rank`` and ``num_replicas``.
         replication: Number of neighbouring processes that yield the same samples: ``0`` to
             ``replication - 1``, and so on. In place of ``rank`` and ``num_replicas``; 1 states that
             no processes share.
@@ -389,7 +389,6 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 "drop_last=True makes ranks equal and even=False leaves them unequal; choose one"
             )
-        self.dataset = dataset  # type: ignore[assignment]  # torch's class has it too
         self.drop_last = bool(drop_last)
         self.even = bool(even)
         self.redeal = bool(redeal)
@@ -407,24 +406,26 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             )
         self._is_told = bool(stated)
         self._replication = 1 if replication is None else at_least(1, replication, "replication")
-        self.num_peers = self._replication
+        self._num_peers = self._replication
         if mesh is not None:
             # As numbers: a mesh has process groups, which are not of the workers of a loader.
-            self._rank, self._num_replicas = _place_in(mesh)
-            self.num_peers = max(1, dist.get_world_size() // self._num_replicas)
+            self._rank, self._num_replicas = _rank_in(mesh)
+            self._num_peers = max(1, dist.get_world_size() // self._num_replicas)
         if self._num_replicas is not None and self._rank is not None:
-            self.replica()  # raises now if they contradict each other
-        if may_differ(dataset) and self._is_of_job():
-            _compare(type(self).__name__, len(dataset), lengths_digest(self._lengths))
+            self._replica()  # raises now if they contradict each other
+        if may_differ(dataset) and self._is_of_job(mesh):
+            digest = lengths_digest(self._lengths)
+            ranks = None if mesh is None else _ranks_beside(mesh)
+            _compare(type(self).__name__, len(dataset), digest, ranks)
 
-    def _is_of_job(self) -> bool:
-        """Whether it was made for the place of this process in the process group."""
+    def _is_of_job(self, mesh: Any) -> bool:
+        """Whether it was made for the rank of this process in the process group."""
         if not _has_group() or get_worker_info() is not None or dist.get_world_size() < 2:
             return False
-        is_alone = self.replica() == (dist.get_rank(), dist.get_world_size())
-        return is_alone or self.num_peers > 1
+        is_alone = self._replica() == (dist.get_rank(), dist.get_world_size())
+        return is_alone or mesh is not None or self._num_peers > 1
 
-    def remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:  # noqa: D102 - inherited
+    def _remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
         if not self._is_told and (what := _model_parallelism()):
             yield (
                 f"{what}, so that some ranks need the same samples, but each rank yields its own; "
@@ -432,10 +433,10 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
                 "neighbouring ranks that share, rank= and num_replicas= of a process group, or "
                 "replication=1 if each rank needs its own"
             )
-        yield from super().remarks(dataset, ahead_nbytes)
+        yield from super()._remarks(dataset, ahead_nbytes)
 
     @property
-    def num_runs(self) -> int:  # noqa: D102 - inherited
+    def _num_runs(self) -> int:
         num_replicas = self.num_replicas
         num_runs = self.num_canonical or num_replicas
         if num_runs % num_replicas:
@@ -443,18 +444,18 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             raise ValueError(
                 f"num_canonical: expected a multiple of the {num_replicas} ranks, found "
                 f"{num_runs}, which {either(divisors(num_runs))} ranks can share"
-                f"{hint if self.is_elastic else ''}"
+                f"{hint if self._is_elastic else ''}"
             )
         return num_runs
 
-    def settings_of(self, num_runs: int) -> epoch_order.Settings:  # noqa: D102 - inherited
+    def _settings_of(self, num_runs: int) -> epoch_order.OrderSettings:
         return replace(
-            super().settings_of(num_runs),
+            super()._settings_of(num_runs),
             redeal=self.redeal,
             ending="drop" if self.drop_last else "pad" if self.even else "uneven",
         )
 
-    def replica(self) -> tuple[int, int]:  # noqa: D102 - inherited
+    def _replica(self) -> tuple[int, int]:
         rank, num_replicas = self.rank, self.num_replicas
         if not 0 <= rank < num_replicas:
             raise ValueError(f"rank: expected 0 to {num_replicas - 1}, found {rank}")
@@ -488,7 +489,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         return sum(epoch_order.rank_length(settings, r, num_replicas) for r in range(num_replicas))
 
 
-def _place_in(mesh: Any) -> tuple[int, int]:
+def _rank_in(mesh: Any) -> tuple[int, int]:
     """Return the rank of this process in a mesh of one dimension, and its number of ranks."""
     if not hasattr(mesh, "get_coordinate"):
         raise TypeError(
@@ -502,14 +503,14 @@ def _place_in(mesh: Any) -> tuple[int, int]:
             'pass the one whose ranks have samples of their own, such as mesh["dp"], or several as '
             'one, such as mesh["dp_replicate", "dp_shard"]._flatten()'
         )
-    place = mesh.get_coordinate() if _has_group() else None
-    if place is None:
+    coordinate = mesh.get_coordinate() if _has_group() else None
+    if coordinate is None:
         raise ValueError(
             "mesh: expected a mesh that has this process, of a process group that is initialised, "
             f"found {mesh!r:.200}; make the sampler between init_process_group and "
             "destroy_process_group, on the ranks of the mesh"
         )
-    return int(place[0]), mesh.size()
+    return int(coordinate[0]), mesh.size()
 
 
 def _model_parallelism() -> str | None:
@@ -533,22 +534,35 @@ def _model_parallelism() -> str | None:
     return None
 
 
-def _compare(name: str, length: int, digest: str) -> None:
-    """Raise on all ranks unless all have the same samples (ORDER-65)."""
+def _ranks_beside(mesh: Any) -> list[int] | None:
+    """Return the ranks of the whole mesh of which a mesh may be a part; None for all of the job."""
+    # Torch has no public name for it (decision 0215).
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    ranks = sorted(map(int, whole.mesh.flatten().tolist()))
+    return ranks if len(ranks) < dist.get_world_size() else None
+
+
+def _compare(name: str, length: int, digest: str, ranks: list[int] | None) -> None:
+    """Raise on all ranks, or on some, unless all of them have the same samples (ORDER-65)."""
     # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
-    group = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
-    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size()
+    group = None
+    if ranks is not None:  # the others make no sampler, and would be waited for
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    elif "gloo" not in dist.get_backend():
+        group = dist.new_group(backend="gloo")
+    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size(group)
     dist.all_gather_object(found, (length, digest), group=group)
     if group is not None:
         dist.destroy_process_group(group)
     others = [rank for rank, each in enumerate(found) if each != found[0]]
     if others:
         (first, _), (second, _) = found[0], found[others[0]]
+        names = ranks or range(len(found))
         raise MismatchError(
-            f"{name}: expected the same samples on all ranks, found {first} on rank 0 and "
-            f"{second}{' others' if first == second else ''} on rank {others[0]}; their datasets "
-            "pass over different shards, whose counts are not stated: state them with `wids "
-            "create`, or make the same shards readable on all ranks"
+            f"{name}: expected the same samples on all ranks, found {first} on rank {names[0]} and "
+            f"{second}{' others' if first == second else ''} on rank {names[others[0]]}; their "
+            "datasets pass over different shards, whose counts are not stated: state them with "
+            "`wids create`, or make the same shards readable on all ranks"
         )
 
 

@@ -17,7 +17,14 @@ from typing import Any, Final, overload
 import numpy as np
 
 from wids.order.elastic import Ranges, RestOfEpoch, run_edges
-from wids.order.epoch_order import Chunks, Runs, Settings, bounds_of, rank_blocks, shuffled_chunks
+from wids.order.epoch_order import (
+    Chunks,
+    OrderSettings,
+    Runs,
+    bounds_of,
+    rank_blocks,
+    shuffled_chunks,
+)
 from wids.order.mixing import Mix, MixedRun
 from wids.order.rounds import Rounds, in_turn
 from wids.storage.arrays import IntArray
@@ -62,7 +69,7 @@ class EpochOrder:
 
     def steps(self, index: int) -> list[tuple[int, int]]:
         """Return the ranks and positions at which an index comes, ascending."""
-        return sorted(self._step(*place) for place in self._places(index))
+        return sorted(self._step(*position) for position in self._found(index))
 
     def _step(self, run: int, position: int) -> tuple[int, int]:
         rank, turn = divmod(run, self._width)
@@ -77,7 +84,7 @@ class EpochOrder:
         """Return the index at a position of a run."""
         raise NotImplementedError
 
-    def _places(self, index: int) -> Iterator[tuple[int, int]]:
+    def _found(self, index: int) -> Iterator[tuple[int, int]]:
         """Yield the runs, and the positions in them, that have an index."""
         raise NotImplementedError
 
@@ -129,13 +136,13 @@ class EpochOrder:
 class SlicedOrder(EpochOrder):
     """Runs that are slices of an epoch, or of the rest of one."""
 
-    runs: Settings | RestOfEpoch
+    runs: OrderSettings | RestOfEpoch
 
-    def __init__(self, runs: Settings | RestOfEpoch, *others: int) -> None:
+    def __init__(self, runs: OrderSettings | RestOfEpoch, *others: int) -> None:
         super().__init__(runs, *others)
         # Positions are those of the epoch that was cut first; `_ranges` are those that are left.
-        self._whole: Settings = runs.whole if isinstance(runs, RestOfEpoch) else runs
-        self._part: Settings = runs.rest if isinstance(runs, RestOfEpoch) else runs
+        self._whole: OrderSettings = runs.whole if isinstance(runs, RestOfEpoch) else runs
+        self._part: OrderSettings = runs.rest if isinstance(runs, RestOfEpoch) else runs
         length = self._whole.num_indices
         self._ranges = runs.ranges if isinstance(runs, RestOfEpoch) else Ranges.whole(length)
         self._ends = np.cumsum(self._ranges.stops - self._ranges.starts)
@@ -143,27 +150,27 @@ class SlicedOrder(EpochOrder):
 
     def _index(self, run: int, position: int) -> int:
         start, stop, padding = bounds_of(self._part, run)
-        place = padding if padding is not None and position == stop - start else start + position
-        at = int(np.searchsorted(self._ends, place, side="right"))
-        place += int(self._ranges.stops[at] - self._ends[at])
-        number = int(np.searchsorted(self._edges, place, side="right")) - 1
-        return self._at(place - int(self._edges[number]), number)
+        position = padding if padding is not None and position == stop - start else start + position
+        at = int(np.searchsorted(self._ends, position, side="right"))
+        position += int(self._ranges.stops[at] - self._ends[at])
+        number = int(np.searchsorted(self._edges, position, side="right")) - 1
+        return self._at(position - int(self._edges[number]), number)
 
-    def _places(self, index: int) -> Iterator[tuple[int, int]]:
-        place = self._place(index)
-        if place is None:
+    def _found(self, index: int) -> Iterator[tuple[int, int]]:
+        position = self._position_in_epoch(index)
+        if position is None:
             return
         length, num_runs = self._part.num_indices, self._part.num_runs
-        here = ((place + 1) * num_runs - 1) // length
+        here = ((position + 1) * num_runs - 1) // length
         # With fewer indices than runs, an empty run repeats that of another (ORDER-3).
         for run in [here] if length >= num_runs else range(num_runs):
             start, stop, padding = bounds_of(self._part, run)
-            if start <= place < stop:
-                yield run, place - start
-            if place == padding:
+            if start <= position < stop:
+                yield run, position - start
+            if position == padding:
                 yield run, stop - start
 
-    def _place(self, index: int) -> int | None:
+    def _position_in_epoch(self, index: int) -> int | None:
         """Return the position of an index in what is cut into runs; None if it is not there."""
         offset = index - self._whole.start
         if not 0 <= offset < self._whole.num_indices:
@@ -171,11 +178,11 @@ class SlicedOrder(EpochOrder):
         number = 0
         if not self._whole.redeal:  # then a run has a slice of the indices
             number = int(np.searchsorted(self._edges, offset, side="right")) - 1
-        place = int(self._edges[number]) + self._position(index, number)
-        at = int(np.searchsorted(self._ranges.starts, place, side="right")) - 1
-        if at < 0 or place >= self._ranges.stops[at]:
+        position = int(self._edges[number]) + self._position(index, number)
+        at = int(np.searchsorted(self._ranges.starts, position, side="right")) - 1
+        if at < 0 or position >= self._ranges.stops[at]:
             return None
-        return place - int(self._ranges.stops[at] - self._ends[at])
+        return position - int(self._ranges.stops[at] - self._ends[at])
 
     def _made(self, *key: int) -> Chunks:
         (number,) = key
@@ -196,39 +203,42 @@ class MixedOrder(EpochOrder):
         return self._run(run).chunks(source, number)
 
     def _index(self, run: int, position: int) -> int:
-        mixed = self._run(run)
+        mixed, turns = self._run(run), self.runs.turns
         draw = mixed.first + position
-        source = int(self.runs.pattern.draws(draw, draw + 1)[0])
-        drawn = mixed.number_of_draw(source, draw)
+        source = int(turns.sources(run, draw, draw + 1)[0])
+        drawn = turns.count(run, source, draw)
         number = mixed.pass_of(source, drawn)
-        place = self._at(drawn - mixed.first_draw(source, number), run, source, number)
-        return int(self.runs.sources[source].indices(np.array([place]))[0])
+        offset = self._at(drawn - mixed.first_draw(source, number), run, source, number)
+        return int(self.runs.sources[source].indices(np.array([offset]))[0])
 
-    def _places(self, index: int) -> Iterator[tuple[int, int]]:
+    def _found(self, index: int) -> Iterator[tuple[int, int]]:
         mix, num_runs = self.runs, self.runs.num_runs
-        for source, (own, share) in enumerate(zip(mix.sources, mix.draws, strict=True)):
-            place = own.place(index)
-            if place is None:
+        first = self._run(0).first
+        draws = first, first + mix.length
+        # In each phase, the counts of two runs differ by at most 1: both are next to their share.
+        most = len(mix.schedule)
+        for source, own in enumerate(mix.sources):
+            offset = own.place(index)
+            if offset is None:
                 continue
-            # No count of a run differs from its share by 1 or more (ORDER-22).
-            period, n = sum(mix.draws), own.num_samples
-            least = max(0, self.epoch * mix.length * share // period - 1)
-            most = (self.epoch + 1) * mix.length * share // period + 2
-            for number in range(least * num_runs // n, most * num_runs // n + 1):
-                run = self._run_of(source, number, place)
+            low, high = (mix.turns.count(0, source, draw) for draw in draws)
+            low, high = max(0, low - most) * num_runs, (high + most) * num_runs
+            for number in range(low // own.num_samples, high // own.num_samples + 1):
+                run = self._run_of(source, number, offset)
                 mixed = self._run(run)
+                start, stop = (mix.turns.count(run, source, draw) for draw in draws)
                 drawn = mixed.first_draw(source, number)
-                drawn += self._position(place, run, source, number)
-                position = mixed.draw_of_number(source, drawn) - mixed.first
-                if 0 <= position < mix.length:
-                    yield run, position
+                if drawn < stop and start < mixed.first_draw(source, number + 1):
+                    drawn += self._position(offset, run, source, number)
+                    if start <= drawn < stop:
+                        yield run, mix.turns.draw(run, source, drawn) - first
 
-    def _run_of(self, source: int, number: int, place: int) -> int:
-        """Return the run whose slice of a pass has a place."""
+    def _run_of(self, source: int, number: int, offset: int) -> int:
+        """Return the run whose slice of a pass has a position of its source."""
         low, high = 0, self.runs.num_runs
         while high - low > 1:
             middle = (low + high) // 2
-            if self.runs.edge(source, number, middle) <= place:
+            if self.runs.edge(source, number, middle) <= offset:
                 low = middle
             else:
                 high = middle

@@ -3,9 +3,9 @@
 A `Journal` has the plan of the work on the shards of a dataset, and the descriptions of complete
 shards. All such work keeps one of the same form.
 
-A `Part` of the work is done by an independent process, on any machine, with a journal of its own.
-The merged journals equal that of an undivided run whose shards are all described, so one function
-publishes both.
+A `JobPart` is done by an independent process, on any machine, with a journal of its own. The merged
+journals equal that of an undivided run whose shards are all described, so one function publishes
+both.
 """
 
 from __future__ import annotations
@@ -121,11 +121,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        *,
-        folder: str | None = None,
-        mode: int = 0o666,
+        self, path: str | os.PathLike[str] | None, *, folder: str | None = None, mode: int = 0o666
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))
@@ -389,7 +385,7 @@ _UNFINISHED: Final = ".unfinished"
 
 
 @dataclass(frozen=True)
-class Part:
+class JobPart:
     """One part of several.
 
     Attributes:
@@ -401,7 +397,7 @@ class Part:
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> JobPart:
         """Return the part that ``"3/16"`` names; raise ValueError for other texts."""
         match = re.fullmatch(r"(\d+)/(\d+)", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -423,7 +419,7 @@ class Part:
         return f"{journal}-{self.number:0{len(str(self.count))}}-of-{self.count}"
 
 
-def path_of_part(path: str, part: Part) -> str:
+def path_of_part(path: str, part: JobPart) -> str:
     """Return the path of the journal of a part: the complete one if it exists, else the unfinished.
 
     A complete part is opened again, since shards may have changed.
@@ -433,7 +429,7 @@ def path_of_part(path: str, part: Part) -> str:
 
 
 @contextmanager
-def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterator[Journal]:
+def part_journal(path: str, part: JobPart, plan: str, mode: int = 0o666) -> Iterator[Journal]:
     """Open the journal of a part; it gets its final name when the block ends.
 
     Args:
@@ -454,7 +450,7 @@ def part_journal(path: str, part: Part, plan: str, mode: int = 0o666) -> Iterato
         log.rename(part.path(path))
 
 
-def _opened_part(path: str, part: Part, mode: int) -> Journal:
+def _opened_part(path: str, part: JobPart, mode: int) -> Journal:
     while True:
         opened = path_of_part(path, part)
         log = Journal(opened, mode=mode)
@@ -499,7 +495,7 @@ def collect_parts(path: str, plan: str, tasks: Sequence[Task], mode: int = 0o666
             found.delete()
 
 
-def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> None:
+def _copy(source: Journal, log: Journal, part: JobPart, tasks: Sequence[Task]) -> None:
     for task in tasks:
         if task not in source:
             raise ValueError(
@@ -510,7 +506,7 @@ def _copy(source: Journal, log: Journal, part: Part, tasks: Sequence[Task]) -> N
             log.add(source.record(task, has_blob=True))
 
 
-def _found_parts(path: str) -> list[Part]:
+def _found_parts(path: str) -> list[JobPart]:
     """Return all parts in order.
 
     Raises:
@@ -526,10 +522,10 @@ def _found_parts(path: str) -> list[Part]:
         )
     if not found:
         raise FileNotFoundError(
-            f"{path}: expected parts to merge, such as {Part(1, 16).path(path)}, found none; run "
-            "each part first, --part 1/16 to --part 16/16"
+            f"{path}: expected parts to merge, such as {JobPart(1, 16).path(path)}, found none; "
+            "run each part first, --part 1/16 to --part 16/16"
         )
-    parts = [Part(number, counts[0]) for number in range(1, counts[0] + 1)]
+    parts = [JobPart(number, counts[0]) for number in range(1, counts[0] + 1)]
     missing = [part for part in parts if part not in found]
     if missing:
         listed = first_of(list(map(str, missing)), 8)
@@ -540,8 +536,8 @@ def _found_parts(path: str) -> list[Part]:
     return parts
 
 
-def _complete_parts(path: str) -> list[Part]:
+def _complete_parts(path: str) -> list[JobPart]:
     folder, name = os.path.split(path)
     pattern = re.compile(re.escape(name) + r"-(\d+)-of-(\d+)")
     matches = filter(None, map(pattern.fullmatch, os.listdir(folder)))
-    return [Part(int(match[1]), int(match[2])) for match in matches]
+    return [JobPart(int(match[1]), int(match[2])) for match in matches]

@@ -459,10 +459,7 @@ def _known_nbytes(fetcher: fetch.Fetcher, shards: Sequence[ShardSpec]) -> int | 
 
 
 def described(
-    fetcher: fetch.Fetcher,
-    task: Task,
-    report: Report | None = None,
-    repeated: Repeated = "error",
+    fetcher: fetch.Fetcher, task: Task, report: Report | None = None, repeated: Repeated = "error"
 ) -> ShardRecord:
     """Describe a shard, local or remote. Runs on the workers of an executor."""
     url, key_split = task

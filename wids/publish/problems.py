@@ -9,6 +9,7 @@ first: the hashes in a pack have the candidates, and the keys of those that are 
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import logging
 import os
 from collections import Counter
@@ -24,20 +25,14 @@ import numpy as np
 from wids.errors import FetchError, printable
 from wids.shards.fields.codecs import BY_EXTENSION, CHOSEN_KINDS
 from wids.shards.indexes.pack import LocalPack
+from wids.shards.specs import shard_table
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import parse
 from wids.shards.specs.shard_sequences import dataset_names
-from wids.shards.specs.shard_table import (
-    DamagedTableError,
-    TableFile,
-    open_table,
-    table_url,
-    write_table,
-)
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray, WordArray
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import file_digest, unnamed_file
+from wids.storage.files import unnamed_file
 from wids.storage.sizes import count_text, percent_text
 from wids.storage.transport import urls
 
@@ -304,36 +299,29 @@ def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
         fetcher: Reads URLs.
         document: Path or URL of the document.
     """
-    url = table_url(document)
+    url, found = shard_table.table_url(document), "another one"
     with ExitStack() as stack:
         try:
             path = stack.enter_context(downloaded(fetcher, url))
-            table = open_table(path)
+            table = shard_table.open_table(path)
+            if table is None:
+                return []
+            source = stack.enter_context(downloaded(fetcher, document))
+            made, made_path = stack.enter_context(unnamed_file())
+            with open(source, "rb") as file:
+                data = file.read()
+            values, sha256 = parse(data, source), hashlib.sha256(data).digest()
+            shard_table.write_table(made, values["shardlist"], values, sha256, table.state)
+            made.flush()
+            if filecmp.cmp(path, made_path, shallow=False):
+                return []
         except FetchError:  # it is optional
             return []
-        except DamagedTableError as error:
-            return [_problem(url, str(error))]
-        if table is None:
-            return []
-        source = stack.enter_context(downloaded(fetcher, document))
-        sha256 = bytes.fromhex(file_digest(source, "sha256"))
-        if sha256 != table.header.document_sha256:
-            name = os.path.basename(urls.path_of(document))
-            return [_problem(url, f"expected the shards of {name}, found another version of it")]
-        if not _is_made_from(table, path, source):
-            return [_problem(url, "expected the shards of its document, found others")]
-    return []
-
-
-def _is_made_from(table: TableFile, path: str, source: str) -> bool:
-    with open(source, "rb") as file, unnamed_file() as (made, made_path):
-        document = parse(file.read(), source)
-        sha256 = table.header.document_sha256
-        write_table(made, document["shardlist"], document, sha256, table.state)
-        made.flush()
-        return filecmp.cmp(path, made_path, shallow=False)
-
-
-def _problem(url: str, text: str) -> Problem:
-    advice = "readers use the document; save the spec again to make a new table"
-    return Problem(urls.redact(url), f"{text}; {advice}")
+        except shard_table.DamagedTableError as error:
+            found = f"it damaged ({error})"
+    name = os.path.basename(urls.path_of(document))
+    text = (
+        f"expected the table of the shards of {name}, as it is now, found {found}; readers use the "
+        "document; save the spec again to make a new table"
+    )
+    return [Problem(urls.redact(url), text)]

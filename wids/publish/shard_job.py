@@ -23,7 +23,7 @@ from typing import Any, Final
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
 from wids.publish.executors import results_of
-from wids.publish.journal import Journal, Part, Task, collect_parts, has_parts, part_journal
+from wids.publish.journal import JobPart, Journal, Task, collect_parts, has_parts, part_journal
 from wids.publish.new_shard import Publishing, ShardTask
 from wids.publish.output import Output, only_writer
 from wids.shards.indexes.pack_writer import write_pack
@@ -142,7 +142,7 @@ _COMMANDS: Final = (
     "%s: shards that are kept are commands (%d), so it opens only with allow_pipe=True "
     "(--allow-pipe); leave keep_shards out (--keep-shards) to have files"
 )
-_WHOLE: Final = Part(1, 1)
+_WHOLE: Final = JobPart(1, 1)
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
 
@@ -221,7 +221,7 @@ class ShardJob:
                 target.remove_others({shard.url for shard in spec.shards})
         return spec
 
-    def run_part(self, part: Part, *, executor: Executor | None) -> Sequence[ShardSpec]:
+    def run_part(self, part: JobPart, *, executor: Executor | None) -> Sequence[ShardSpec]:
         """Write the shards of a part that are missing, and return all of its shards.
 
         Raises:
@@ -336,7 +336,7 @@ class ShardJob:
         spec.save(output.spec_path, storage_options=options)
         return spec
 
-    def _final(self, log: Journal, part: Part = _WHOLE) -> Iterator[FinalShard]:
+    def _final(self, log: Journal, part: JobPart = _WHOLE) -> Iterator[FinalShard]:
         """Yield the shards that have samples."""
         originals = part.of(self.originals)
         for number, task in enumerate(part.of(self.tasks)):

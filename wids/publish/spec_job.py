@@ -23,7 +23,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
-from wids.publish.journal import Journal, Part, collect_parts, part_journal, path_of_part
+from wids.publish.journal import JobPart, Journal, collect_parts, part_journal, path_of_part
 from wids.publish.new_spec import Describer, build_spec, first_look, first_places
 from wids.publish.problems import Problem
 from wids.shards.costs import DownloadCost, download_cost
@@ -73,7 +73,7 @@ class SpecJob:
         is_local = urls.is_local(self.output)
         return (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
 
-    def shards(self, part: Part | None = None) -> Sequence[ShardSpec]:
+    def shards(self, part: JobPart | None = None) -> Sequence[ShardSpec]:
         """Return the shards of a part; None for all."""
         return self.named.shards if part is None else part.of(self._distinct)
 
@@ -83,7 +83,7 @@ class SpecJob:
         fetcher.bind_options(self.named.origin)
         return Describer(fetcher, **self.options)
 
-    def measured(self, ask: Callable[[DownloadCost], None], part: Part | None = None) -> SpecJob:
+    def measured(self, ask: Callable[[DownloadCost], None], part: JobPart | None = None) -> SpecJob:
         """Return the same job with the lengths of its shards, after servers were asked for them.
 
         Args:
@@ -223,7 +223,7 @@ class SpecJob:
             # where the pack will be published.
             document["index"] = pack if is_local else urls.relative(pack, base)
 
-    def run_part(self, part: Part, executor: Executor | None) -> Sequence[ShardSpec]:
+    def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
         """Describe a part of the shards, and return what was found.
 
         Raises:

@@ -349,11 +349,7 @@ def _opened_packs(
 
 
 def _pack_mismatch(
-    pack: Pack,
-    shared: PackedShards,
-    shard_spec: ShardSpec,
-    number: int,
-    fingerprint: _Fingerprint,
+    pack: Pack, shared: PackedShards, shard_spec: ShardSpec, number: int, fingerprint: _Fingerprint
 ) -> list[Problem]:
     """Return what is wrong with the index of a shard in a pack, as a list of at most one."""
     number -= shared.start

@@ -23,7 +23,7 @@ from wids.shards.reader import ShardReader
 from wids.shards.shard_pool import OpenShard, ShardPool
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import StatedCounts
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard
 from wids.storage.cache.store import Cache
 from wids.storage.stages import SharedNumber
 

@@ -22,8 +22,7 @@ from wids.shards.shard_facts import remote_file
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_name
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import Raw
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard, Raw
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher

@@ -26,7 +26,7 @@ from wids.shards.sidecars import Packs
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import locks, stages
 from wids.storage.cache.cache_names import is_settled

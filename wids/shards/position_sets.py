@@ -140,10 +140,6 @@ class BitPositions(PositionSet):
         if not self._count:
             return _from_bits, (b"", self._offset)
         first, last = self[0] - self._offset, self[-1] - self._offset
-        if self._count * 8 < last - first:
-            steps = _steps(self.blocks())
-            if steps.nbytes * 8 < last - first:
-                return _from_steps, (self[0], self[-1], steps)
         bits = self._bits[first // 8 : last // 8 + 1].copy()
         if self._count != self._ranks[-1]:  # bits of neighbours that are not in this slice
             bits[0] &= 0xFF << first % 8 & 0xFF
@@ -259,26 +255,6 @@ def _in_parts(function: Any, values: IntArray) -> IntArray:
 def narrowed(numbers: IntArray) -> npt.NDArray[Any]:
     """Return non-negative numbers in the narrowest type that holds them."""
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
-
-
-def _steps(blocks: Iterable[IntArray]) -> npt.NDArray[Any]:
-    """Return the distances between positions; the first one is 0."""
-    found, last = [], -1
-    for block in blocks:
-        found.append(narrowed(np.diff(block, prepend=block[0] if last < 0 else last)))
-        last = int(block[-1])
-    return np.concatenate(found)
-
-
-def _from_steps(first: int, last: int, steps: npt.NDArray[Any]) -> BitPositions:
-    def blocks() -> Iterator[IntArray]:
-        position = first
-        for start in range(0, len(steps), BLOCK_LENGTH):
-            block = np.cumsum(steps[start : start + BLOCK_LENGTH], dtype=np.int64) + position
-            position = int(block[-1])
-            yield block
-
-    return in_bits(blocks(), first, last)
 
 
 def _from_bits(bits: bytes, offset: int) -> BitPositions:

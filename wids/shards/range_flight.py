@@ -14,7 +14,7 @@ from wids.errors import WidsError
 from wids.shards.opener import ShardOpener
 from wids.shards.remote_shard import MemberRange, RemoteShard, Value
 from wids.shards.shard_pool import ShardPool
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard
 from wids.storage.reading_threads import in_threads
 
 T = TypeVar("T")

@@ -22,8 +22,7 @@ from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.shard_pool import ShardPool
 from wids.shards.specs.shard_sequences import StatedCounts, nbytes_of, remote_nbytes_of
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels
-from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.shards.tars.shard import Shard
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch

@@ -28,14 +28,15 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
     WRAP,
     Labels,
+    PooledShard,
     Raw,
     RawSample,
+    ReadableShard,
     ReadRange,
     changed_header_error,
     changed_payload_error,
     label,
 )
-from wids.shards.tars.samples import PooledShard, ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.ranges import GAP_NBYTES, RangeError, Span, frugal_gap_nbytes, joined

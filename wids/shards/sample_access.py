@@ -22,7 +22,7 @@ from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.headers import to_text
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.raw_samples import ReadableShard
 
 MAX_SHARDS: Final = 16
 """Shards whose indexes are used for statistics of fields."""

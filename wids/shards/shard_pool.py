@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
-from wids.shards.tars.samples import PooledShard
+from wids.shards.tars.raw_samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
 from wids.storage.stages import SharedRows, this_process

@@ -29,7 +29,6 @@ from wids.shards.indexes.pack import MAGIC, LocalPack, Pack, RangePack, load_pac
 from wids.shards.specs.model import DatasetSpec, PackedShards
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import read_or_map
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import RemoteFile, save_quietly
 from wids.storage.cache.eviction import Space, StorageError
@@ -37,7 +36,7 @@ from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.cache.verified import is_own_file
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import file_digest
+from wids.storage.files import file_digest, read_or_map
 from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten
@@ -241,7 +240,9 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
-            return _load_unstored(fetcher, url, num_shards)
+            space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+            with downloaded(fetcher, url, space.cover) as path:  # the map outlives the file's name
+                return load_pack(urls.redact(url), FileIO(path), num_shards)
     except (WidsError, OSError) as error:
         _logger.warning("%s: %s; continuing without it", urls.redact(url), str(error))
         return None
@@ -299,18 +300,6 @@ def _check_kind(file: IO[bytes]) -> None:
     file.seek(0)
     if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("expected a pack of indexes, found something else; it is not stored")
-
-
-def _load_unstored(fetcher: Fetcher, url: str, num_shards: int) -> Pack | None:
-    """Fetch a pack into a temporary file that lives only as long as its memory map.
-
-    Raises:
-        OSError: There is no space for the file.
-        WidsError: The pack cannot be fetched.
-    """
-    space = Space(tempfile.gettempdir(), None, None, lambda _: None)
-    with downloaded(fetcher, url, space.cover) as path:
-        return load_pack(urls.redact(url), FileIO(path), num_shards)
 
 
 _MAX_SHARED: Final = 64

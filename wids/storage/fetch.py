@@ -45,11 +45,12 @@ class Fetcher:
             `http.CallerHeaders`) and ``timeout`` (in seconds) are for HTTP; ``retry_s``
             is the number of seconds that a read waits for a server that has answered before, by
             default ``$WIDS_RETRY_S``, or 300; ``deadline_s`` the number that it may take in all, by
-            default ``$WIDS_DEADLINE_S``, or no limit; the others go to the fsspec file systems of
+            default ``$WIDS_DEADLINE_S``, or no limit; ``hedge`` whether late requests are sent
+            twice, by default ``$WIDS_HEDGE``, or true; the others go to the fsspec file systems of
             other schemes. Or a dict of such dicts by URL prefix, ``{"https://host/": {"headers":
             …}, "s3://": {…}}``; the longest matching prefix is used. Once a document has been read
             from a URL, options without a prefix go only to the server of the first such document,
-            except for the two numbers of a read. None for what ``$WIDS_STORAGE_OPTIONS`` states as
+            except for these three. None for what ``$WIDS_STORAGE_OPTIONS`` states as
             JSON.
         handlers: A callable for each scheme, which opens a URL as a binary file and replaces the
             transport of that scheme.

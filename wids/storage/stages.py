@@ -28,7 +28,7 @@ from wids.storage.locks import hold_imports, release_imports
 _NUM_ROWS: Final = 509
 """A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
 
-Row: TypeAlias = "list[float] | memoryview[float]"
+Counters: TypeAlias = "list[float] | memoryview[float]"
 
 _SharedRows = TypeVar("_SharedRows", bound="SharedRows")
 
@@ -52,8 +52,8 @@ class SharedRows:
     """
 
     def __init__(self, *first: float, num_common: int | None = None) -> None:
-        self.row: Row = list(first)
-        self.common: Row = [0.0] * (len(first) if num_common is None else num_common)
+        self.row: Counters = list(first)
+        self.common: Counters = [0.0] * (len(first) if num_common is None else num_common)
         self._table: Any = None
         self.is_shared = False
         with writing:
@@ -76,7 +76,7 @@ class SharedRows:
         width, numbers = len(self.row), self._table[:]
         return [numbers[at : at + width] for at in range(len(self.common), len(numbers), width)]
 
-    def row_at(self, number: int) -> Row:
+    def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
         if not self.is_shared:
             return self.row

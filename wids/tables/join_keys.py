@@ -26,9 +26,9 @@ from wids.shards.indexes import pack
 from wids.shards.indexes.key_tables import text_hashes
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
-from wids.shards.tars.samples import read_or_map
 from wids.storage.arrays import IntArray, WordArray
 from wids.storage.cache.cache_names import indexes_folder, save_quietly
+from wids.storage.files import read_or_map
 from wids.storage.transport import urls
 from wids.tables.table import Rows, in_ascending_order, rows_of_shards
 

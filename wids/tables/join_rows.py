@@ -421,13 +421,7 @@ class FileSide(OtherSide):
     """
 
     def __init__(
-        self,
-        first: ShardReader,
-        pattern: str,
-        names: Names,
-        wanted: Wanted,
-        *,
-        is_optional: bool,
+        self, first: ShardReader, pattern: str, names: Names, wanted: Wanted, *, is_optional: bool
     ) -> None:
         self.edges = first.edges
         self._first = first

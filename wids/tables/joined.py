@@ -1,7 +1,7 @@
 """Read joined samples: each sample of a dataset with the entry of another side that has its key.
 
-A `JoinedShard` is a `wids.shards.tars.samples.ReadableShard`, so that samples are read as from any
-other shard. It holds nothing open: the readers of both sides do.
+A `JoinedShard` is a `wids.shards.tars.raw_samples.ReadableShard`: samples are read as from another
+shard. It holds nothing open: the readers of both sides do.
 
 Positions, shards and keys are those of the first dataset's reader; each query about a shard goes to
 both sides. A joined dataset differs from others in its reader alone.
@@ -19,8 +19,7 @@ import numpy as np
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample, label
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.raw_samples import Labels, RawSample, ReadableShard, label, read_or_errors
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
@@ -116,10 +115,7 @@ class Joint:
         )
 
     def check_keys(
-        self,
-        positions: Sequence[int] | IntArray,
-        keys: Sequence[str],
-        stored: Sequence[str | None],
+        self, positions: Sequence[int] | IntArray, keys: Sequence[str], stored: Sequence[str | None]
     ) -> None:
         """Raise unless entries came with the keys of their samples; None for no entry.
 
@@ -185,7 +181,7 @@ class Joint:
 
 
 class JoinedShard(ReadableShard):
-    """One shard of a joined dataset; see `wids.shards.tars.samples.ReadableShard`.
+    """One shard of a joined dataset; see `wids.shards.tars.raw_samples.ReadableShard`.
 
     Safe to use from any number of threads.
 

@@ -18,7 +18,7 @@ from wids.errors import JoinError
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.reader import ShardReader
 from wids.storage.arrays import BoolArray
-from wids.tables import join_keys
+from wids.tables import join_keys, join_rows
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Names, Wanted
 from wids.tables.join_keys import (
@@ -28,18 +28,6 @@ from wids.tables.join_keys import (
     PositionMap,
     digest_of,
     match_keys,
-)
-from wids.tables.join_rows import (
-    FileSide,
-    RowSide,
-    array_rows,
-    frame_rows,
-    import_arrow,
-    is_array,
-    is_per_shard,
-    mapping_rows,
-    table_rows,
-    whole_file,
 )
 from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
 from wids.tables.joined import JoinedReader, Joint
@@ -123,7 +111,9 @@ def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
             raise TypeError(f"columns: expected a list of names, found {columns!r:.80}")
         columns = tuple(columns)
     wanted = Wanted(on, columns)
-    if wanted != Wanted() and (isinstance(other, JoinableView | Mapping) or is_array(other)):
+    if wanted != Wanted() and (
+        isinstance(other, JoinableView | Mapping) or join_rows.is_array(other)
+    ):
         kind = "dataset" if isinstance(other, JoinableView) else type(other).__name__
         raise ValueError(
             f"on, columns: expected a table, a frame or files as the other side, found a {kind}, "
@@ -139,14 +129,14 @@ def _joint(
     fills = missing == "none"
     if isinstance(other, str | os.PathLike):
         other = os.fspath(other)
-    if isinstance(other, str) and is_per_shard(other):
+    if isinstance(other, str) and join_rows.is_per_shard(other):
         is_optional = missing != "error"
-        files = FileSide(view.reader, other, names, wanted, is_optional=is_optional)
+        files = join_rows.FileSide(view.reader, other, names, wanted, is_optional=is_optional)
         joint = Joint(view.samples, files, EveryPosition(), fills)
         return joint, _present_in_files(view, files, missing)
-    if is_array(other):
+    if join_rows.is_array(other):
         rows = _by_number(view, other)
-        return Joint(view.samples, array_rows(other, names), rows, fills), rows.at(
+        return Joint(view.samples, join_rows.array_rows(other, names), rows, fills), rows.at(
             as_int_array(view.positions)
         ) >= 0
     if isinstance(other, JoinableView):
@@ -165,22 +155,22 @@ def _joint(
 
 def _rows(
     view: JoinableView, other: Any, names: Names, wanted: Wanted, *, with_fields: bool
-) -> RowSide:
+) -> join_rows.RowSide:
     """Return rows with keys, from any kind of source."""
     if isinstance(other, str):
-        return whole_file(view.reader, other, names, wanted)
+        return join_rows.whole_file(view.reader, other, names, wanted)
     if isinstance(other, Mapping):
-        return mapping_rows(other, names, with_fields=with_fields)
+        return join_rows.mapping_rows(other, names, with_fields=with_fields)
     if hasattr(other, "iloc") and hasattr(other, "columns"):
-        return frame_rows(other, names, wanted)
+        return join_rows.frame_rows(other, names, wanted)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise _not_joinable(other)
-    pa = import_arrow(f"a {type(other).__name__}")
+    pa = join_rows.import_arrow(f"a {type(other).__name__}")
     try:
         table = other if isinstance(other, pa.Table) else pa.table(other)
     except (ValueError, TypeError) as error:  # a single column
         raise _not_joinable(other) from error
-    return table_rows(table, names, wanted)
+    return join_rows.table_rows(table, names, wanted)
 
 
 def _not_joinable(other: Any) -> TypeError:
@@ -224,7 +214,7 @@ def _positions(view: JoinableView, other: Keyed) -> PositionMap:
     return found
 
 
-def _present_in_files(view: JoinableView, files: FileSide, missing: Missing) -> BoolArray:
+def _present_in_files(view: JoinableView, files: join_rows.FileSide, missing: Missing) -> BoolArray:
     """Return which samples of a view have their keys in the files; all unless ``"skip"``."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)

@@ -30,7 +30,7 @@ from wids.order.shuffle import Shuffle
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.sample_access import IndexedDataset, ReadableDataset
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
 from wids.storage.transport import urls
 from wids.tables.column_values import (

@@ -27,23 +27,13 @@ from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.samples import ReadableShard, read_or_errors
+from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
 from wids.storage.progress import Bar
 from wids.storage.ranges import RangeError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
-from wids.tables.column_values import (
-    INDEX,
-    KEY,
-    ColumnPath,
-    Columns,
-    DecodeMany,
-    decoder_of,
-    parse_columns,
-    parts_of,
-    path_text,
-)
+from wids.tables import column_values
 from wids.tables.columns import ColumnPart, Errors, Example, column_of, joined, layers_of, names_of
 
 if TYPE_CHECKING:
@@ -108,7 +98,7 @@ class ColumnReader:
     """
 
     shards: ShardReader
-    paths: tuple[ColumnPath, ...]
+    paths: tuple[column_values.ColumnPath, ...]
     errors: Errors
 
     def read(self, number: int, rows: Rows) -> ShardColumns:
@@ -207,11 +197,11 @@ class _FieldReader:
     rows: Rows
     name: str
 
-    def parts(self, paths: Sequence[ColumnPath]) -> list[ColumnPart]:
+    def parts(self, paths: Sequence[column_values.ColumnPath]) -> list[ColumnPart]:
         """Return a part for each path into the field."""
         at, members = members_in(self.shard.index, self.name, self.rows)
         batches: list[list[ColumnPart]] = []
-        read, start = partial(self._read, decoder_of(self.name)), 0
+        read, start = partial(self._read, column_values.decoder_of(self.name)), 0
         for first, last in _batches(self.shard.index, members):
             # Samples without the field belong to the previous batch.
             stop = len(self.rows) if last == len(members) else int(at[last])
@@ -226,7 +216,7 @@ class _FieldReader:
             return [ColumnPart(len(self.rows), names=names) for _ in paths]
         return [joined(parts) for parts in zip(*batches, strict=True)]
 
-    def _read(self, decode: DecodeMany, members: IntArray) -> list[Any]:
+    def _read(self, decode: column_values.DecodeMany, members: IntArray) -> list[Any]:
         """Return the values of members, which ascend."""
         if not len(members):
             return []
@@ -241,10 +231,15 @@ class _FieldReader:
         self.shard.check()  # a shard that has changed has no values at all
 
     def _part(
-        self, values: list[Any], places: IntArray, path: ColumnPath, start: int, stop: int
+        self,
+        values: list[Any],
+        places: IntArray,
+        path: column_values.ColumnPath,
+        start: int,
+        stop: int,
     ) -> ColumnPart:
         """Return a column of the samples from a start to a stop, which have values at places."""
-        found = parts_of(values, path.steps)
+        found = column_values.parts_of(values, path.steps)
         placed = found.values
         if len(placed) < stop - start:
             placed = [None] * (stop - start)
@@ -261,7 +256,7 @@ class _FieldReader:
             if array.null_count < len(array)
         }
         examples = {kind: self._example(array, placed, start) for kind, array in layers.items()}
-        names = tuple(path_text(path.field, steps) for steps in found.names)
+        names = tuple(column_values.path_text(path.field, steps) for steps in found.names)
         return ColumnPart(stop - start, layers, examples, found.exists, names)
 
     def _example(self, array: pa.Array, values: list[Any], start: int) -> Example:
@@ -275,7 +270,7 @@ class _FieldReader:
         url = urls.redact(self.columns.shards.shards[self.number].url)
         return self.shard.index.key(row), self.columns.shards.starts[self.number] + row, url
 
-    def _located(self, place: int, path: ColumnPath, error: Exception) -> Exception:
+    def _located(self, place: int, path: column_values.ColumnPath, error: Exception) -> Exception:
         """Return the error of a value, with its sample."""
         key, index, shard = self._place(place)
         text = f'{shard}: sample "{key}" (index {index}): {error}'
@@ -290,7 +285,7 @@ class _FieldReader:
 class ValuedShard(Protocol):
     """A shard with fields that are values, such as those of rows that were joined to it."""
 
-    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
+    def read_values(self, members: IntArray, decode: column_values.DecodeMany) -> list[Any]:
         """Return the values of at least one member of a field; `decode` decodes those in bytes."""
 
 
@@ -346,9 +341,7 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
     # Key i stands after i + 1 NULs, which are left out here.
     offsets = np.asarray(index.key_starts, np.int64) - np.arange(1, len(index) + 2)
     array = pa.StringArray.from_buffers(
-        len(index),
-        pa.py_buffer(offsets.astype(np.int32)),
-        pa.py_buffer(text.replace(b"\0", b"")),
+        len(index), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text.replace(b"\0", b""))
     )
     return array[rows.start : rows.stop] if isinstance(rows, range) else array.take(pa.array(rows))
 
@@ -405,7 +398,7 @@ def check_arrow() -> None:
 def read_table(
     shards: ShardReader,
     positions: Positions,
-    columns: Columns,
+    columns: column_values.Columns,
     *,
     errors: Errors = "raise",
     executor: Executor | None = None,
@@ -417,7 +410,7 @@ def read_table(
 
     if errors not in get_args(Errors):
         raise ValueError(f'errors: expected "raise" or "null", found {errors!r}')
-    paths = parse_columns(columns)
+    paths = column_values.parse_columns(columns)
     reader = ColumnReader(shards, paths, errors)
     ascending = in_ascending_order(positions)
     tasks = list(rows_of_shards(ascending, shards.edges))
@@ -437,8 +430,8 @@ def read_table(
     index = [pa.array(part.positions) for part in read]
     table = pa.table(
         {
-            INDEX: pa.chunked_array(index, pa.int64()),
-            KEY: pa.chunked_array([part.keys for part in read], pa.string()),
+            column_values.INDEX: pa.chunked_array(index, pa.int64()),
+            column_values.KEY: pa.chunked_array([part.keys for part in read], pa.string()),
             **{
                 path.name: column_of(path.name, [part.parts[at] for part in read], errors)
                 for at, path in enumerate(paths)
@@ -513,7 +506,7 @@ def _read_group(reader: ColumnReader, tasks: Sequence[tuple[int, Rows]]) -> list
     return [reader.read(number, rows) for number, rows in tasks]
 
 
-def _check_exist(paths: Sequence[ColumnPath], read: Sequence[ShardColumns]) -> None:
+def _check_exist(paths: Sequence[column_values.ColumnPath], read: Sequence[ShardColumns]) -> None:
     """Raise `TableError` for a path that no sample has."""
     for at, path in enumerate(paths):
         parts = [part.parts[at] for part in read]

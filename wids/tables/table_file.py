@@ -107,7 +107,7 @@ _MAX_GROUP: Final = 1 << 20
 _METADATA: Final = b"wids"
 
 
-class _Place(NamedTuple):
+class _TableLookup(NamedTuple):
     """Where to look for a saved table, and which of its rows are wanted; None for all."""
 
     spec: DatasetSpec
@@ -173,7 +173,7 @@ def save_table(
         ['__index__', '__key__', '.cls']
     """
     check_arrow()
-    place = _place(dataset, allow_pipe, storage_options)
+    lookup = _lookup(dataset, allow_pipe, storage_options)
     name = os.fspath(output)
     if not urls.is_local(name):
         raise ValueError(
@@ -181,15 +181,15 @@ def save_table(
             "copy it beside the published spec"
         )
     edges = (
-        dataset.reader.edges if isinstance(dataset, IndexedDataset) else _edges(place.spec, table)
+        dataset.reader.edges if isinstance(dataset, IndexedDataset) else _edges(lookup.spec, table)
     )
     _check_rows(table, int(edges[-1]))
     paths = {name: name for name in table.column_names if name not in (INDEX, KEY)}
     path = os.path.abspath(urls.local_path(name))
-    saved = _written(table, place.spec, edges, paths | dict(columns or {}), path)
+    saved = _written(table, lookup.spec, edges, paths | dict(columns or {}), path)
     if isinstance(dataset, (str, os.PathLike)) and is_local_document(os.fspath(dataset)):
         name_table(urls.local_path(os.fspath(dataset)), saved)
-    return replace(place.spec, table=saved)
+    return replace(lookup.spec, table=saved)
 
 
 def _edges(spec: DatasetSpec, table: pa.Table) -> IntArray:
@@ -218,11 +218,7 @@ def _check_rows(table: pa.Table, num_samples: int) -> None:
 
 
 def _written(
-    table: pa.Table,
-    spec: DatasetSpec,
-    edges: IntArray,
-    paths: Mapping[str, str],
-    output: str,
+    table: pa.Table, spec: DatasetSpec, edges: IntArray, paths: Mapping[str, str], output: str
 ) -> SavedTable:
     """Write a table of all samples as Parquet; return its entry in the spec.
 
@@ -305,10 +301,10 @@ def load_table(
 
     if isinstance(columns, str):
         raise TypeError(f"columns: expected a list of names, found the text {columns!r}")
-    place = _place(dataset, allow_pipe, storage_options)
+    lookup = _lookup(dataset, allow_pipe, storage_options)
     if columns is not None:
         columns = [INDEX, KEY, *(c for c in columns if c not in (INDEX, KEY))]
-    with _opened(place, columns) as (name, file):
+    with _opened(lookup, columns) as (name, file):
         try:
             table = file.read(columns)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -316,7 +312,7 @@ def load_table(
     # A table that is sorted with pyarrow and saved again keeps its fingerprint.
     if not np.array_equal(table[INDEX].to_numpy(), np.arange(len(table))):
         raise _damaged(name, "its rows are in another order than the samples")
-    positions = place.positions
+    positions = lookup.positions
     if positions is None or (isinstance(positions, range) and positions == range(len(table))):
         return table
     return table.take(pa.array(np.asarray(positions, np.int64)))
@@ -330,7 +326,7 @@ def saved_columns(dataset: IndexedDataset) -> dict[str, str]:
         ModuleNotFoundError: pyarrow is not installed.
     """
     check_arrow()
-    with _opened(_Place(dataset.spec, dataset.reader.store, None), ()) as (_, file):
+    with _opened(_TableLookup(dataset.spec, dataset.reader.store, None), ()) as (_, file):
         columns: dict[str, str] = _own(file)["columns"]
         return columns
 
@@ -360,26 +356,26 @@ def read_or_load(dataset: IndexedDataset, columns: Mapping[str, str]) -> pa.Tabl
     return read_table(dataset.reader, dataset.positions, columns)
 
 
-def _place(
+def _lookup(
     dataset: IndexedDataset | Shards, allow_pipe: bool, storage_options: Mapping[str, Any] | None
-) -> _Place:
+) -> _TableLookup:
     if isinstance(dataset, IndexedDataset):
-        return _Place(dataset.spec, dataset.reader.store, dataset.positions)
+        return _TableLookup(dataset.spec, dataset.reader.store, dataset.positions)
     folder = cache_folder(None)
     fetcher = Fetcher(storage_options, None, os.path.join(folder, "shards"))
     spec = load_with(fetcher, dataset, None, allow_pipe=allow_pipe)
-    return _Place(spec, Cache(folder, fetcher), None)
+    return _TableLookup(spec, Cache(folder, fetcher), None)
 
 
 @contextmanager
-def _opened(place: _Place, columns: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+def _opened(lookup: _TableLookup, columns: Collection[str] | None) -> Iterator[tuple[str, Any]]:
     """Provide the name of a saved table, and the Parquet file, checked against the spec.
 
     Args:
-        place: Where it is.
+        lookup: Where it is.
         columns: The columns that will be read; None for all.
     """
-    spec = place.spec
+    spec = lookup.spec
     if spec.table is None:
         label = f"the spec {spec.name!r}" if spec.name else "the spec"
         raise TableError(
@@ -390,22 +386,22 @@ def _opened(place: _Place, columns: Collection[str] | None) -> Iterator[tuple[st
     if spec.table.fingerprint != expected:  # before anything is fetched
         raise _stale(name, expected, spec.table.fingerprint)
     with ExitStack() as stack:
-        file, damage = _checked(stack, place, spec.table, columns)
-        if damage and discard(place.store, spec.table.url):  # the copy, and not the table
+        file, damage = _checked(stack, lookup, spec.table, columns)
+        if damage and discard(lookup.store, spec.table.url):  # the copy, and not the table
             stack.close()
-            file, damage = _checked(stack, place, spec.table, columns)
+            file, damage = _checked(stack, lookup, spec.table, columns)
         if damage:
             raise _damaged(name, f"{damage} does not have the checksum that the spec states")
         yield name, file
 
 
 def _checked(
-    stack: ExitStack, place: _Place, saved: SavedTable, columns: Collection[str] | None
+    stack: ExitStack, lookup: _TableLookup, saved: SavedTable, columns: Collection[str] | None
 ) -> tuple[Any, str]:
     """Open a saved table until the stack ends; return it, and what of it is damaged, or ``""``."""
     import pyarrow as pa
 
-    path = stack.enter_context(local_file(place.store, saved.url))
+    path = stack.enter_context(local_file(lookup.store, saved.url))
     try:
         source = stack.enter_context(pa.OSFile(path))
     except OSError as error:
@@ -415,7 +411,7 @@ def _checked(
     if crc32s and footer_checksum(source) != crc32s[0]:
         return None, "its footer"
     name = urls.redact(saved.url)
-    file = _parsed(source, name, place.spec, saved.fingerprint)
+    file = _parsed(source, name, lookup.spec, saved.fingerprint)
     num_expected = 1 + file.metadata.num_columns
     if crc32s and len(crc32s) != num_expected:
         raise TableError(

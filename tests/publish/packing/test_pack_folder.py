@@ -249,10 +249,10 @@ def test_a_shard_that_comes_up_meanwhile_is_not_overwritten(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another program, after the output was found free; one of the same bytes is (PACK-16)."""
-    from wids.publish.packing import packed_folder as packing
+    from wids.publish.packing import packed_folder
 
     pack_folder(folder, tmp_path / "same", maxcount=5)
-    write = packing.write_shard
+    write = packed_folder.write_shard
     for content in (b"mine", (tmp_path / "same-000001.tar").read_bytes()):
 
         def write_and_meet(task: Any, **options: Any) -> Any:
@@ -260,7 +260,7 @@ def test_a_shard_that_comes_up_meanwhile_is_not_overwritten(
                 Path(task.path).write_bytes(content)  # noqa: B023 - called in this round
             return write(task, **options)
 
-        monkeypatch.setattr(packing, "write_shard", write_and_meet)
+        monkeypatch.setattr(packed_folder, "write_shard", write_and_meet)
         if content == b"mine":
             with raises(FileExistsError, "out-000001.tar"):
                 pack_folder(folder, tmp_path / "out", maxcount=5)

@@ -18,7 +18,7 @@ from faults import failing, faults, interrupting
 from trees import contents, make_tree
 
 from wids import FetchError, ShardListDataset, pack_folder, verify_spec
-from wids.publish.packing import packed_folder as packing
+from wids.publish.packing import packed_folder
 
 pytestmark = [
     # An object that is interrupted while it is made, or left, is closed when it is collected.
@@ -154,7 +154,7 @@ def test_complete_shards_are_not_written_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure only what is missing is written, on any executor (PACK-17)."""
-    write = packing.write_shard
+    write = packed_folder.write_shard
     written: list[str] = []
     fails = True
 
@@ -164,7 +164,7 @@ def test_complete_shards_are_not_written_again(
         written.append(os.path.basename(task.path))
         return write(task, **options)
 
-    monkeypatch.setattr(packing, "write_shard", write_or_fail)
+    monkeypatch.setattr(packed_folder, "write_shard", write_or_fail)
     for number, executor in enumerate((None, ThreadPoolExecutor(1))):
         folder = tmp_path / str(number)
         fails = True
@@ -190,14 +190,14 @@ def interrupted_run(source: Path, folder: Path) -> None:
     """Leave the first shard and the journal."""
 
     def work() -> bool:
-        write = packing.write_shard
+        write = packed_folder.write_shard
 
         def write_or_die(task: Any, **options: Any) -> Any:
             if task.path.endswith("1.tar"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return write(task, **options)
 
-        packing.write_shard = write_or_die  # type: ignore[assignment]
+        packed_folder.write_shard = write_or_die  # type: ignore[assignment]
         pack(source, folder)
         return True
 
@@ -273,7 +273,7 @@ def test_readers_find_no_spec_while_shards_are_replaced(tmp_path: Path) -> None:
     make_tree(source, {"0.txt": "newer", "1.txt": "newer", "2.txt": "newer"})
 
     def fail(at: str) -> None:
-        job = packing.prepare_job(
+        job = packed_folder.prepare_job(
             source, tmp_path / "out", 1, "1GB", None, None, "last", None, "replace"
         )
         os.truncate(source / at, 1)

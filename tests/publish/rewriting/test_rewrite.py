@@ -26,7 +26,7 @@ import wids
 from wids import RewriteError, ShardListDataset, TransformError
 from wids.publish import rewriting
 from wids.publish.new_shard import Publishing
-from wids.publish.rewriting import rewrite as module
+from wids.publish.rewriting import rewrite
 from wids.publish.rewriting.rewrite_plan import Order, SomeSamples
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
 
@@ -561,5 +561,5 @@ def test_errors_hide_passwords(tmp_path: Path) -> None:
 def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of the docstring."""
     monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(rewrite).failed == 0
     assert rewriting.__doc__

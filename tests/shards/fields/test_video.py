@@ -269,7 +269,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
 def test_a_decoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding that does not end is given up, and the process goes on."""
     released = threading.Event()
-    monkeypatch.setattr(video, "MAX_S", 0.2)
+    monkeypatch.setattr(video.audio, "MAX_S", 0.2)
     monkeypatch.setattr(video.VideoReader, "all_frames", lambda _: released.wait(60))
     started_s = time.monotonic()
     with raises(wids.DecodeError, "took longer than 0.2 s, and was given up"):
@@ -446,7 +446,7 @@ def test_decoders_that_hang_count_until_they_end() -> None:
 
 def test_a_decoder_that_was_given_up_ends_after_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it occupies is free once the frame is decoded, not once the film is (SEC-65)."""
-    monkeypatch.setattr(video, "MAX_S", 0.1)
+    monkeypatch.setattr(video.audio, "MAX_S", 0.1)
     frames: list[Any] = []
     given_up = threading.Event()
     monkeypatch.setattr(

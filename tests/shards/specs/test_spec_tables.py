@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import raises
@@ -17,11 +15,8 @@ from loopback import Server
 
 import wids
 from wids.errors import NotFoundError
-from wids.shards.specs import spec_tables
 from wids.shards.specs.shard_table import State, write_table
 from wids.shards.specs.spec_tables import LARGE_NBYTES, ShardTable
-from wids.storage import files
-from wids.storage.cache import leases
 from wids.storage.files import file_digest
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -75,30 +70,6 @@ def test_another_version_is_read(server: Server, tmp_path: Path) -> None:
     server.page("/train.json", document("later"))
     assert opened(url, tmp_path)[0] == "later"
     assert opened(url, tmp_path)[0] == "later"
-
-
-def test_others_see_that_a_table_is_made(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who waits for a table sees each part of the document that its writer has read (SHARDS-4)."""
-    watched: list[str] = []
-    seen: list[int] = []
-
-    def turn(lock_path: str, path: str, *, waits: bool) -> AbstractContextManager[bool]:
-        watched.append(path)
-        return leases.turn(lock_path, path, waits=waits)
-
-    def checked(entries: list[Any], label: str) -> Iterator[Any]:
-        seen.extend(nbytes for _, nbytes, _ in files.temporary_files(watched[0]))
-        yield from real(entries, label)
-
-    real = spec_tables._checked
-    monkeypatch.setattr(spec_tables, "turn", turn)
-    monkeypatch.setattr(spec_tables, "_checked", checked)
-    monkeypatch.setattr(spec_tables, "_SHOWN_NBYTES", 1 << 18)
-    opened(server.page("/train.json", document()), tmp_path)
-    assert seen[0] >= len(document()) >> 18
-    assert not files.temporary_files(watched[0])
 
 
 def test_a_published_table_with_long_facts_is_used(server: Server, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from conftest import raises
 
 from wids.errors import FetchError, ShardFormatError
-from wids.shards.tars.samples import read_or_errors
+from wids.shards.tars.raw_samples import read_or_errors
 
 
 def test_those_that_can_be_read_are_returned() -> None:

@@ -9,18 +9,19 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import pytest
 from conftest import in_child
 from events import LONG_S, after, wait_for
-from loopback import Fault, Server
+from loopback import Fault, Page, Request, Server
 
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_threads
-from wids.storage.transport.request_limit import FIRST
+from wids.storage.transport.request_limit import AWAITED, FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
 SERVER = "https://server"
@@ -273,11 +274,67 @@ def interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as many as may be in flight, for the server that is worth most of them."""
+def test_threads_are_many_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may be awaited, of the server that is worth most of them."""
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
-    assert num_threads() == FIRST * 3 // 2
-    gate().server(SERVER).limit.note_request(0.001)
+    assert num_threads() == AWAITED
+    limit = gate().server(SERVER).limit
+    for _ in range(100):
+        limit.refuse(limit.awaited // 2)
+    limit.note_request(1.0)
+    assert num_threads() == limit.value + 1 < AWAITED
+    limit.note_request(0.001)
+    gate().server("https://another").limit.note_request(0.001)
     assert num_threads() == FIRST
-    gate().server("https://another").limit.note_request(1.0)
-    assert num_threads() == FIRST * 3 // 2
+    gate().server("https://a-third").limit.note_request(1.0)
+    assert num_threads() == AWAITED
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_is_awaited_passes_first() -> None:
+    """As many ranges of a batch are in flight as the bound allows, whatever is fetched ahead."""
+    gate = Gate()
+    turns = fill(gate)
+    order: list[bool] = []
+
+    def enter(is_awaited: bool) -> None:
+        turns.append(gate.enter(SERVER, 0, is_awaited=is_awaited))
+        order.append(is_awaited)
+
+    threads = [threading.Thread(target=enter, args=(False,))]
+    threads[0].start()
+    wait_for(lambda: gate.servers[SERVER].waiting)
+    threads += [threading.Thread(target=enter, args=(True,)) for _ in range(AWAITED - FIRST + 1)]
+    for thread in threads[1:]:
+        thread.start()
+    wait_for(lambda: len(gate.servers[SERVER].waiting) == 2)
+    wait_for(lambda: len(order) == AWAITED - FIRST)
+    turns.pop().leave(OSError())
+    wait_for(lambda: len(order) == AWAITED - FIRST + 1)
+    while gate.servers[SERVER].waiting:
+        turns.pop().leave(OSError())
+    for thread in threads:
+        thread.join(LONG_S)
+    assert order == [*[True] * (AWAITED - FIRST + 1), False]
+    for turn in turns:
+        turn.leave()
+    assert gate.servers[SERVER].num_in_flight == 0
+
+
+class Together(Page):
+    """A page that is served to so many requests at a time, and to no fewer."""
+
+    barrier: threading.Barrier
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        self.barrier.wait(LONG_S)
+        return super().answer(request, fault)
+
+
+def test_all_ranges_of_a_batch_are_in_flight_at_once(server: Server) -> None:
+    """None waits for another, also if that takes no longer than two waves of them (CACHE-40)."""
+    url = server.page("/a", bytes(1000))
+    server.pages["/a"] = page = Together(bytes(1000))
+    page.barrier = threading.Barrier(48)
+    read = Fetcher().range_reader(url, 1000)
+    assert in_threads([partial(read, n, n + 10) for n in range(48)], "test") == [bytes(10)] * 48

@@ -32,18 +32,20 @@ export function state() {
     field: query.get("field") || "",
     where: filters(query.get("where")),
     seed: query.has("seed") ? integer(query.get("seed"), 0) : null,
+    step: query.has("step") ? integer(query.get("step"), null) : null,
     picture: query.get("picture") || "",
     sample: query.has("sample") ? integer(query.get("sample"), null) : null,
   };
 }
 
 // The part of the address that says which samples are shown, and in which order.
-export function selection({ q, field, where, seed }) {
+export function selection({ q, field, where, seed, step }) {
   const query = new URLSearchParams();
   if (q) query.set("q", q);
   if (field) query.set("field", field);
   if (where.length) query.set("where", JSON.stringify(where));
   if (seed !== null) query.set("seed", seed);
+  if (step !== null) query.set("step", step);
   return query;
 }
 

@@ -107,6 +107,7 @@ export function showActive(view) {
   view.where.forEach((filter, at) => items.push([`${filter.column} ${text(filter)}`,
     { where: view.where.filter((_, other) => other !== at) }]));
   if (view.field) items.push([`with ${view.field}`, { field: "" }]);
+  if (view.step !== null) items.push([`step ${number(view.step)} of training`, { step: null }]);
   if (view.seed !== null) items.push([`shuffled by seed ${view.seed}`, { seed: null }]);
   element("active").replaceChildren(...items.map(([label, changes]) => {
     const item = made("li");

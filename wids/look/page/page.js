@@ -46,7 +46,8 @@ async function jump(event) {
     const found = isIndex ? index
       : (await request(`${prefix(shard)}find?${new URLSearchParams({ key: text })}`)).index;
     element("jump-to").blur();
-    navigate({ start: Math.floor(found / PAGE_SIZE) * PAGE_SIZE, q: "", field: "", where: [], seed: null, sample: found });
+    navigate({ start: Math.floor(found / PAGE_SIZE) * PAGE_SIZE, q: "", field: "", where: [], seed: null, step: null,
+      sample: found });
   } catch (error) {
     report(error);
   }

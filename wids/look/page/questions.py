@@ -288,10 +288,17 @@ class Questions:
     Args:
         dataset: The dataset, which may grow.
         scans: Its scans, which others may share; None for new ones.
+        steps: The samples of steps of training, ascending, by the numbers of the steps.
     """
 
-    def __init__(self, dataset: ReadableDataset, scans: PageScans | None = None) -> None:
+    def __init__(
+        self,
+        dataset: ReadableDataset,
+        scans: PageScans | None = None,
+        steps: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         self._dataset = dataset
+        self._steps = steps or {}
         self._scans = scans or PageScans()
         self._columns = SavedColumns(dataset)
 
@@ -305,9 +312,18 @@ class Questions:
         """Return the samples found so far that a query asks for, in its order."""
         conditions, seed = self._conditions(query), query.get("seed", "")
         scan = self._scans.searches.get((self, conditions))
+        found: Sequence[int] | None
         found = None if not conditions else [] if scan is None else scan.visitor.found
         # As many as there are now: a scan may find more meanwhile.
         found = None if found is None else found[: len(found)]
+        if step := query.get("step", ""):
+            batch = self._steps.get(parsed_number(step, "step"))
+            if batch is None:
+                raise ValueError(
+                    f"step: expected the one that the page was started with, found {step}; start "
+                    f"`wids browse` with --step {step}"
+                )
+            found = batch if found is None else sorted({*batch}.intersection(found))
         return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
 
     def search(self, query: Query) -> dict[str, Any]:
@@ -340,6 +356,9 @@ class Questions:
 
     def code(self, query: Query) -> str:
         """Return the Python expression for the samples that a query asks for, in its order."""
+        if query.get("step"):
+            selection = self.selection(query)
+            return f"dataset[{selection.page(0, len(selection))}]"
         where, classes = query.get("where", ""), self._dataset.spec.classes
         arguments = {
             "": query.get("q", "").strip(),

@@ -228,7 +228,7 @@ class NamedFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class MetadataRow:
     """One row.
 
     Attributes:
@@ -242,7 +242,7 @@ class Row:
     values: Mapping[str, Any]
 
 
-def read_rows(root: str, path: str) -> list[Row]:
+def read_rows(root: str, path: str) -> list[MetadataRow]:
     """Return the rows of a metadata file.
 
     Args:
@@ -273,7 +273,7 @@ def read_rows(root: str, path: str) -> list[Row]:
     return [_row(f"{path}, line {line}", folder, values) for line, values in rows]
 
 
-def _row(place: str, folder: str, columns: Mapping[str, Any]) -> Row:
+def _row(place: str, folder: str, columns: Mapping[str, Any]) -> MetadataRow:
     files = []
     values = {}
     for column, value in columns.items():
@@ -289,7 +289,7 @@ def _row(place: str, folder: str, columns: Mapping[str, Any]) -> Row:
             if name:
                 part = f"{role}.{number}".removeprefix(".") if is_list else role
                 files.append(NamedFile(part, _joined(folder, name)))
-    return Row(place, tuple(files), values)
+    return MetadataRow(place, tuple(files), values)
 
 
 def _joined(folder: str, name: str) -> str:

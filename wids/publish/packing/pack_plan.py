@@ -19,7 +19,13 @@ from typing import Final, NamedTuple
 
 from wids.errors import PackError
 from wids.publish.packing import folder_listing
-from wids.publish.packing.folder_listing import ListedFile, Listing, Row, Skipped, list_folder
+from wids.publish.packing.folder_listing import (
+    ListedFile,
+    Listing,
+    MetadataRow,
+    Skipped,
+    list_folder,
+)
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.values import encode_integer, encode_json
 from wids.shards.specs.model import DatasetSpec
@@ -121,7 +127,7 @@ class SampleTable:
         else:
             fields[field] = source
 
-    def add_files(self, files: list[ListedFile], rows: list[Row]) -> None:
+    def add_files(self, files: list[ListedFile], rows: list[MetadataRow]) -> None:
         """Add all files, and what the rows say of them."""
         by_path = {file.path: file for file in files} if rows else {}
         by_role: set[str] = set()  # files that are fields of another file's sample
@@ -143,7 +149,7 @@ class SampleTable:
                 else:
                     self.add(*split, file)
 
-    def _add_row(self, row: Row, found: list[tuple[str, ListedFile]]) -> None:
+    def _add_row(self, row: MetadataRow, found: list[tuple[str, ListedFile]]) -> None:
         """Add the files of a row that have a role, and its values, to the sample of the first."""
         first = stem_and_field(found[0][1].path, self._key_split)
         if first is None:
@@ -285,10 +291,7 @@ class Plan:
 
 
 def plan_folder(
-    folder: str | os.PathLike[str],
-    *,
-    classes: bool | None = None,
-    key_split: KeySplit = "last",
+    folder: str | os.PathLike[str], *, classes: bool | None = None, key_split: KeySplit = "last"
 ) -> Plan:
     """Return what to pack of a folder; see `wids.pack_folder`."""
     if key_split not in KEY_SPLITS:

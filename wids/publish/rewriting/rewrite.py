@@ -23,8 +23,8 @@ from wids.order.arguments import at_least
 from wids.publish.describe import describe_shard
 from wids.publish.output import Output, real_path
 from wids.publish.rewriting.rewrite_plan import (
-    Cut,
     Order,
+    PlannedShard,
     Rename,
     SomeSamples,
     index_of,
@@ -48,7 +48,7 @@ from wids.storage.transport import urls
 _ADVICE: Final = "leave keep_shards out (--keep-shards)"
 
 
-def input_numbers(reader: ShardReader, order: Order, cuts: Sequence[Cut]) -> list[int]:
+def input_numbers(reader: ShardReader, order: Order, plan: Sequence[PlannedShard]) -> list[int]:
     """Return the shard of the input that each new one replaces.
 
     Raises:
@@ -58,7 +58,9 @@ def input_numbers(reader: ShardReader, order: Order, cuts: Sequence[Cut]) -> lis
         raise PackError(
             f"keep_shards: expected the samples of one dataset, found joined ones; {_ADVICE}"
         )
-    numbers = [reader.locate(int(order.positions(cut.start, cut.stop)[0]))[0] for cut in cuts]
+    numbers = [
+        reader.locate(int(order.positions(planned.start, planned.stop)[0]))[0] for planned in plan
+    ]
     if len(set(numbers)) < len(numbers):
         again = Counter(numbers).most_common(1)[0][0]
         raise PackError(
@@ -68,13 +70,15 @@ def input_numbers(reader: ShardReader, order: Order, cuts: Sequence[Cut]) -> lis
     return numbers
 
 
-def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> FinalShard | None:
+def original(
+    reader: ShardReader, order: Order, planned: PlannedShard, output: Output
+) -> FinalShard | None:
     """Return the shard that can be kept: the one that has just these samples, in their order.
 
     Raises:
         PackError: Readers of the new spec could not open it.
     """
-    positions = order.positions(cut.start, cut.stop)
+    positions = order.positions(planned.start, planned.stop)
     number, _ = reader.locate(int(positions[0]))
     if not np.array_equal(positions, np.arange(reader.starts[number], reader.ends[number])):
         return None
@@ -89,7 +93,7 @@ def original(reader: ShardReader, order: Order, cut: Cut, output: Output) -> Fin
         )
     rule = reader.options.key_split or shard.key_split
     spec = replace(
-        shard, num_samples=cut.stop - cut.start, key_split=rule, index=None, dataset=None
+        shard, num_samples=planned.stop - planned.start, key_split=rule, index=None, dataset=None
     )
     return FinalShard(spec, partial(_index, reader, number, rule or "first"))
 
@@ -165,9 +169,9 @@ def rewrite(
             of them, or what it uses, changes. A run with ``map`` or ``rename`` resumes if it has
             the version of the interrupted run; without one it starts over, which is logged.
         name: Name of the new dataset; None for the stem of its spec.
-        keep_shards: Whether to keep the shards of the input, and their cut. A shard in which no
-            sample is left out, reordered or changed is not written: the new spec names it where it
-            is. Any other one is written under its number. Without ``map`` and ``rename`` only
+        keep_shards: Whether to keep the shards of the input, and where each ends. A shard in which
+            no sample is left out, reordered or changed is not written: the new spec names it where
+            it is. Any other one is written under its number. Without ``map`` and ``rename`` only
             shards are read that are written; with them all samples are.
         executor: Where to write shards; any `concurrent.futures.Executor` whose workers see the
             same files. None for this thread.
@@ -232,7 +236,7 @@ def prepare_rewrite(
     if keep_shards and not (maxcount is maxsize is shuffle is None):
         raise ValueError(
             "keep_shards (--keep-shards): expected it without maxcount, maxsize and --shuffle, "
-            "since the shards of the input decide about the cut; leave it or these out"
+            "since the shards of the input set these limits; leave it or these out"
         )
     count, limit = (None, None) if keep_shards else limits(maxcount, maxsize)
     if version is not None and not (isinstance(version, str) and version):
@@ -246,7 +250,7 @@ def prepare_rewrite(
     if map is not None:
         source = dataset.map(partial(mapped, map, needs_key=rename is None))
     order = order_of(source, shuffle)
-    cuts = plan_shards(
+    plan = plan_shards(
         access.reader,
         order,
         maxcount=count,
@@ -256,7 +260,7 @@ def prepare_rewrite(
         dataset_name=access.dataset_name,
         checks_keys=map is None,
     )
-    if not cuts:
+    if not plan:
         raise no_sample_error(output)
     has_functions = map is not None or rename is not None
     settings = (map is not None, rename is not None, version, access.dataset_name)
@@ -264,32 +268,32 @@ def prepare_rewrite(
     digest = _digest_function(
         access.reader, settings + ("keep_shards",) * keep_shards, is_in_order=is_in_order
     )
-    numbers = input_numbers(access.reader, order, cuts) if keep_shards else range(len(cuts))
+    numbers = input_numbers(access.reader, order, plan) if keep_shards else range(len(plan))
 
     def original_of(number: int) -> FinalShard | None:
-        return original(access.reader, order, cuts[number], output) if keep_shards else None
+        return original(access.reader, order, plan[number], output) if keep_shards else None
 
     digests, may_stay = bytearray(), bytearray()
-    for number, cut in enumerate(cuts):
-        digests += digest(order.positions(cut.start, cut.stop))
+    for number, planned in enumerate(plan):
+        digests += digest(order.positions(planned.start, planned.stop))
         # Samples of an overridden class are not those that are stored.
         may_stay.append(not access.is_overridden and original_of(number) is not None)
     stored = order_of(dataset.undecoded(), None)
 
     def task(number: int) -> RewriteTask:
-        cut = cuts[number]
+        planned = plan[number]
         return RewriteTask(
             output.names.path(numbers[number]),
-            cut.nbytes,
-            cut.stop - cut.start if map is None else None,
+            planned.nbytes,
+            planned.stop - planned.start if map is None else None,
             digests[number * _DIGEST_NBYTES : (number + 1) * _DIGEST_NBYTES].hex(),
-            SomeSamples(order, cut.start, cut.stop),
+            SomeSamples(order, planned.start, planned.stop),
             rename,
-            SomeSamples(stored, cut.start, cut.stop) if may_stay[number] else None,
+            SomeSamples(stored, planned.start, planned.stop) if may_stay[number] else None,
         )
 
-    tasks = LazySequence(task, range(len(cuts)))
-    originals = LazySequence(original_of, range(len(cuts))) if keep_shards else ()
+    tasks = LazySequence(task, range(len(plan)))
+    originals = LazySequence(original_of, range(len(plan))) if keep_shards else ()
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
     is_comparable = version is not None or not has_functions
     return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable, originals)

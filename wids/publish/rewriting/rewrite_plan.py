@@ -91,7 +91,7 @@ Rename: TypeAlias = Callable[[dict[str, Any]], str]
 """Returns the new key of a sample, from its labels: ``__key__``, ``__index__``, ``__shard__``,
 ``__shardindex__`` and ``__dataset__``."""
 
-Place: TypeAlias = tuple[str, int]
+SampleOrigin: TypeAlias = tuple[str, int]
 """The URL of the shard that a sample is in, and its index in the dataset."""
 
 _WINDOW: Final = 1 << 20
@@ -114,7 +114,7 @@ _NAME_HEADER_NBYTES: Final = 64
 
 
 @dataclass(frozen=True)
-class Cut:
+class PlannedShard:
     """The samples of one output shard.
 
     Attributes:
@@ -136,7 +136,7 @@ def plan_shards(
     rename: Rename | None,
     dataset_name: str = "",
     checks_keys: bool = True,
-) -> LazySequence[Cut]:
+) -> LazySequence[PlannedShard]:
     """Return the output shards, in order.
 
     Args:
@@ -176,7 +176,9 @@ def plan_shards(
         stops.extend(start + edge for edge in edges[1:])
         start, width = stops[-1], _WINDOW
     return LazySequence(
-        lambda number: Cut(stops[number - 1] if number else 0, stops[number], lengths[number]),
+        lambda number: PlannedShard(
+            stops[number - 1] if number else 0, stops[number], lengths[number]
+        ),
         range(len(stops)),
     )
 
@@ -345,7 +347,7 @@ def _check_distinct(
     ordered = np.sort(hashes)  # a tenth of the time of `np.unique`, which makes a table of hashes
     if not (ordered[1:] == ordered[:-1]).any():
         return
-    first: dict[str, Place] = {}
+    first: dict[str, SampleOrigin] = {}
     # Other keys may have the same hash, so the keys themselves decide.
     for position in positions.tolist():
         labels = labels_of(reader, position, name)
@@ -355,15 +357,15 @@ def _check_distinct(
             raise repeated_key_error(key, first[key], place)
 
 
-def place_text(place: Place) -> str:
+def origin_text(place: SampleOrigin) -> str:
     """Return where a sample is, for a message."""
     url, index = place
     return urls.redact(url) if index < 0 else f"{urls.redact(url)} (index {index})"
 
 
-def repeated_key_error(key: str, *places: Place) -> PackError:
+def repeated_key_error(key: str, *places: SampleOrigin) -> PackError:
     """Return the error for two samples that would become one."""
-    found = " and ".join(map(place_text, places))
+    found = " and ".join(map(origin_text, places))
     return PackError(
         f'key "{key}": expected it once in an output shard, found it in {found}; they would '
         "become one sample: pass rename=, which returns another key for each"

@@ -21,11 +21,11 @@ from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
 from wids.publish.new_shard import PIECE_NBYTES, Publishing, ShardTask, ThreadedTar, write_published
 from wids.publish.rewriting.rewrite_plan import (
-    Place,
     Rename,
+    SampleOrigin,
     SomeSamples,
     listed,
-    place_text,
+    origin_text,
     repeated_key_error,
 )
 from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
@@ -34,8 +34,7 @@ from wids.shards.reader import ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset
 from wids.shards.tars.headers import BLOCK_NBYTES, to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import changed_payload_error
-from wids.shards.tars.samples import ReadableShard
+from wids.shards.tars.raw_samples import ReadableShard, changed_payload_error
 from wids.shards.tars.shard import Shard
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
@@ -231,7 +230,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
         count = task.stored.stop - task.stored.start
         return ShardRecord(task.path, "first", None, count, 0, None, b"", task.source)
     view: IndexedDataset = task.samples.view()
-    first: dict[str, Place] = {}
+    first: dict[str, SampleOrigin] = {}
     samples: Iterator[Any] = iter(_batches(task, len(view)))
     append: Callable[[CopyingTar, Any], object] = partial(_copy, task, view, first)
     if task.is_mapped:
@@ -246,7 +245,7 @@ def rewrite_shard(task: RewriteTask, *, how: Publishing) -> ShardRecord:
 def _copy(
     task: RewriteTask,
     view: IndexedDataset,
-    first: dict[str, Place],
+    first: dict[str, SampleOrigin],
     writer: CopyingTar,
     batch: range,
 ) -> None:
@@ -281,7 +280,9 @@ def _members(
     return [to_members(sample) for _, sample in _renamed(task, view, batch, {})]
 
 
-def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sample]) -> None:
+def _append(
+    to_members: ToMembers, writer: ThreadedTar, placed: tuple[SampleOrigin, Sample]
+) -> None:
     place, sample = placed
     try:
         writer.append(*to_members(sample))
@@ -289,13 +290,13 @@ def _append(to_members: ToMembers, writer: ThreadedTar, placed: tuple[Place, Sam
         raise
     except (TypeError, ValueError) as error:
         raise PackError(
-            f"{place_text(place)}: {error}; pass rename= for other keys, map= for other fields"
+            f"{origin_text(place)}: {error}; pass rename= for other keys, map= for other fields"
         ) from error
 
 
 def _renamed(
-    task: RewriteTask, view: IndexedDataset, batch: range, first: dict[str, Place]
-) -> Iterator[tuple[Place, Sample]]:
+    task: RewriteTask, view: IndexedDataset, batch: range, first: dict[str, SampleOrigin]
+) -> Iterator[tuple[SampleOrigin, Sample]]:
     """Yield samples under their new keys, each key once, with their places.
 
     Args:
@@ -309,7 +310,7 @@ def _renamed(
         key = sample.get("__key__") if task.rename is None else task.rename(dict(sample))
         if not isinstance(key, str) or not key:
             raise PackError(
-                f'{place_text(place)}: expected a sample with a text under "__key__", found '
+                f'{origin_text(place)}: expected a sample with a text under "__key__", found '
                 f"{key!r:.80}; keep the key or return a new one"
             )
         if first.setdefault(key, place) is not place:
@@ -322,8 +323,8 @@ def _renamed(
         }
         if not fields:
             raise PackError(
-                f'{place_text(place)}: sample "{key}": expected at least one field to write, found '
-                "none; choose fields that all samples have, or leave this one out"
+                f'{origin_text(place)}: sample "{key}": expected at least one field to write, '
+                "found none; choose fields that all samples have, or leave this one out"
             )
         yield place, {"__key__": key} | fields
 

@@ -14,12 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.fields.safety import (
-    MAX_UNZIPPED_NBYTES,
-    RefusedError,
-    check_time,
-    within_s,
-)
+from wids.shards.fields import safety
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -123,7 +118,7 @@ class Audio:
             Exception: The bytes are not audio, or longer than the limit; any type.
         """
         if data[4:8] == b"ftyp":
-            samples, rate = within_s(MAX_S, lambda: read_by_ffmpeg(data, self, generator))
+            samples, rate = safety.within_s(MAX_S, lambda: read_by_ffmpeg(data, self, generator))
         else:
             samples, rate = _read_by_libsndfile(data, self, generator)
         if self.mono and len(samples) > 1:
@@ -166,7 +161,7 @@ class Audio:
         """Raise `ValueError` for a file with too many channels, or longer than the limit."""
         if num_channels > _MAX_CHANNELS:
             raise ValueError(f"expected at most {_MAX_CHANNELS} channels, found {num_channels}")
-        limit = MAX_UNZIPPED_NBYTES if self.max_nbytes is None else self.max_nbytes
+        limit = safety.MAX_UNZIPPED_NBYTES if self.max_nbytes is None else self.max_nbytes
         if num_channels * num_frames * 4 > limit:
             raise ValueError(
                 f"it is longer than {limit} bytes when decoded (`max_nbytes`); decode a part of it "
@@ -174,9 +169,9 @@ class Audio:
             )
 
 
-def needs_generator(what: str) -> RefusedError:
+def needs_generator(what: str) -> safety.RefusedError:
     """Return the error for a random part that is decoded without a generator."""
-    return RefusedError(
+    return safety.RefusedError(
         f"expected a random generator to choose {what}, found none; pass the decoder to "
         "dataset.map(decoder, seed=0) instead of transformations"
     )
@@ -231,7 +226,7 @@ def read_by_ffmpeg(
         blocks: list[Samples] = []
         at = 0
         for frame in file.decode(stream):
-            check_time()
+            safety.check_time()
             for piece in planar.resample(frame):
                 block = piece.to_ndarray()[:, max(0, start - at) : max(0, start + count - at)]
                 at += piece.samples
@@ -327,7 +322,7 @@ def check_streams(file: Any, *streams: Any) -> None:
                     ticks = frame.pts + (getattr(frame, "duration", 0) or 0)
                     end_s = max(end_s, float((ticks - (first.start_time or 0)) * first.time_base))
 
-    within_s(MAX_S + stated, decode)
+    safety.within_s(MAX_S + stated, decode)
     # Where the file alone states a length, another stream may be a little longer.
     if end_s < stated - max(_END_S, stated / 20):
         raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")

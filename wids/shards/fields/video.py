@@ -16,16 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.fields.audio import (
-    MAX_S,
-    Audio,
-    Samples,
-    check_streams,
-    needs_generator,
-    opened_media,
-    read_by_ffmpeg,
-    stated_s,
-)
+from wids.shards.fields import audio
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, check_time, within_s
 
 if TYPE_CHECKING:
@@ -85,7 +76,7 @@ class VideoReader:
         self._max_nbytes = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
         file = io.BytesIO(film) if isinstance(film, bytes) else film
         self._is_lost = False
-        self._container = opened_media(file, min(_MAX_PIXELS, self._max_nbytes // 3))
+        self._container = audio.opened_media(file, min(_MAX_PIXELS, self._max_nbytes // 3))
         try:
             self._stream = _checked_stream(self._container)
             # One thread: a loader has a worker for each processor.
@@ -95,7 +86,7 @@ class VideoReader:
             sound = self._container.streams.audio
             self.audio_rate = int(sound[0].rate) if sound else None
             self._start_s = float((self._stream.start_time or 0) * self._stream.time_base)
-            length_s = stated_s(self._container, self._stream)
+            length_s = audio.stated_s(self._container, self._stream)
             self.duration_s = self._stream.frames / self.rate if length_s is None else length_s
         except BaseException:
             self.close()
@@ -134,7 +125,7 @@ class VideoReader:
             seconds = [self._index(index) / self.rate for index in indices]
         times = [float(at_s) for at_s in seconds or ()]
         self._is_lost = True  # until the thread has ended, it may use the decoder
-        pixels = within_s(MAX_S, lambda: self.at(times))
+        pixels = within_s(audio.MAX_S, lambda: self.at(times))
         self._is_lost = False
         return _as_tensor(pixels)
 
@@ -212,7 +203,7 @@ class VideoReader:
             Exception: They cannot be decoded; any type.
         """
         self._is_lost = True  # as in `frames`
-        check_streams(self._container, self._stream, *self._container.streams.audio[:1])
+        audio.check_streams(self._container, self._stream, *self._container.streams.audio[:1])
         self._is_lost = False
 
     def close(self) -> None:
@@ -292,8 +283,8 @@ class Clips:
     def __call__(self, film: VideoBytes, generator: Generator | None = None) -> torch.Tensor:
         """Return a clip of a video; the generator chooses a random one."""
         if self.is_random and generator is None:
-            raise needs_generator("a random clip")
-        return _as_tensor(within_s(MAX_S, partial(self._pixels, film, generator)))
+            raise audio.needs_generator("a random clip")
+        return _as_tensor(within_s(audio.MAX_S, partial(self._pixels, film, generator)))
 
     def _pixels(self, film: VideoBytes, generator: Generator | None) -> Pixels:
         with VideoReader(film, self.max_nbytes) as reader:
@@ -318,18 +309,20 @@ def decode_frames(
     """
     import torch
 
-    pixels, sound, info = within_s(MAX_S, partial(_all_of, film, max_nbytes))
+    pixels, sound, info = within_s(audio.MAX_S, partial(_all_of, film, max_nbytes))
     return torch.from_numpy(pixels), torch.from_numpy(sound), info
 
 
-def _all_of(film: VideoBytes, max_nbytes: int | None) -> tuple[Pixels, Samples, dict[str, float]]:
+def _all_of(
+    film: VideoBytes, max_nbytes: int | None
+) -> tuple[Pixels, audio.Samples, dict[str, float]]:
     with VideoReader(film, max_nbytes) as reader:
         pixels = reader.all_frames()
     info: dict[str, float] = {"video_fps": reader.rate}
     if reader.audio_rate is None:
         return pixels, np.zeros((1, 0), np.float32), info
     data = film if isinstance(film, bytes) else _whole(film)
-    sound, rate = read_by_ffmpeg(data, Audio(max_nbytes=max_nbytes))
+    sound, rate = audio.read_by_ffmpeg(data, audio.Audio(max_nbytes=max_nbytes))
     return pixels, sound, {**info, "audio_fps": rate}
 
 

@@ -24,9 +24,8 @@ from wids.shards.tars.headers import (
     to_text,
 )
 from wids.shards.tars.index import NO_TIME, Column, ShardIndex, TarIdentity
-from wids.shards.tars.samples import FileBytes, read_or_map
 from wids.storage.cache.cache_names import default_folder, local_index_path, save_or_warn
-from wids.storage.files import fastest_crc32
+from wids.storage.files import FileBytes, fastest_crc32, read_or_map
 
 VERSION: Final = 2
 ALIGNMENT: Final = 8

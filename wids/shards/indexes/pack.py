@@ -30,8 +30,8 @@ from wids.shards.indexes.index_file import VERSION
 from wids.shards.indexes.key_tables import Entries, Run
 from wids.shards.tars.headers import KeySplit, to_bytes
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
-from wids.shards.tars.samples import FileBytes, advise, read_or_map
 from wids.storage.arrays import IntArray
+from wids.storage.files import FileBytes, advise, read_or_map
 
 _logger = logging.getLogger(__name__)
 

@@ -297,9 +297,7 @@ class Documents:
         else:
             spec = self.url(join(source), chain=context.chain)
         return Component(
-            as_component(spec, name, entries.key_split_of(component, label)),
-            weight,
-            label,
+            as_component(spec, name, entries.key_split_of(component, label)), weight, label
         )
 
 

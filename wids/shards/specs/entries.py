@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.shards.specs.model import SavedTable, ShardSpec, shard_spec
+from wids.shards.specs.model import SavedTable, ShardSpec
 from wids.shards.tars.headers import KEY_SPLITS, KeySplit
 from wids.storage.transport import urls
 
@@ -60,10 +60,7 @@ def normal_form(document: Any, name: str) -> Mapping[str, Any]:
 
 
 def shard_of(
-    entry: Any,
-    label: str,
-    join: Callable[[str], str],
-    key_split: KeySplit | None = None,
+    entry: Any, label: str, join: Callable[[str], str], key_split: KeySplit | None = None
 ) -> ShardSpec:
     """Return the shard that one entry of a shardlist describes.
 
@@ -89,7 +86,7 @@ def shard_of(
     if type(filesize) is not int or not 0 <= filesize <= _MAX_COUNT:
         filesize = _count(filesize, "filesize" if "filesize" in entry else "size", label)
     index = reference(entry, "index", label) if "index" in entry else None
-    return shard_spec(
+    return ShardSpec(
         join(url),
         nsamples,
         filesize,

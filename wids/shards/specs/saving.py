@@ -171,17 +171,16 @@ def unsaved_shards(
     shard = next(left, None)
     if shard is None:
         return first
-    from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile, TableWriter
+    from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile, write_table
     from wids.shards.specs.spec_tables import ShardTable
 
     name = os.fspath(output or "")
     folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
     if folder is not None and not os.path.isdir(folder):
         folder = None  # the error comes from the code that writes the output, which names it
-    with tempfile.TemporaryFile(dir=folder) as file, TableWriter(file, folder) as writer:
-        for each in chain(first, (shard,), left):
-            writer.add(each.entry())
-        writer.finish({}, bytes(SHA256_NBYTES), State(0, ""))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        entries = (each.entry() for each in chain(first, (shard,), left))
+        write_table(file, entries, {}, bytes(SHA256_NBYTES), State(0, ""), folder)
         file.flush()
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     context = Context("the described shards", os.getcwd(), allow_pipe=True)

@@ -25,11 +25,10 @@ import numpy.typing as npt
 
 from wids.errors import SpecError
 from wids.shards.tars.headers import to_bytes, to_text
-from wids.shards.tars.samples import FileBytes, advise, read_or_map
 from wids.storage import upload
 from wids.storage.arrays import IntArray
 from wids.storage.fetch import Fetcher
-from wids.storage.files import folder_of
+from wids.storage.files import FileBytes, advise, folder_of, read_or_map
 from wids.storage.stages import passes_to_process
 from wids.storage.transport import urls
 
@@ -263,16 +262,6 @@ class TableFile:
             self._check_block(block)
             self.release()
 
-    def write_to(self, file: IO[bytes]) -> None:
-        """Write a copy."""
-        self._check_intact()
-        file.write(self._data)
-
-    def in_memory(self) -> TableFile:
-        """Return a copy whose bytes are in memory."""
-        self._check_intact()
-        return TableFile(self.path, bytes(self._data))
-
     def release(self) -> None:
         """Release the memory of a mapped file; the bytes are read again on demand."""
         if isinstance(self._data, mmap.mmap):
@@ -363,6 +352,7 @@ def write_table(
     document: Mapping[str, Any],
     sha256: bytes,
     state: State,
+    folder: str | None = None,
 ) -> None:
     """Write the table of a document.
 
@@ -372,8 +362,11 @@ def write_table(
         document: The rest of the document; read after the entries.
         sha256: The digest of the document.
         state: Its length, and its time or tag.
+        folder: Where columns are until all shards are known, with space for another such file; None
+            for that of the file, or the system's folder of temporary files.
     """
-    with TableWriter(file, folder_of(file)) as writer:
+    with ExitStack() as stack:
+        writer = _TableWriter(stack, file, folder or folder_of(file))
         for entry in entries:
             writer.add(entry)
         writer.finish(document, sha256, state)
@@ -407,20 +400,13 @@ def publish_table(
         write_table(file, document["shardlist"], document, sha256, state)
 
 
-class TableWriter:
-    """Writes a table of shards; use it as a context manager.
+class _TableWriter:
+    """Writes a table of shards, with columns in temporary files until a stack ends."""
 
-    Args:
-        file: A new file, which can seek.
-        folder: Where columns are until all shards are known, with space for another such file; None
-            for the system's folder of temporary files.
-    """
-
-    def __init__(self, file: IO[bytes], folder: str | None) -> None:
+    def __init__(self, stack: ExitStack, file: IO[bytes], folder: str | None) -> None:
         self._file = file
-        self._stack = ExitStack()
         self._counts, self._lengths, self._offsets, self._digests, self._names = (
-            self._stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+            stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
             for _ in range(5)
         )
         self._block: list[Mapping[str, Any]] = []
@@ -430,12 +416,6 @@ class TableWriter:
         self._schemes: dict[str, str] = {}
         self._keys: set[str] = set()
         self._offsets.write(bytes(8))
-
-    def __enter__(self) -> TableWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def add(self, entry: Any) -> None:
         """Add the entry of a shard, an object or a URL, as the document has it."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,37 +21,26 @@ from typing import IO, Any, Final, NamedTuple, overload
 import numpy as np
 
 from wids.errors import FetchError, SpecError
-from wids.shards.specs import parsing
+from wids.shards.specs import parsing, shard_table
 from wids.shards.specs.entries import Context, shard_of
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
 from wids.shards.specs.shard_sequences import LazyShards
-from wids.shards.specs.shard_table import (
-    DamagedTableError,
-    State,
-    TableFile,
-    TableHeader,
-    open_table,
-    parse_start,
-    start_nbytes,
-    table_url,
-    write_table,
-)
+from wids.shards.specs.shard_table import DamagedTableError, State, TableFile
 from wids.shards.tars.headers import KeySplit
-from wids.shards.tars.samples import read_or_map
 from wids.storage import files
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache import cache_names
 from wids.storage.cache.cache_names import is_settled, make_folder, save_quietly
 from wids.storage.cache.leases import turn
 from wids.storage.fetch import Fetcher, downloaded
+from wids.storage.files import read_or_map
 from wids.storage.transport import urls
 from wids.storage.transport.urls import rewritten
 
 MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
-_SHOWN_NBYTES: Final = 1 << 20
-"""Bytes after which other processes see progress."""
+_PIECE_NBYTES: Final = 1 << 20
 _MAX_MADE: Final = 1024
 """Shards of a table to keep, for those that are read."""
 
@@ -221,23 +211,18 @@ class _Document:
     def __init__(self, folder: str, fetcher: Fetcher, url: str, state: State) -> None:
         self._folder, self._fetcher, self._url, self._state = folder, fetcher, url, state
         place = rewritten(url)
-        self._path = urls.local_path(place) if urls.is_local(place) else None
-        self._noted_state = state if self._path is None else _identity(self._path, state)
+        path = urls.local_path(place) if urls.is_local(place) else None
+        self._source = path or url
+        self._noted_state = state if path is None else _identity(path, state)
         self._note_path = cache_names.document_note_path(folder, url)
-        self._beside = table_url(self._path or url)
-        self._progress = _Progress(self._note_path)
+        self._beside = shard_table.table_url(self._source)
 
     def known(self) -> TableFile | None:
-        """Return the table of the document, if its state is known: in the cache or published."""
-        if not self._state.tag:
+        """Return the table of the document, if the cache has it and the document's state."""
+        note = _loaded_note(self._note_path) if self._state.tag else None
+        if note is None or note.state != self._noted_state:
             return None
-        note = _loaded_note(self._note_path)
-        if note is not None and note.state == self._noted_state:
-            return self._of_digest(bytes.fromhex(note.sha256))
-        if self._path is None:
-            return None
-        table = _intact(self._beside)
-        return self._copied(table) if table is not None and table.state == self._state else None
+        return self._of_digest(bytes.fromhex(note.sha256))
 
     def made_in_turn(self) -> TableFile | None:
         """Return the table of the document, made by this process or by another one meanwhile.
@@ -246,7 +231,7 @@ class _Document:
         cannot be stored.
         """
         lock_path = cache_names.lock_path(self._folder, self._note_path)
-        with turn(lock_path, self._note_path, waits=True), self._progress:
+        with turn(lock_path, self._note_path, waits=True):
             table = self.known() or self._published(self._state) or self._read()
             if table is not None:
                 note = json.dumps([*self._noted_state, table.header.document_sha256.hex()])
@@ -255,15 +240,13 @@ class _Document:
 
     def _read(self) -> TableFile | None:
         """Read the document, and return its table: one that has its digest, or a new one."""
-        report = self._progress.reach
         with (
-            downloaded(self._fetcher, self._path or self._url, report) as path,
+            downloaded(self._fetcher, self._source) as path,
             open(path, "rb") as file,  # once: it may be replaced meanwhile
         ):
             digest = hashlib.sha256()
-            while piece := file.read(_SHOWN_NBYTES):
+            while piece := file.read(_PIECE_NBYTES):
                 digest.update(piece)
-                report(file.tell())
             sha256 = digest.digest()
             table = self._of_digest(sha256) or self._published(None, sha256)
             if table is not None:
@@ -280,37 +263,16 @@ class _Document:
             return self._written(file.read(), sha256)
 
     def _of_digest(self, sha256: bytes) -> TableFile | None:
-        """Return the table of a document with a digest: that of the cache, or the one beside it."""
-        table = _intact(self._table_path(sha256), sha256, is_own=True)
-        if table is not None:
-            return table
-        if self._path is None:
-            return _intact(self._fetched_path(sha256), sha256, is_own=True)
-        table = _intact(self._beside, sha256)
-        return None if table is None else self._copied(table)
-
-    def _copied(self, table: TableFile) -> TableFile | None:
-        """Return a copy of the table beside a local document, which nobody writes over."""
-        sha256 = table.header.document_sha256
-        path = self._fetched_path(sha256)
-        copy = _intact(path, sha256, is_own=True)
-        if copy is not None:
-            return copy
-        try:
-            table.check()
-            with _new_file(path) as file:
-                table.write_to(file)
-        except SpecError as error:
-            _logger.warning("%s; the JSON document is read instead", str(error))
-            return None
-        except OSError as error:
-            _logger.warning("%s: no copy of it is stored: %s", self._beside, str(error))
-            return table.in_memory()
-        return _intact(path, sha256, is_own=True)
+        """Return the table of a document with a digest that this machine made or fetched."""
+        made = _intact(self._table_path(sha256), sha256)
+        return made or _intact(self._fetched_path(sha256), sha256)
 
     def _published(self, state: State | None, sha256: bytes | None = None) -> TableFile | None:
-        """Fetch the table beside a remote document, if it was made from this state or digest."""
-        if self._path is not None or self._start_beside is None:
+        """Return a copy of the table beside the document, if it is of this state or digest.
+
+        A copy, which nobody writes over.
+        """
+        if self._start_beside is None:
             return None
         header, facts = self._start_beside
         if sha256 is None and facts.get("state") != list(state or ()):
@@ -320,23 +282,35 @@ class _Document:
             return None
         path = self._fetched_path(header.document_sha256)
         try:
-            with _new_file(path) as file:
-                self._fetcher.save(self._beside, file, report=self._progress.reach)
-        except OSError as error:  # of the server, too
-            _logger.warning("%s: not used: %s", urls.redact(self._beside), str(error))
+            with (
+                _new_file(path) as file,
+                downloaded(self._fetcher, self._beside) as source,
+                open(source, "rb") as data,
+            ):
+                shutil.copyfileobj(data, file, _PIECE_NBYTES)
+                file.flush()
+                if (table := shard_table.open_table(file.name)) is not None:
+                    table.check()
+        except (OSError, ValueError) as error:  # of the server, or damaged
+            name = urls.redact(self._beside)
+            _logger.warning("%s: %s; the JSON document is read instead", name, str(error))
             return None
-        return _intact(path, header.document_sha256, is_own=True)
+        return _intact(path, header.document_sha256)
 
     @cached_property
-    def _start_beside(self) -> tuple[TableHeader, dict[str, Any]] | None:
-        """The start of the table beside a remote document; None if there is none."""
+    def _start_beside(self) -> tuple[shard_table.TableHeader, dict[str, Any]] | None:
+        """The start of the table beside the document; None if there is none."""
         try:
             start = self._fetcher.read_start(self._beside, _START_NBYTES).data
-            if start_nbytes(start) > len(start):
-                start = self._fetcher.read_start(self._beside, start_nbytes(start)).data
-            return parse_start(start)
-        except (FetchError, DamagedTableError) as error:  # nearly always: it was not published
-            _logger.info("%s: not used: %s", urls.redact(self._beside), str(error))
+            if shard_table.start_nbytes(start) > len(start):
+                nbytes = shard_table.start_nbytes(start)
+                start = self._fetcher.read_start(self._beside, nbytes).data
+            return shard_table.parse_start(start)
+        except (FetchError, DamagedTableError) as error:
+            # Nearly always it was not published, and a server may send a page instead.
+            is_damaged = urls.is_local(self._beside) and not isinstance(error, FetchError)
+            level = logging.WARNING if is_damaged else logging.INFO
+            _logger.log(level, "%s: not used: %s", urls.redact(self._beside), str(error))
             return None
 
     def _written(self, data: bytes, sha256: bytes) -> TableFile | None:
@@ -345,21 +319,20 @@ class _Document:
         if parsing.num_values(data) > parsing.MAX_VALUES:
             return None
         try:
-            with parsing.no_collections():
-                document = parsing.parse(data, name)
+            document = parsing.parse(data, name)
             del data  # the table is written from values that take several times as much
             if not (isinstance(document, dict) and isinstance(document.get("shardlist"), list)):
                 return None
             with _new_file(path) as new:
                 entries = _checked(document["shardlist"], name)
-                write_table(new, entries, document, sha256, self._state)
+                shard_table.write_table(new, entries, document, sha256, self._state)
         except ValueError:
             # Another form of document, or a mistake, which the parser of other documents reports.
             return None
         except OSError as error:
             _logger.warning("%s: its table of shards is not stored: %s", name, str(error))
             return None
-        return _intact(path, sha256, is_own=True)
+        return _intact(path, sha256)
 
     def _table_path(self, sha256: bytes) -> str:
         return cache_names.table_path(self._folder, sha256.hex())
@@ -368,34 +341,6 @@ class _Document:
         # By its URL, too: who published it states of which document it is, and may lie.
         found = hashlib.sha256(sha256 + os.fsencode(self._beside))
         return cache_names.table_path(self._folder, found.hexdigest())
-
-
-class _Progress:
-    """Shows those who wait for a note that its writer makes progress; use it in a ``with`` block.
-
-    They watch the temporary files for the note. The table grows in files without a name, and under
-    a name that is known when the document has been read.
-    """
-
-    def __init__(self, path: str) -> None:
-        folder, name = os.path.split(path)
-        self._path = os.path.join(folder, files.temporary_name(name))
-        self._shown = 0
-
-    def reach(self, nbytes: int, _: int | None = None) -> None:
-        """Show how many bytes of a file are read; any change counts."""
-        if nbytes // _SHOWN_NBYTES != self._shown:
-            self._shown = nbytes // _SHOWN_NBYTES
-            with suppress(OSError), open(self._path, "ab") as file:
-                file.write(b".")
-
-    def __enter__(self) -> None:
-        with suppress(OSError):
-            make_folder(os.path.dirname(self._path))
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            os.unlink(self._path)
 
 
 def _checked(entries: Iterable[Any], label: str) -> Iterator[Any]:
@@ -419,17 +364,14 @@ def _time_tag(mtime_ns: int) -> str:
     return str(mtime_ns) if is_settled(mtime_ns) else ""
 
 
-def _intact(path: str, sha256: bytes | None = None, *, is_own: bool = False) -> TableFile | None:
-    """Return the table at a path; None if there is none, or not of this document, or damaged."""
+def _intact(path: str, sha256: bytes) -> TableFile | None:
+    """Return the table in the cache at a path; None if it is not of this document, or damaged."""
     try:
-        table = open_table(path, is_own=is_own)
+        table = shard_table.open_table(path, is_own=True)
     except DamagedTableError as error:
         _logger.warning("%s: %s; the JSON document is read instead", path, str(error))
         return None
-    if table is None or sha256 in (None, table.header.document_sha256):
-        return table
-    _warn_of_other(path)
-    return None
+    return table if table is not None and table.header.document_sha256 == sha256 else None
 
 
 def _warn_of_other(path: str) -> None:

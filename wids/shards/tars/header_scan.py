@@ -72,10 +72,7 @@ class HeaderScan:
         return self._archive.result()
 
     def index(
-        self,
-        members: TarMembers,
-        key_split: KeySplit = "first",
-        repeated: Repeated = "error",
+        self, members: TarMembers, key_split: KeySplit = "first", repeated: Repeated = "error"
     ) -> ShardIndex:
         """Return the index of found members, with the checksums of their headers.
 

@@ -28,18 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import ShardFormatError, printable
-from wids.shards.tars.headers import (
-    BLOCK_NBYTES,
-    KEY_SPLITS,
-    KeySplit,
-    TarBytes,
-    TarMembers,
-    is_metadata,
-    split_names,
-    to_bytes,
-    to_text,
-)
-from wids.shards.tars.raw_samples import missing_field_error
+from wids.shards.tars import headers
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text, first_of
@@ -141,7 +130,7 @@ class ShardIndex:
     head_crcs: Column
     payload_crcs: Column
     fields: tuple[str, ...]
-    key_split: KeySplit
+    key_split: headers.KeySplit
     num_files: int
 
     def __len__(self) -> int:
@@ -151,7 +140,9 @@ class ShardIndex:
         """Return the key of one sample."""
         local_index = operator.index(local_index)  # sums of narrow numpy integers overflow
         start, stop = self.key_starts[local_index], self.key_starts[local_index + 1]
-        return to_text(self.text[self.text_start + int(start) : self.text_start + int(stop) - 1])
+        return headers.to_text(
+            self.text[self.text_start + int(start) : self.text_start + int(stop) - 1]
+        )
 
     def stored_keys(self) -> list[bytes]:
         """Return the keys of all samples as they are stored."""
@@ -183,7 +174,7 @@ class ShardIndex:
             KeyError: As for `member`.
         """
         member = self.member(local_index, field, name)
-        return int(self.blocks[member]) * BLOCK_NBYTES, int(self.sizes[member])
+        return int(self.blocks[member]) * headers.BLOCK_NBYTES, int(self.sizes[member])
 
     def member_name(self, member: int) -> str:
         """Return the name of a member: the key of its sample, and its field."""
@@ -212,8 +203,8 @@ class ShardIndex:
         Args:
             members: The members; all by default.
         """
-        bodies = self.blocks[members].astype(np.int64) * BLOCK_NBYTES
-        heads = bodies - self.head_blocks[members].astype(np.int64) * BLOCK_NBYTES
+        bodies = self.blocks[members].astype(np.int64) * headers.BLOCK_NBYTES
+        heads = bodies - self.head_blocks[members].astype(np.int64) * headers.BLOCK_NBYTES
         return heads, bodies, bodies + self.sizes[members].astype(np.int64)
 
     def without_payload_crcs(self) -> ShardIndex:
@@ -226,7 +217,7 @@ class ShardIndex:
 
     def find(self, key: str) -> int:
         """Return the local index of a key, or -1; one search through the bytes of all keys."""
-        wanted = to_bytes(key)
+        wanted = headers.to_bytes(key)
         at = self.text.find(b"\0" + wanted + b"\0", self.text_start, self.text_stop)
         if at < 0 or b"\0" in wanted:
             return -1
@@ -234,8 +225,8 @@ class ShardIndex:
 
 
 def build_index(
-    members: TarMembers,
-    key_split: KeySplit = "first",
+    members: headers.TarMembers,
+    key_split: headers.KeySplit = "first",
     path: str = "tar",
     repeated: Repeated = "last",
 ) -> ShardIndex:
@@ -250,9 +241,9 @@ def build_index(
     Raises:
         ShardFormatError: A name has a NUL in it, or is repeated.
     """
-    if key_split not in KEY_SPLITS:
+    if key_split not in headers.KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
-    names = split_names(members.names, key_split)
+    names = headers.split_names(members.names, key_split)
     if len(names.ends) != len(members.names):
         raise ShardFormatError(f"{path}: a member name has a NUL in it; pack the shard again")
     if names.joined.startswith(b"__") or b"\0__" in names.joined:  # most tars have no such name
@@ -272,27 +263,29 @@ def build_index(
         text_stop=len(text),
         key_starts=_narrow(np.flatnonzero(np.frombuffer(text, np.uint8) == 0) + 1),
         member_starts=_narrow(np.searchsorted(sample_of[order], np.arange(len(unique_keys) + 1))),
-        blocks=_narrow(members.offsets[belongs][order] // BLOCK_NBYTES),
+        blocks=_narrow(members.offsets[belongs][order] // headers.BLOCK_NBYTES),
         sizes=_narrow(members.sizes[belongs][order]),
         field_ids=_narrow(field_of[order]),
-        head_blocks=_narrow((members.offsets - members.heads)[belongs][order] // BLOCK_NBYTES),
+        head_blocks=_narrow(
+            (members.offsets - members.heads)[belongs][order] // headers.BLOCK_NBYTES
+        ),
         head_crcs=np.empty(0, np.uint32),
         payload_crcs=np.empty(0, np.uint32),
-        fields=tuple(f".{to_text(extension)}" for extension in unique_extensions),
+        fields=tuple(f".{headers.to_text(extension)}" for extension in unique_extensions),
         key_split=key_split,
         num_files=len(members.names),
     )
 
 
 def _remark_on_metadata(names: list[bytes], path: str) -> None:
-    skipped = list(filter(is_metadata, names))
+    skipped = list(filter(headers.is_metadata, names))
     if skipped:
         _logger.info(
             "%s: %d members such as %s belong to no sample, since webdataset keeps names that "
             "begin with __…__ for metadata",
             printable(path),
             len(skipped),
-            printable(to_text(skipped[0])),
+            printable(headers.to_text(skipped[0])),
         )
 
 
@@ -301,7 +294,7 @@ class RepeatedNamesError(ShardFormatError):
 
 
 def _repeated_error(path: str, names: list[bytes]) -> ShardFormatError:
-    found = [repr(to_text(name)) for name, count in Counter(names).items() if count > 1]
+    found = [repr(headers.to_text(name)) for name, count in Counter(names).items() if count > 1]
     shown = first_of(found)
     names_text = "a name that occurs" if len(found) == 1 else f"{len(found)} names that occur"
     return RepeatedNamesError(
@@ -337,8 +330,8 @@ def _narrow(values: IntArray) -> Column:
 
 
 def index_tar(
-    data: TarBytes,
-    key_split: KeySplit = "first",
+    data: headers.TarBytes,
+    key_split: headers.KeySplit = "first",
     path: str = "tar",
     *,
     checksums: bool = False,
@@ -370,7 +363,7 @@ def index_tar(
     return shard_index
 
 
-def with_checksums(shard_index: ShardIndex, tar: TarBytes) -> ShardIndex:
+def with_checksums(shard_index: ShardIndex, tar: headers.TarBytes) -> ShardIndex:
     """Return the index with the CRCs of all headers and members; reads the whole members.
 
     Header CRCs let each read verify that the tar is the same; member CRCs, that no bit of a member
@@ -430,7 +423,12 @@ class MemberLog:
         places = np.frombuffer(self._places, np.int64).reshape(-1, 5).T
         heads, offsets, sizes, head_crcs, payload_crcs = np.ascontiguousarray(places)
         return replace(
-            build_index(TarMembers(self._names, offsets, sizes, heads), "first"),
+            build_index(headers.TarMembers(self._names, offsets, sizes, heads), "first"),
             head_crcs=head_crcs.astype(np.uint32),
             payload_crcs=payload_crcs.astype(np.uint32),
         )
+
+
+def missing_field_error(name: str, key: str, field: str) -> KeyError:
+    """Return the error for a field that a sample of a shard does not have."""
+    return KeyError(f"{name}: the sample {key!r} has no field {field}")

@@ -1,10 +1,4 @@
-"""Define what an open shard offers, map its file, and make the loop that reads its samples.
-
-What reads samples needs a `ReadableShard`. `wids.shards.tars.shard.Shard` and
-`wids.shards.remote_shard.RemoteShard` are more: each is a `PooledShard`, which a pool keeps.
-
-Touching a mapped page beyond the end of a shortened file kills the process, so callers compare the
-length of a mapped file before they read.
+"""Make the loop that reads the samples of a mapped tar.
 
 The first read of a sample finds out its fields, and compares its headers with the index if that has
 checksums of them. A number notes this, so that later reads do neither.
@@ -18,17 +12,13 @@ that would be a reference cycle, which keeps the file open.
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
-from io import FileIO
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from wids.errors import FetchError, ShardFormatError, WidsError, local_error
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
@@ -37,267 +27,11 @@ from wids.shards.tars.raw_samples import (
     Raw,
     RawSample,
     changed_header_error,
-    changed_index_error,
     changed_payload_error,
     label,
-    position,
 )
-from wids.storage.arrays import IntArray
-from wids.storage.files import fastest_crc32
+from wids.storage.files import advise, fastest_crc32
 from wids.storage.stages import checked
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class ReadableShard:
-    """A shard whose samples can be read from any number of threads: a tar, or a joined one.
-
-    Attributes:
-        name: The shard in messages.
-        index: Where the samples are.
-        latest_labels: The name of the dataset for which a sample was read last, or None, and the
-            labels of its samples. They stay the same nearly always.
-    """
-
-    name: str
-    index: ShardIndex
-    latest_labels: tuple[str | None, Labels] = None, (0, "", "")
-
-    def read(
-        self, local_index: int, verify: bool = False, labels: Labels | None = None
-    ) -> RawSample:
-        """Return one sample.
-
-        Args:
-            local_index: Its index, which must be 0 or more.
-            verify: Whether to compare its members with the checksums in the index, if it has any.
-                Ranges are always compared.
-            labels: What to add to the sample.
-
-        Raises:
-            ShardFormatError: A member is damaged, or the tar or its index has changed.
-        """
-        return self.read_many([local_index], verify=verify, labels=labels)[0]
-
-    def read_many(
-        self,
-        local_indices: Sequence[int],
-        *,
-        verify: bool = False,
-        labels: Labels | None = None,
-    ) -> list[RawSample]:
-        """Return samples in the order of ``local_indices``; fastest if these ascend.
-
-        Args:
-            local_indices: Their indices.
-            verify: As for `read`.
-            labels: As for `read`.
-        """
-        raise NotImplementedError
-
-    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
-        """Return the bytes of members, given in ascending order.
-
-        This is for bulk reading: one field of many samples, without a dict for each sample.
-
-        Raises:
-            ShardFormatError: A member is damaged, or the tar or its index has changed.
-        """
-        raise NotImplementedError
-
-    def of_samples(
-        self,
-        local_indices: Sequence[int] | IntArray,  # noqa: ARG002 - of shards that have no such index
-        on_damage: Callable[[WidsError], object] | None = None,  # noqa: ARG002 - the same
-    ) -> ReadableShard:
-        """Return a shard whose index has all fields of some samples: this one.
-
-        A shard whose index lacks fields, as that of joined samples, reads the samples instead.
-
-        Args:
-            local_indices: The samples, ascending.
-            on_damage: Takes the error of a damaged sample, which then has no fields; None to raise
-                it.
-        """
-        return self
-
-    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return the bytes of one field from a start to a stop, or to its end."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
-        if not self.index.is_intact():
-            raise changed_index_error(self.name)
-
-
-class PooledShard(ReadableShard):
-    """An open tar: what a pool keeps, which is a sequence of raw samples.
-
-    Attributes:
-        nbytes: Length of the tar in bytes.
-        is_local: Whether the whole tar is a file on this machine.
-    """
-
-    nbytes: int
-    is_local: bool
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the local file from now on instead of this shard."""
-        return False
-
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"{kind}({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        """Return one sample; negative indices count from the end."""
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        """Iterate over all samples in order."""
-        return map(self.read, range(len(self)))
-
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
-    def close(self) -> None:
-        """Release what the shard holds; memoryviews that were handed out stay valid."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def read_or_errors(
-    read: Callable[[Any], Iterable[Any]],
-    wanted: Any,
-    caught: type[WidsError],
-    on_failure: Callable[[Any], object] = lambda _: None,
-) -> list[Any]:
-    """Read items in bulk, or one by one if that fails.
-
-    Args:
-        read: Returns the items at some indices, in their order.
-        wanted: The indices: a list, a range or an array.
-        caught: The error of an item that cannot be read.
-        on_failure: Takes the error of reading in bulk; raises if no item can be read.
-
-    Returns:
-        The items, with an error in place of each item that cannot be read.
-    """
-    try:
-        return list(read(wanted))
-    except caught as error:
-        on_failure(error)
-    found: list[Any] = []
-    for at in range(len(wanted)):
-        try:
-            found += read(wanted[at : at + 1])
-        except caught as error:
-            found.append(error)
-    return found
-
-
-FileBytes: TypeAlias = bytes | mmap.mmap
-
-_SMALL_NBYTES: Final = 64 << 10
-"""Files up to this size are read, larger ones mapped. Mapping takes as long as reading this many
-bytes, and a file descriptor; reading takes memory that processes do not share."""
-
-
-def map_file(path: str, handle: FileIO | int | None = None) -> tuple[mmap.mmap, os.stat_result]:
-    """Map a file of any size, and return the map and the status when it was opened.
-
-    Args:
-        path: The file.
-        handle: The file, if it is already open, or a descriptor of it; always closed here.
-
-    Raises:
-        FetchError: The file cannot be opened.
-        ShardFormatError: The file is empty, which no tar is.
-    """
-    try:
-        with _open(path, handle) if handle is None or isinstance(handle, int) else handle as file:
-            status = os.fstat(file.fileno())
-            _refuse_empty(path, status)
-            # The length from `fstat`, not 0: then the status matches the map, or `mmap` raises
-            # because the file became shorter in between.
-            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status
-    except (ShardFormatError, FetchError):  # the one is a ValueError too, the other an OSError
-        raise
-    except OSError as error:  # a folder, a device
-        raise local_error(path, error) from error
-    except ValueError as error:
-        raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
-
-
-def _open(path: str, handle: int | None) -> FileIO:
-    try:
-        return FileIO(path if handle is None else handle)
-    except OSError as error:
-        if handle is not None:  # of a folder: `FileIO` leaves it open
-            os.close(handle)
-        raise local_error(path, error) from None
-    except ValueError as error:  # a NUL in the path
-        raise FetchError(f"{path!r}: expected a path, found: {error}") from error
-
-
-def _refuse_empty(path: str, status: os.stat_result) -> None:
-    if not status.st_size:
-        raise ShardFormatError(
-            f"{path}: expected a tar, found an empty file; write it or fetch it again"
-        )
-
-
-def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) -> FileBytes | None:
-    """Read a small file, or map a larger one; return None if that is not possible.
-
-    Args:
-        path: The file.
-        file: The file, if it is already open; always closed here.
-        is_own: Whether to return None for a file of another user: in a shared cache folder, users
-            trust only their own files.
-    """
-    try:
-        with FileIO(path) if file is None else file as opened:
-            status = os.fstat(opened.fileno())
-            # INDEX-3. By the descriptor, not by the path, which another user can replace in
-            # between. Windows has no such owner.
-            if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-                return None
-            if status.st_size <= _SMALL_NBYTES:
-                return opened.read(status.st_size)
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # a folder, or truncated to nothing after `fstat`
-        return None
-
-
-def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:
-    """Advise the system about a range of a mapped file, or all of it, if the platform can.
-
-    Without advice, a cold read of a few kilobytes costs as much as the system's readahead, which is
-    megabytes on some machines. With ``RANDOM`` alone, each page costs a wait; with ``WILLNEED`` on
-    the range, there is one wait for all.
-    """
-    # Windows has no madvise, and macOS lacks some of Linux's options.
-    option = getattr(mmap, f"MADV_{advice}", None)
-    if option is None or nbytes == 0:
-        return
-    # madvise accepts only addresses at the start of a page.
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError, ValueError):  # only advice, and a closed map needs none
-        data.madvise(option, first, (len(data) if nbytes is None else start + nbytes) - first)
-
 
 Append: TypeAlias = Callable[["RawSample"], None]
 

@@ -270,8 +270,7 @@ def _read_end(archive: Archive, position: int) -> int:
     if first_nonzero < 0:
         if nbytes - position > _MAX_PADDING_NBYTES:
             archive.remark(
-                logging.WARNING,
-                f"{nbytes - position} bytes of zeros at the end, from {position}",
+                logging.WARNING, f"{nbytes - position} bytes of zeros at the end, from {position}"
             )
         return nbytes
     following = position + (first_nonzero - position) // BLOCK_NBYTES * BLOCK_NBYTES

@@ -17,11 +17,12 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from wids.errors import ShardFormatError
+from wids.errors import FetchError, ShardFormatError, local_error
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit
 from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.raw_samples import (
     Labels,
+    PooledShard,
     Raw,
     RawSample,
     changed_header_error,
@@ -29,16 +30,9 @@ from wids.shards.tars.raw_samples import (
     check_raw,
     position,
 )
-from wids.shards.tars.samples import (
-    LARGE_NBYTES,
-    PooledShard,
-    advise,
-    known_at_first,
-    map_file,
-    sample_readers,
-)
+from wids.shards.tars.samples import LARGE_NBYTES, known_at_first, sample_readers
 from wids.storage.arrays import IntArray
-from wids.storage.files import fastest_crc32
+from wids.storage.files import advise, fastest_crc32
 from wids.storage.locks import READ_FLAGS
 
 Span: TypeAlias = tuple[int, int]
@@ -117,6 +111,50 @@ def _warm(data: mmap.mmap, spans: list[Span]) -> None:
             for other_start, other_stop in spans[at + 1 :]:
                 advise(data, "WILLNEED", other_start, other_stop - other_start)
             return
+
+
+def map_file(path: str, handle: FileIO | int | None = None) -> tuple[mmap.mmap, os.stat_result]:
+    """Map a file of any size, and return the map and the status when it was opened.
+
+    Args:
+        path: The file.
+        handle: The file, if it is already open, or a descriptor of it; always closed here.
+
+    Raises:
+        FetchError: The file cannot be opened.
+        ShardFormatError: The file is empty, which no tar is.
+    """
+    try:
+        with _open(path, handle) if handle is None or isinstance(handle, int) else handle as file:
+            status = os.fstat(file.fileno())
+            _refuse_empty(path, status)
+            # The length from `fstat`, not 0: then the status matches the map, or `mmap` raises
+            # because the file became shorter in between.
+            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status
+    except (ShardFormatError, FetchError):  # the one is a ValueError too, the other an OSError
+        raise
+    except OSError as error:  # a folder, a device
+        raise local_error(path, error) from error
+    except ValueError as error:
+        raise ShardFormatError(f"{path}: it became shorter while it was opened") from error
+
+
+def _open(path: str, handle: int | None) -> FileIO:
+    try:
+        return FileIO(path if handle is None else handle)
+    except OSError as error:
+        if handle is not None:  # of a folder: `FileIO` leaves it open
+            os.close(handle)
+        raise local_error(path, error) from None
+    except ValueError as error:  # a NUL in the path
+        raise FetchError(f"{path!r}: expected a path, found: {error}") from error
+
+
+def _refuse_empty(path: str, status: os.stat_result) -> None:
+    if not status.st_size:
+        raise ShardFormatError(
+            f"{path}: expected a tar, found an empty file; write it or fetch it again"
+        )
 
 
 FindIndex: TypeAlias = Callable[[str, mmap.mmap, TarIdentity], ShardIndex]
@@ -235,11 +273,7 @@ class Shard(PooledShard):
         return (self._read_verified if verify else self._read)((local_index,), labels)
 
     def read_many(
-        self,
-        local_indices: Sequence[int],
-        *,
-        verify: bool = False,
-        labels: Labels | None = None,
+        self, local_indices: Sequence[int], *, verify: bool = False, labels: Labels | None = None
     ) -> list[RawSample]:
         """Return samples, fastest in ascending order; uncached ones are read from disk together."""
         if min(local_indices, default=0) < 0:

@@ -42,6 +42,14 @@ _KEPT_PERCENT: Final = 95
 _MOST_AGE_S: Final = 600
 """How long a total is trusted: files that were added without it are found by the next listing."""
 
+_STEP_NBYTES: Final = 64 << 20
+_STEP_PART: Final = 16
+"""A step is at most this part of the limit, so that a short file evicts few others."""
+_LEAST_NBYTES: Final = 256 << 10
+_SPARE_NBYTES: Final = 1 << 30
+_SPARE_PART: Final = 100
+"""What a file of unknown length leaves free on the disk: a hundredth of it, at most a gigabyte."""
+
 
 class CacheFile(NamedTuple):
     """A file in the cache folder that the cache wrote.
@@ -279,15 +287,6 @@ def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
                 sizes = (status.st_size, status.st_atime_ns)
                 files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
     return files, is_complete
-
-
-_STEP_NBYTES: Final = 64 << 20
-_STEP_PART: Final = 16
-"""A step is at most this part of the limit, so that a short file evicts few others."""
-_LEAST_NBYTES: Final = 256 << 10
-_SPARE_NBYTES: Final = 1 << 30
-_SPARE_PART: Final = 100
-"""What a file of unknown length leaves free on the disk: a hundredth of it, at most a gigabyte."""
 
 
 class StorageError(FetchError):

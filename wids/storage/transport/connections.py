@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from wids.errors import FetchError, printable
-from wids.storage.transport import urls
+from wids.storage.transport import hedging, urls
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
@@ -289,7 +289,8 @@ class Connection:
         # Connections that nobody closes are dropped with the dataset that they were for.
         self._close = weakref.finalize(self, sock.close)
         self._close.atexit = False
-        sock.settimeout(min(timeout_s, _POLL_S))
+        self._poll_s = min(timeout_s, _POLL_S)
+        sock.settimeout(self._poll_s)
 
     def exchange(
         self,
@@ -472,14 +473,16 @@ class Connection:
     def _receive_into(self, buffer: bytearray | memoryview) -> int:
         """Return the number of bytes that arrive; 0 at the end of the connection."""
         check_waits()
-        started_s = time.monotonic()
+        started_s, silent_s = time.monotonic(), 0.0
         while True:
+            self._sock.settimeout(hedging.wait_s(self._poll_s, silent_s))
             try:
                 nbytes: int = self._sock.recv_into(buffer)
                 break
             except TimeoutError:
+                silent_s = time.monotonic() - started_s
                 check_waits()
-                if time.monotonic() - started_s >= self._timeout_s:
+                if silent_s >= self._timeout_s:
                     raise SilenceError(f"no bytes for {self._timeout_s:g} s") from None
         self._waited_s += time.monotonic() - started_s
         self._received_nbytes += nbytes

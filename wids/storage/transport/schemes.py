@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final, TypeAlias
@@ -28,6 +29,7 @@ _logger = logging.getLogger(__name__)
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
 RETRY_VARIABLE: Final = "WIDS_RETRY_S"
 DEADLINE_VARIABLE: Final = "WIDS_DEADLINE_S"
+HEDGE_VARIABLE: Final = "WIDS_HEDGE"
 RETRY_S: Final = 300.0
 """Seconds that a read waits for a server by default."""
 
@@ -72,6 +74,20 @@ def deadline_s(options: Mapping[str, Any]) -> float:
         ValueError: The value is not a number of seconds.
     """
     return _seconds(options, "deadline_s", DEADLINE_VARIABLE, math.inf)
+
+
+def hedges(options: Mapping[str, Any]) -> bool:
+    """Return whether late requests are sent twice, from the options or the environment.
+
+    Raises:
+        ValueError: The value is neither true nor false.
+    """
+    label, stated = "storage_options: hedge", options.get("hedge")
+    if stated is None:
+        label, stated = HEDGE_VARIABLE, os.environ.get(HEDGE_VARIABLE, "").strip() or "1"
+    if stated not in (True, False, "1", "0"):
+        raise ValueError(f"{label}: expected true or false, or 1 or 0, found {stated!r:.40}")
+    return stated not in (False, "0")
 
 
 def _seconds(options: Mapping[str, Any], name: str, variable: str, default: float) -> float:
@@ -185,7 +201,11 @@ class Transports:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
         common = self._options.get("", {})
-        self._limits_s = {"retry_s": retry_s(common), "deadline_s": deadline_s(common)}
+        self._common = {
+            "retry_s": retry_s(common),
+            "deadline_s": deadline_s(common),
+            "hedge": hedges(common),
+        }
         self._handlers = {
             scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -233,23 +253,30 @@ class Transports:
         if not server:
             return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
+        from wids.storage.transport.hedging import hedged
 
-        nbytes = response_nbytes(start, stop, is_collected=is_collected)
-        about = ("HEAD" if stop == 0 else "GET", target)
-        turn = gate().enter(server, nbytes, about, is_awaited=is_collected or stop == 0)
-        try:
-            with retry.waiting_for("a connection or a response"):
-                stream = transport.open(target, start, stop, tag)
-            stream = through_gate(turn, stream)
-        except BaseException as error:
-            turn.leave(error)
-            raise
-        retry.note_answer(server)
-        return stream
+        def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
+            nbytes = response_nbytes(at, stop, is_collected=is_collected)
+            request = ("HEAD" if stop == 0 else "GET", target)
+            turn = gate().enter(server, nbytes, request, is_awaited=is_collected or stop == 0)
+            try:
+                with retry.waiting_for("a connection or a response"), wait:
+                    stream = transport.open(target, at, stop, tag)
+                stream = through_gate(turn, stream)
+            except BaseException as error:
+                turn.leave(error)
+                raise
+            retry.note_answer(server)
+            return stream
+
+        if stop == 0 or not hedges(self._common | options_for(url, self._options)):
+            return opened(start, tag, nullcontext())
+        nbytes = stop - start if is_collected and stop is not None else None
+        return hedged(opened, server, target, start, tag, nbytes)
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
-        options = self._limits_s | options_for(url, self._options)
+        options = self._common | options_for(url, self._options)
         return retry.Patience(
             urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
         )

@@ -11,9 +11,12 @@ request would never return. So this module remembers which process used obstore 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from queue import Empty, SimpleQueue
@@ -22,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from wids.errors import FetchError
 from wids.storage.transport import store_credentials, urls
 
-OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "driver"))
+OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "hedge", "driver"))
 """Options of this package, which no driver takes."""
 
 
@@ -214,6 +217,9 @@ REQUEST_TIMEOUT: Final = "300s"
 Store: TypeAlias = Any
 """A store of obstore, which is imported when it is first needed."""
 
+_SIGNAL_S: Final = 0.5
+"""How long the main thread waits at most before it looks for signals."""
+
 _runtime_pid: int | None = None
 """The process in which obstore was used first: this one, or one that it was forked from."""
 
@@ -378,10 +384,14 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
             results.put((None, error))
 
     calls.put(answer)
-    try:
-        result, error = results.get(timeout=timeout_s)
-    except Empty:
-        raise TimeoutError from None
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    # In steps: a signal that comes just before Python waits does not end the wait.
+    while (left_s := until_s - time.monotonic()) > 0:
+        with suppress(Empty):
+            result, error = results.get(timeout=min(left_s, _SIGNAL_S))
+            break
+    else:
+        raise TimeoutError
     _idle[os.getpid()] = calls
     if error is not None:
         raise error

@@ -1,0 +1,201 @@
+"""Requests that come late are sent once more (CACHE-47)."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from conftest import raises
+from events import wait_for
+from loopback import Fault, Page, Request, Server
+from transfers import saved
+
+from wids.errors import FetchError, MismatchError
+from wids.storage.download import Download, Expected
+from wids.storage.fetch import Fetcher
+from wids.storage.reading_threads import in_threads
+from wids.storage.transport import hedging
+from wids.storage.transport.gate import gate
+from wids.storage.transport.hedging import _Pace
+
+DATA = bytes(range(256)) * 4000
+SILENT, STALLED = Fault(how="silent"), Fault(after_nbytes=100_000, how="stall")
+PATIENT = {"timeout": 50, "deadline_s": 40}
+"""Without a second request a stalled read would end with an error, and not with bytes."""
+
+
+@pytest.fixture(autouse=True)
+def _hedges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDS_HEDGE", "1")
+
+
+def asked(server: Server) -> list[str | None]:
+    """Return the ranges of the requests."""
+    return [request.range for request in server.log]
+
+
+@pytest.mark.parametrize(("nbytes", "again"), [(None, 1000), (100_000, 1000), (300_000, 263_144)])
+def test_a_range_that_does_not_come_is_requested_again(
+    server: Server, nbytes: int | None, again: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has not been read of it is; the first answer counts; the log has no secrets (SEC-4)."""
+    fault = SILENT if nbytes is None else Fault(after_nbytes=nbytes, how="stall")
+    url = server.page("/a", DATA, faults=[fault])
+    read = Fetcher(PATIENT).range_reader(url + "?SECRET", len(DATA))
+    with caplog.at_level(logging.INFO, "wids"):
+        assert read(1000, 900_001) == DATA[1000:900_001]
+    assert asked(server) == ["bytes=1000-900000", f"bytes={again}-900000"]
+    assert server.log[1].headers.get("if-range") == (server.pages["/a"].tag if nbytes else None)
+    assert re.search(r"/a\?…: requested again after \d+\.\d\d s", caplog.text)
+    assert "SECRET" not in caplog.text
+    wait_for(lambda: gate().server(server.url).num_in_flight == 0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("fault", [SILENT, STALLED])
+def test_a_part_of_a_download_that_does_not_come_is_requested_again(
+    server: Server, fault: Fault, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first one, whose response states the length; and every byte comes from one."""
+    monkeypatch.setattr(Download, "part_nbytes", 400_000)
+    server.page("/a", DATA)
+    server.pages["/a"] = Nth(DATA, number, fault)
+    digest = hashlib.sha256(DATA).hexdigest()
+    expected = Expected(len(DATA), sha256=digest)
+    assert saved(f"{server.url}/a", expected, storage_options=PATIENT) == DATA
+    assert len(server.log) == 4
+
+
+class Nth(Page):
+    """A page with a fault in the n-th request, whose body may be another afterwards."""
+
+    def __init__(self, body: bytes, number: int, fault: Fault, then: bytes | None = None) -> None:
+        super().__init__(body)
+        self.number, self.fault, self.then = number, fault, then
+        self.lock = threading.Lock()
+
+    def next_fault(self, request: Request) -> Fault | None:  # noqa: ARG002
+        with self.lock:
+            self.number -= 1
+            return self.fault if self.number == -1 else None
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        found = super().answer(request, fault)
+        if fault is not None and self.then is not None:
+            self.body = self.then
+        return found
+
+
+OTHER = DATA[::-1]
+
+
+def test_a_second_answer_of_another_version_is_not_mixed_with_the_first(server: Server) -> None:
+    """A read of which nothing was known is of the new version; another one is an error."""
+    server.pages["/a"] = Nth(DATA, 0, STALLED, OTHER)
+    read = Fetcher(PATIENT).range_reader(f"{server.url}/a", len(DATA))
+    assert read(0, 900_000) == OTHER[:900_000]
+    hedging._paces.clear()
+    server.pages["/b"] = Nth(DATA, 1, STALLED, OTHER)
+    read = Fetcher(PATIENT).range_reader(f"{server.url}/b", len(DATA))
+    assert read(0, 1) == DATA[:1]
+    with raises(MismatchError, "it was replaced while it was being read"):
+        read(0, 900_000)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_download_of_which_another_version_arrives_starts_over(
+    server: Server, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever part the second request was for, all bytes are of one version."""
+    monkeypatch.setattr(Download, "part_nbytes", 400_000)
+    server.pages["/a"] = Nth(DATA, number, STALLED, OTHER)
+    assert saved(f"{server.url}/a", storage_options=PATIENT) == OTHER
+
+
+def test_the_rest_of_a_file_without_versions_is_not_requested_again(server: Server) -> None:
+    """Nothing would reveal that it is of another version; what has not begun is."""
+    url = server.page("/a", DATA, faults=[SILENT, STALLED], has_tag=False)
+    read = Fetcher({"timeout": 2}).range_reader(url, len(DATA))
+    assert read(0, 900_000) == DATA[:900_000]
+    # The second request stalled too, in its body.
+    assert asked(server) == ["bytes=0-899999"] * 3
+
+
+def test_a_whole_file_does_not_replace_its_rest(server: Server) -> None:
+    """The first request of a server without ranges goes on; its beginning is sent for nothing."""
+    stalled = Fault(after_nbytes=300_000, how="stall")
+    url = server.page("/a", DATA, faults=[stalled], has_ranges=False)
+    assert Fetcher({"timeout": 1.5}).read(url, len(DATA)) == DATA
+    assert asked(server)[:2] == [None, "bytes=262144-"]
+    assert len(server.log) == 3  # the last one after the time-out
+
+
+class Uneven(Page):
+    """A page of which a quarter of the requests take ten times as long."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self.lock, self.num_asked = threading.Lock(), 0
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        with self.lock:
+            self.num_asked += 1
+            is_slow = self.num_asked % 4 == 3
+        time.sleep(0.3 if is_slow else 0.03)
+        return super().answer(request, fault)
+
+
+def test_at_most_one_request_in_twenty_is_sent_twice(server: Server) -> None:
+    """However many are late; without a version they are read from their beginning."""
+    server.pages["/a"] = Uneven(DATA)
+    read = Fetcher().range_reader(f"{server.url}/a", len(DATA))
+    # Some to learn from, in which too few are slow to be usual.
+    server.pages["/a"].num_asked = -1000
+    in_threads([partial(read, n, n + 1000) for n in range(32)], "test")
+    server.pages["/a"].num_asked = 0
+    found = in_threads([partial(read, n, n + 1000) for n in range(100)], "test")
+    assert found == [DATA[n : n + 1000] for n in range(100)]
+    assert 1 <= len(server.log) - 132 <= 1 + 132 // 20
+
+
+def test_one_request_is_kept_for_what_has_stalled() -> None:
+    """Late ones are sent twice only while that leaves one; nothing needs to be known of others."""
+    pace = _Pace()
+    assert (pace.lets_hedge(is_stalled=True), pace.lets_hedge(is_stalled=False)) == (True, False)
+    pace.num_requests = 20
+    assert pace.lets_hedge(is_stalled=False)
+    pace.num_hedges = 1
+    assert (pace.lets_hedge(is_stalled=True), pace.lets_hedge(is_stalled=False)) == (True, False)
+    pace.num_hedges = 2
+    assert not pace.lets_hedge(is_stalled=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"hedge": False}, {"http://": {"hedge": 0, "deadline_s": 1.5}}, {}]
+)
+def test_nothing_is_sent_twice_where_that_is_off(
+    server: Server, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an option for all servers, for some, or of the environment."""
+    monkeypatch.setenv("WIDS_DEADLINE_S", "1.5")
+    if not options:
+        monkeypatch.setenv("WIDS_HEDGE", "0")
+    url = server.page("/a", DATA, always=SILENT)
+    with raises(FetchError, "deadline_s"):
+        Fetcher(options).range_reader(url, len(DATA))(0, 10)
+    assert len(server.log) == 1
+
+
+def test_a_wrong_option_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the option, or the variable."""
+    with raises(ValueError, "storage_options: hedge: expected true or false", "'maybe'"):
+        Fetcher({"hedge": "maybe"})
+    monkeypatch.setenv("WIDS_HEDGE", "maybe")
+    with raises(ValueError, "WIDS_HEDGE: expected true or false"):
+        Fetcher()

@@ -1,0 +1,229 @@
+"""Pack the samples of a sampler into batches within a budget of tokens, as a torch batch sampler.
+
+`wids.order.packed_rounds` makes the batches. Ranks do not communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wids.errors import StateError
+from wids.order.arguments import at_least
+from wids.order.bucket_sampler import RoundsSampler
+from wids.order.elastic import EpochPlace
+from wids.order.packed_rounds import Budgets, PackedRounds
+from wids.order.rounds import digest_of, integers
+from wids.order.samplers import ChunkedSampler
+
+_TOO_LONG: Final = ("error", "skip", "alone")
+_COSTS: Final = ("sum", "squares")
+
+
+class PackedBatchSampler(RoundsSampler):
+    """Yield batches of samples whose lengths add up to a budget of tokens at most.
+
+    Pass it to a DataLoader as ``batch_sampler=``. The order of the sampler that it wraps is cut
+    into windows of neighbouring samples, which are packed best-fit decreasing, and the batches of a
+    window are shuffled. So a rank reads the shards that it would read anyway, and a window at a
+    time. All ranks yield equally many batches. Each rank computes them by itself: it packs its own
+    samples, half a second for a million; ``len()``, `num_repeated`, `num_left_out` and the end of
+    an epoch need those of all ranks, once an epoch. specs/sampler-order.md specifies the batches
+    (ORDER-70 to ORDER-77).
+
+    Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `BucketBatchSampler`.
+    A state has the current window, so that its rank resumes at once; another rank, or another
+    number of ranks, counts the batches before, unless ``len()`` was called before the state was
+    saved.
+
+    Args:
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
+            with ``even=False`` itself repeats and leaves out nothing.
+        lengths: The number of tokens in each sample of the dataset: array, list, Arrow array, or
+            Series, for example a column of ``dataset.table``.
+        max_tokens: Largest sum of lengths in a batch.
+        max_items: Largest number of samples in a batch; None for any.
+        budgets: One more budget, by name: what each sample needs of it, and what a batch has, for
+            example ``{"images": (num_images, 32)}``.
+        window: Number of batches that are packed, sorted and shuffled together.
+        too_long: What becomes of a sample that exceeds a budget by itself: ``"error"``; ``"skip"``
+            to leave it out; ``"alone"`` to have it alone in a batch that exceeds the budget.
+        drop_last: How ranks are made equal at the end of an epoch. False repeats batches of ranks
+            that have fewer; True stops all ranks when the first has no more.
+        cost: What makes a step take long: the ``"sum"`` of the lengths in a batch, the sum of their
+            ``"squares"``, or of a cost for each sample, as an array. In each step, the batches of
+            all ranks then have about the same. None to shuffle the batches of each rank by itself.
+
+    Attributes:
+        sampler: The sampler inside.
+        max_tokens: As passed.
+        drop_last: As passed.
+
+    Raises:
+        TypeError: ``sampler`` is not one of wids' samplers.
+        ValueError: An array has not one number of at least 0 for each sample, a sample exceeds a
+            budget, or an argument is not one of those above.
+
+    Example:
+        >>> import wids
+        >>> lengths = [5, 2, 7, 3, 6, 1, 4, 8]
+        >>> sampler = wids.ChunkedSampler(range(8))
+        >>> batches = wids.PackedBatchSampler(sampler, lengths, 9)
+        >>> list(batches)
+        [[7, 5], [2, 1], [0, 6], [4, 3]]
+        >>> len(batches), batches.fill
+        (4, 1.0)
+    """
+
+    _most_counted = 100_000
+
+    def __init__(
+        self,
+        sampler: ChunkedSampler,
+        lengths: Any,
+        max_tokens: int,
+        *,
+        max_items: int | None = None,
+        budgets: Mapping[str, tuple[Any, int]] | None = None,
+        window: int = 512,
+        too_long: Literal["error", "skip", "alone"] = "error",
+        drop_last: bool = False,
+        cost: Literal["sum", "squares"] | Sequence[float] | npt.NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(sampler, drop_last)
+        if too_long not in _TOO_LONG:
+            raise ValueError(f"too_long: expected one of {_TOO_LONG}, found {too_long!r}")
+        if budgets is not None and len(budgets) > 1:
+            raise ValueError(
+                f"budgets: expected at most one besides max_tokens, found {sorted(budgets)}"
+            )
+        self.max_tokens = _limit(max_tokens, "max_tokens")
+        needs = [self._needs(lengths, self.max_tokens, "lengths", "max_tokens", too_long)]
+        limits = [self.max_tokens]
+        self._named: list[str] = list(budgets or ())
+        for name, (stated, limit) in (budgets or {}).items():
+            limits.append(_limit(limit, f"budgets[{name!r}]"))
+            what = f"budgets[{name!r}]"
+            needs.append(self._needs(stated, limits[-1], what, "its limit", too_long))
+        self._too_long = too_long
+        self._budgets = Budgets(
+            tuple(needs),
+            tuple(limits),
+            None if max_items is None else _limit(max_items, "max_items"),
+            too_long == "skip",
+            at_least(1, window, "window"),
+            self._checked_cost(cost),
+        )
+        self._digests: dict[str, Any] = {}
+        self._known: tuple[tuple[int, int], list[Any]] | None = None
+
+    def _needs(
+        self, stated: Any, limit: int, name: str, limit_name: str, too_long: str
+    ) -> npt.NDArray[Any]:
+        """Return what each sample needs of a budget."""
+        values = integers(stated, self.dataset_length, name, "")
+        if len(values) and values.min() < 0:
+            at = int(np.argmin(values))
+            raise ValueError(f"{name}: expected at least 0, found {values[at]} of sample {at}")
+        if too_long == "error" and len(values) and values.max() > limit:
+            at = int(np.argmax(values > limit))
+            raise ValueError(
+                f"{name}: expected at most {limit_name}, {limit}, found {values[at]} of sample "
+                f'{at}; pass too_long="skip" to leave such samples out, or too_long="alone" to '
+                "have each alone in a batch that exceeds the budget"
+            )
+        return values
+
+    def _checked_cost(self, cost: Any) -> npt.NDArray[Any] | str | None:
+        if cost is None or (isinstance(cost, str) and cost in _COSTS):
+            return cost
+        values = np.asarray(cost)
+        if values.shape != (self.dataset_length,) or values.dtype.kind not in "iuf":
+            raise ValueError(
+                f"cost: expected one of {_COSTS}, or a number for each of the dataset's "
+                f"{self.dataset_length} samples, found "
+                f"{cost if isinstance(cost, str) else f'{values.dtype} of shape {values.shape}'!r}"
+            )
+        return values
+
+    @property
+    def fill(self) -> float:
+        """Share of the budget of tokens that batches use, in what was packed so far of the epoch.
+
+        Between 0 and 1. After ``len()``, it is that of the whole epoch.
+        """
+        rounds: Any = self._rounds(self._place_of(self.epoch))
+        fill: float = getattr(rounds, "whole", rounds).fill
+        return fill
+
+    def _fingerprint(self) -> dict[str, Any]:
+        if not self._digests:  # a second for a hundred million samples
+            lengths, *others = map(digest_of, self._budgets.needs)
+            pairs = zip(others, self._budgets.limits[1:], strict=True)
+            cost = self._budgets.cost
+            self._digests = {
+                "tokens": lengths,
+                "max_tokens": self.max_tokens,
+                "max_items": self._budgets.max_items,
+                "budgets": {
+                    name: list(pair) for name, pair in zip(self._named, pairs, strict=True)
+                },
+                "window": self._budgets.window,
+                "too_long": self._too_long,
+                "cost": cost if cost is None or isinstance(cost, str) else digest_of(cost),
+            }
+        return {**self.sampler._fingerprint(), **self._digests, "drop_last": self.drop_last}
+
+    def _whole(self, epoch: int, num_runs: int) -> PackedRounds:
+        rounds = PackedRounds(
+            self.sampler.run_blocks(epoch, num_runs),
+            num_runs,
+            self._budgets,
+            drop_last=self.drop_last,
+            seed=self.sampler.seed if self.shuffle else None,
+            epoch=epoch,
+        )
+        if self._known is not None and self._known[0] == (epoch, num_runs):
+            rounds.restore(self._known[1])
+        return rounds
+
+    def _located(self, place: EpochPlace) -> dict[str, Any]:
+        if not place.position and not place.history:
+            return {}
+        return {"windows": self._rounds(place).located(place.position // len(self._my_runs()))}
+
+    def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
+        num_runs = place.history[0].num_runs if place.history else self._num_runs
+        try:
+            windows = [
+                [at_least(0, number or 0, "windows") for number in entry]
+                for entry in state.get("windows", [])
+            ]
+            is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in windows)
+        except (TypeError, ValueError):
+            is_valid = False
+        if not is_valid:
+            raise StateError(
+                "the state is damaged: windows: expected a run, a window, its start and a number "
+                f"of batches in each entry, found {state['windows']!r:.80}"
+            )
+        self._known = (place.epoch, num_runs), windows
+        self._epochs_made.clear()
+
+    @property
+    def _about(self) -> str:
+        return (
+            f"{type(self).__name__}({type(self.sampler).__name__}, {self.dataset_length} samples, "
+            f"max_tokens={self.max_tokens}, window={self._budgets.window}, "
+            f"drop_last={self.drop_last})"
+        )
+
+
+def _limit(value: Any, name: str) -> int:
+    limit = at_least(1, value, name)
+    if limit >= 1 << 31:
+        raise ValueError(f"{name}: expected less than 2**31, found {limit}")
+    return limit
