@@ -25,6 +25,8 @@ AWAITED: Final = 128
 begin and end together, so that no trial could compare their numbers."""
 _QUICK_S: Final = 0.01
 """The processor is the limit if some requests are so short, however long the others wait for it."""
+_MOST_QUICK: Final = 16
+"""As many of them at a time keep it busy."""
 _ANSWERS: Final = 200
 """After so many answers without a refusal, more may be awaited again."""
 
@@ -111,7 +113,8 @@ class RequestLimit:
     @property
     def awaited(self) -> int:
         """How many requests may be in flight, if somebody waits for the next one."""
-        return self.value if 0 < self._least_s < _QUICK_S else max(self.value, self._awaited)
+        is_quick = 0 < self._least_s < _QUICK_S
+        return max(self.value, min(self._awaited, _MOST_QUICK) if is_quick else self._awaited)
 
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
