@@ -377,7 +377,7 @@ def test_what_is_wrong_is_named(program: str) -> None:
             "train.json",
             "s",
             (),
-        ): "--batch-size: expected what a rank reads in a step of a Distributed",
+        ): "expected what a rank reads in a step of a DistributedChunkedSampler, found none",
         ("train.json", "s", ("--batch-size", "2,2")): "--batch-size: expected one number, or one "
         "for each of the 1 parts of epoch 0, found 2",
         (f"{program}:number", "s", two): "expected a dataset, a loader, or a callable that returns",
@@ -395,5 +395,6 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "",
         True,
     )
-    for text in ("3:3", "3", "-1:2", "a:b"):
-        assert run("order", "train.json", "--state", "s.json", *two, f"--steps={text}")[0] == 2
+    for text in ("3:3", "3", "-1:2", "a:b", "3:b"):
+        status, _, err = run("order", "train.json", "--state", "s.json", *two, f"--steps={text}")
+        assert (status, f"expected A:B with A less than B, found {text}" in err) == (2, True), err

@@ -136,6 +136,13 @@ def test_samples_are_dicts_tuples_or_sequences() -> None:
             ('field "labels"', "a name that the batch does not have", "labels=", "fields="),
         ),
         ([{".npy": [1]}], {"pad_to": 0}, ValueError, ("pad_to", "at least 1", "found 0")),
+        ([{".npy": [1]}], {"pad_to": 2.5}, ValueError, ("pad_to", "an integer", "found 2.5")),
+        (
+            [{".npy": [1]}, {"__key__": "b", ".npy": [[1], [2, 3]]}],
+            {},
+            TypeError,
+            ("integers with one axis", "[[1], [2, 3]]", "'b'"),
+        ),
     ],
 )
 def test_errors_name_the_field(

@@ -77,15 +77,20 @@ def test_lengths_in_any_form() -> None:
     [
         ({"lengths": TOKENS[1:]}, "lengths: expected one integer for each of the dataset's 20"),
         ({"lengths": [0.5] * 20}, "lengths: expected one integer for each sample, found list"),
-        ({"lengths": [*TOKENS[:-1], -2]}, "expected at least 0, found -2 of sample 19"),
+        (
+            {"lengths": [*TOKENS[:-1], -2]},
+            "expected at least 0, and less than 2**63, found -2 of sample",
+        ),
         ({"max_tokens": 16}, 'max_tokens, 16, found 17 of sample 4; pass too_long="skip" to leave'),
         ({"max_tokens": 0}, "max_tokens: expected an integer of at least 1, found 0"),
         ({"max_tokens": 1 << 31}, "max_tokens: expected less than 2**31, found 2147483648"),
+        ({"lengths": np.array([1] * 19 + [2**64 - 1], np.uint64), "too_long": "skip"}, "2**63"),
         ({"max_items": 0}, "max_items: expected an integer of at least 1"),
         ({"window": 0}, "window: expected an integer of at least 1"),
         ({"too_long": "cut"}, "too_long: expected one of ('error', 'skip', 'alone'), found 'cut'"),
         ({"budgets": {"images": ([3] * 20, 2)}}, "budgets['images']: expected at most its limit"),
         ({"budgets": {"a": ([1] * 20, 2), "b": ([1] * 20, 2)}}, "at most one besides max_tokens"),
+        ({"budgets": {"a": [1] * 20}}, "budgets['a']: expected a pair, what each sample needs"),
         ({"budgets": {"a": ([1] * 19, 2)}}, "budgets['a']: expected one integer for each"),
         ({"cost": "cubes"}, "cost: expected one of ('sum', 'squares'), or a number for each"),
         ({"cost": [1.0] * 19}, "found 'float64 of shape (19,)'"),
@@ -233,7 +238,8 @@ def test_after_len_a_state_resumes_at_once_on_any_ranks(packed: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    "windows", [3, [3], [[0, 1, 2]], [[2, 0, 0, 0]], [[0, -1, 0, 0]], [["a", 0, 0, 0]]]
+    "windows",
+    [3, [3], [[0, 0, None, 0]], [[0, 1, 2]], [[2, 0, 0, 0]], [[0, -1, 0, 0]], [["a", 0, 0, 0]]],
 )
 def test_a_damaged_state_is_refused(windows: Any) -> None:
     """The error names what a state has of windows."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
+
+_LONGER: Final = 20
+"""How many times as long as the default run, which takes up to 3 s, a part of a long run takes."""
 
 REPEATS = pytest.mark.filterwarnings(
     "ignore:.*a second full pass", "ignore:.*two passes of epoch .* ended early"
@@ -26,13 +29,16 @@ def law(
     """Make a test of a function of drawn values: `few` cases by default, `many` in a long run."""
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        # In halves, which two processes check at the same time: ten thousand cases take minutes.
-        halves = [
-            pytest.param(number, marks=pytest.mark.seeds, id=f"{name} half of {many}")
-            for name, number in (("first", many // 2), ("second", many - many // 2))
+        # In parts, which processes check at the same time: each ends within the limit of a test.
+        num_parts = max(2, -(-many // (few * _LONGER)))
+        parts = [
+            pytest.param(
+                (many + part) // num_parts, marks=pytest.mark.seeds, id=f"part {part} of {many}"
+            )
+            for part in range(num_parts)
         ]
 
-        @pytest.mark.parametrize("count", [few, *halves])
+        @pytest.mark.parametrize("count", [few, *parts])
         def test(count: int) -> None:
             cases(count)(given(*strategies)(check))()
 

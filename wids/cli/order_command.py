@@ -56,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _range(text: str) -> range:
-    start, mark, stop = text.partition(":")
-    found = range(not_negative(start), int(stop) if mark else 0)
-    if not found:
+    start, _, stop = text.partition(":")
+    if not (start.isdecimal() and stop.isdecimal()) or not (found := range(int(start), int(stop))):
         raise argparse.ArgumentTypeError(f"expected A:B with A less than B, found {text}")
     return found
 
@@ -238,7 +237,8 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
     if job.yields_indices == (options.batch_size is None):
         wanted = "what a rank reads in a step" if job.yields_indices else "none for a step"
         raise ValueError(
-            f"--batch-size: expected {wanted} of a {type(job).__name__}, found {options.batch_size}"
+            f"--batch-size: expected {wanted} of a {type(job).__name__}, found "
+            f"{','.join(map(str, options.batch_size or [])) or 'none'}"
         )
     epoch = ReadEpoch(job, options.batch_size or [1], options.epoch)
     while hasattr(sampler, "sampler"):

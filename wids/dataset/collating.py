@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.sending import LARGE_NBYTES, is_plain, lender, send_by_value
+from wids.order.arguments import at_least
 from wids.shards.fields.codecs import media_kind
 from wids.storage.stages import COLLATE, timed
 
@@ -323,8 +324,7 @@ def _packed(
     import numpy as np
     import torch
 
-    if pad_to < 1:
-        raise ValueError(f"collate_packed: pad_to: expected at least 1, found {pad_to}")
+    pad_to = at_least(1, pad_to, "collate_packed: pad_to")
     named = list(map(by_name, samples))
     if not named:
         return {}
@@ -385,8 +385,15 @@ def _sequences(named: list[dict[Any, Any]], field: str | int | None) -> list[Any
                 f"{', '.join(map(str, sample)):.200} in {_called(named, number)}; pass field= or "
                 "labels="
             )
-    arrays = [np.asarray(sample[field]) for sample in named]
-    for number, array in enumerate(arrays):
+    arrays = []
+    for number, sample in enumerate(named):
+        try:
+            arrays.append(array := np.asarray(sample[field]))
+        except ValueError as reason:
+            raise TypeError(
+                f"collate_packed: {label(field)}: expected integers with one axis, found "
+                f"{sample[field]!r:.80} in {_called(named, number)}"
+            ) from reason
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(
                 f"collate_packed: {label(field)}: expected integers with one axis, found "

@@ -96,18 +96,24 @@ class PackedBatchSampler(RoundsSampler):
         super().__init__(sampler, drop_last)
         if too_long not in _TOO_LONG:
             raise ValueError(f"too_long: expected one of {_TOO_LONG}, found {too_long!r}")
-        if budgets is not None and len(budgets) > 1:
+        stated = dict(budgets or {})
+        if len(stated) > 1:
             raise ValueError(
-                f"budgets: expected at most one besides max_tokens, found {sorted(budgets)}"
+                f"budgets: expected at most one besides max_tokens, found {sorted(stated)}"
             )
         self.max_tokens = _limit(max_tokens, "max_tokens")
         needs = [self._needs(lengths, self.max_tokens, "lengths", "max_tokens", too_long)]
         limits = [self.max_tokens]
-        self._named: list[str] = list(budgets or ())
-        for name, (stated, limit) in (budgets or {}).items():
-            limits.append(_limit(limit, f"budgets[{name!r}]"))
+        self._named = list(stated)
+        for name, pair in stated.items():
             what = f"budgets[{name!r}]"
-            needs.append(self._needs(stated, limits[-1], what, "its limit", too_long))
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ValueError(
+                    f"{what}: expected a pair, what each sample needs and what a batch has, such "
+                    f"as (num_images, 32), found {pair!r:.80}"
+                )
+            limits.append(_limit(pair[1], what))
+            needs.append(self._needs(pair[0], limits[-1], what, "its limit", too_long))
         self._too_long = too_long
         self._budgets = Budgets(
             tuple(needs),
@@ -125,9 +131,12 @@ class PackedBatchSampler(RoundsSampler):
     ) -> npt.NDArray[Any]:
         """Return what each sample needs of a budget."""
         values = integers(stated, self.dataset_length, name, "")
-        if len(values) and values.min() < 0:
-            at = int(np.argmin(values))
-            raise ValueError(f"{name}: expected at least 0, found {values[at]} of sample {at}")
+        for at in {int(np.argmin(values)), int(np.argmax(values))} if len(values) else ():
+            if not 0 <= values[at] < 1 << 63:
+                raise ValueError(
+                    f"{name}: expected at least 0, and less than 2**63, found {values[at]} of "
+                    f"sample {at}"
+                )
         if too_long == "error" and len(values) and values.max() > limit:
             at = int(np.argmax(values > limit))
             raise ValueError(
@@ -199,7 +208,7 @@ class PackedBatchSampler(RoundsSampler):
         num_runs = place.history[0].num_runs if place.history else self._num_runs
         try:
             windows = [
-                [at_least(0, number or 0, "windows") for number in entry]
+                [at_least(0, number, "windows") for number in entry]
                 for entry in state.get("windows", [])
             ]
             is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in windows)
