@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import re
@@ -23,6 +24,7 @@ from wids.storage.reading_threads import in_threads
 from wids.storage.transport import hedging
 from wids.storage.transport.gate import gate
 from wids.storage.transport.hedging import _Pace
+from wids.storage.transport.schemes import Transports
 
 DATA = bytes(range(256)) * 4000
 SILENT, STALLED = Fault(how="silent"), Fault(after_nbytes=100_000, how="stall")
@@ -134,6 +136,69 @@ def test_a_whole_file_does_not_replace_its_rest(server: Server) -> None:
     assert Fetcher({"timeout": 1.5}).read(url, len(DATA)) == DATA
     assert asked(server)[:2] == [None, "bytes=262144-"]
     assert len(server.log) == 3  # the last one after the time-out
+
+
+class Once(Page):
+    """A page whose server has ranges, but for one stalled request."""
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        self.has_ranges = fault is None
+        return super().answer(request, fault)
+
+
+def test_the_rest_of_a_whole_file_is_requested_from_where_it_is(server: Server) -> None:
+    """Also if the file came instead of its rest, and the rest comes the second time."""
+    server.pages["/a"] = Once(DATA, faults=[Fault(after_nbytes=300_000, how="stall")])
+    url = f"{server.url}/a"
+    with Transports(PATIENT).open(url, 500_001, None, server.pages["/a"].tag) as stream:
+        assert (stream.start, bytes(stream.collected(len(DATA)))) == (0, DATA)
+    assert asked(server) == ["bytes=500001-", "bytes=262144-"]
+
+
+def test_a_second_request_that_begins_late_has_the_position_that_was_safe(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a version it is for the beginning, also if bytes have come when its thread runs."""
+    has_begun, read_again = threading.Event(), hedging._Race._read_again
+
+    def later(*args: Any) -> None:
+        assert has_begun.wait(10)
+        read_again(*args)
+
+    monkeypatch.setattr(hedging._Race, "_read_again", later)
+    fault = Fault(after_nbytes=300_000, how="stall")
+    server.pages["/a"] = Late(DATA, has_tag=False, faults=[fault])
+    with Transports({"timeout": 5}).open(f"{server.url}/a", 1, len(DATA)) as stream:
+        data = bytearray(next(stream.chunks))
+        has_begun.set()
+        for piece in stream.chunks:
+            data += piece
+    assert data == DATA[1:]
+    assert asked(server) == [f"bytes=1-{len(DATA) - 1}"] * 2
+
+
+class Late(Page):
+    """A page whose first answer begins after a second."""
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        if fault is not None:
+            time.sleep(1)
+        return super().answer(request, fault)
+
+
+def test_a_stream_that_is_dropped_ends_at_once(server: Server) -> None:
+    """Its turn and its connection are free again without a search for cycles."""
+    url = server.page("/a", DATA)
+    gc.disable()
+    try:
+        stream = Transports({}).open(url, 0, len(DATA), is_collected=True)
+        next(stream.chunks)
+        del stream
+        turn = gate().enter(server.url, 1)
+        assert gate().server(server.url).num_in_flight == 1
+        turn.leave()
+    finally:
+        gc.enable()
 
 
 class Uneven(Page):

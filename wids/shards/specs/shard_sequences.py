@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from wids.shards.specs.model import ShardSpec
+from wids.shards.specs.model import ShardSpec, shard_spec
 from wids.shards.tars.headers import KeySplit
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.transport import urls
@@ -120,8 +120,8 @@ def with_defaults(shards: Shards, dataset: str | None, key_split: KeySplit | Non
     if isinstance(shards, LazyShards):
         return shards.with_defaults(dataset, key_split)
     return tuple(
-        replace(each, dataset=each.dataset or dataset, key_split=each.key_split or key_split)
-        for each in shards
+        shard_spec(*first, stated or dataset, rule or key_split, index, extras)
+        for *first, stated, rule, index, extras in map(attrgetter(*ShardSpec.__slots__), shards)
     )
 
 

@@ -143,7 +143,9 @@ class _Race:
         self._silent_s = _SILENT_S if math.isinf(late_s) else max(_SILENT_S, late_s)
         self._since_s = 0.0
         self._is_noted = False
-        self._stream: Stream | None = None  # what the reader has
+        # Tag and length, once the reader has a stream. Not the stream itself: one that is dropped
+        # ends at once, without a search for cycles.
+        self._version: tuple[str | None, int | None] | None = None
         self._close_first: Callable[[], None] | None = None
         self._cancel: threading.Event | None = None  # of the second request
         # At most one: the position, the stream, its first bytes. Who takes it out has to close it.
@@ -161,7 +163,9 @@ class _Race:
             raise
         if not self._is_awaited:
             self._note()
-        self._stream, self._tag, self._close_first = stream, stream.tag, stream.close
+        # A whole file may have come instead of its rest.
+        self._at, self._tag, self._close_first = stream.start, stream.tag, stream.close
+        self._version = (stream.tag, stream.total_nbytes)
         stream.chunks, stream.close = self._pieces(stream.chunks), self._close
         return stream
 
@@ -193,13 +197,16 @@ class _Race:
         self._pace.num_hedges += 1
         self._cancel = threading.Event()
         second = threading.Thread(
-            target=self._read_again, args=(self._cancel,), name="wids-hedge", daemon=True
+            target=self._read_again,
+            args=(self._cancel, self._at, self._tag),  # as they are now: the first may go on
+            name="wids-hedge",
+            daemon=True,
         )
         with suppress(RuntimeError):  # there can be no more threads
             second.start()
 
-    def _read_again(self, cancel: threading.Event) -> None:
-        at, tag, stream = self._at, self._tag, None
+    def _read_again(self, cancel: threading.Event, at: int, tag: str | None) -> None:
+        stream = None
         try:
             with cancelled_by(cancel):
                 stream = self._opened(at, tag, nullcontext())
@@ -233,10 +240,9 @@ class _Race:
     def _taken_over(self) -> Stream:
         """Return the second stream, from where the first one is."""
         self._note()
-        (at, stream, piece), first = self._second.pop(), self._stream
-        if first is not None and (stream.tag, stream.total_nbytes, stream.start) != (
-            *(first.tag, first.total_nbytes),
-            at,
+        at, stream, piece = self._second.pop()
+        if self._version is not None and (
+            (stream.tag, stream.total_nbytes, stream.start) != (*self._version, at) or at > self._at
         ):
             stream.close()
             message = f"{urls.redact(self._url)}: it changed while it was being read"
