@@ -101,7 +101,7 @@ def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> No
 @pytest.mark.parametrize("most", [6, 20, 60])
 def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path) -> None:
     """Few requests are refused, the first samples come soon, and none is lost (CACHE-40)."""
-    num_shards, context = 32, multiprocessing.get_context("fork")
+    num_shards, context = 96 if most == 6 else 32, multiprocessing.get_context("fork")
     server = Server(rate_nbytes=60e6)
     server.max_requests = most
     spec = []
@@ -132,8 +132,8 @@ def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path
         f"{number:02d}{n}" for number in range(num_shards) for n in range(4)
     ]
     num_refused = sum(request.is_refused for request in server.log)
-    # Those that find out about the server, at first, are few of a longer epoch.
-    assert num_refused <= (MOST_REFUSED if most > 6 else 0.15) * len(server.log)
+    print(f"{num_refused} of {len(server.log)} requests refused")  # noqa: T201 - with -s
+    assert num_refused <= MOST_REFUSED * len(server.log)
     assert max(first_s for first_s, _ in results) < FIRST_S
 
 
