@@ -395,6 +395,8 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "",
         True,
     )
+    assert "found Unsupported global: GLOBAL pathlib." in err
+    assert "weights_only" not in err
     for text in ("3:3", "3", "-1:2", "a:b", "3:b"):
         status, _, err = run("order", "train.json", "--state", "s.json", *two, f"--steps={text}")
         assert (status, f"expected A:B with A less than B, found {text}" in err) == (2, True), err
