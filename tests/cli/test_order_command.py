@@ -187,7 +187,7 @@ def test_batches_of_a_program(program: str, what: str) -> None:
     for step in range(3):
         assert in_step(list(rows(out)), step, 3) == [walk[step] for walk in walks]
     status, _, err = run("order", f"{program}:{what}", "--state", "b.json", "--batch-size", "2")
-    message = f"--batch-size: expected none for a step of a {type(ranks[0]).__name__}, found [2]"
+    message = f"--batch-size: expected none for a step of a {type(ranks[0]).__name__}, found 2"
     assert (status, message in err) == (1, True)
 
 
