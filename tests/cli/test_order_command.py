@@ -187,7 +187,7 @@ def test_batches_of_a_program(program: str, what: str) -> None:
     for step in range(3):
         assert in_step(list(rows(out)), step, 3) == [walk[step] for walk in walks]
     status, _, err = run("order", f"{program}:{what}", "--state", "b.json", "--batch-size", "2")
-    message = f"--batch-size: expected none for a step of a {type(ranks[0]).__name__}, found [2]"
+    message = f"--batch-size: expected none for a step of a {type(ranks[0]).__name__}, found 2"
     assert (status, message in err) == (1, True)
 
 
@@ -395,6 +395,8 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "",
         True,
     )
+    assert "found Unsupported global: GLOBAL pathlib." in err
+    assert "weights_only" not in err
     for text in ("3:3", "3", "-1:2", "a:b", "3:b"):
         status, _, err = run("order", "train.json", "--state", "s.json", *two, f"--steps={text}")
         assert (status, f"expected A:B with A less than B, found {text}" in err) == (2, True), err

@@ -118,7 +118,7 @@ def check(samplers: list[Any], walks: list[list[Any]], draw: Random) -> None:
         some = slice(start, stop, draw.choice([None, 1, 2, 3, -1, -2]))
         assert list(found[some]) == walk[some]
         assert list(pickle.loads(pickle.dumps(found[some]))) == walk[some]  # noqa: S301 - ours
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"one of the {length:,} places .* found {length};"):
             found[length]
     steps_of: dict[int, list[tuple[int, int]]] = {}
     for rank, walk in enumerate(walks):

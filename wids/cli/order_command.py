@@ -301,8 +301,11 @@ def _loaded(path: str) -> Any:
         is_zip = is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # noqa: BLE001 - whatever torch raises, the file is none of these
+        # What torch says first is how to load the file without this check.
+        _, _, reason = message_of(error).rpartition("WeightsUnpickler error:")
+        found = reason.strip().partition("\n")[0].partition(". ")[0]
         raise StateError(
             f"{path}: expected JSON, or a file of torch.save without classes of a program, found "
-            f"{message_of(error).splitlines()[0]:.200}; save the state alone: "
+            f"{found:.200}; save the state alone: "
             "json.dump(sampler.state_dict(…), file)"
         ) from None

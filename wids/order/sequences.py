@@ -275,7 +275,7 @@ class RankSequence(Sequence[int]):
     def __getitem__(self, key: int | slice) -> int | RankSequence:
         if isinstance(key, slice):
             return RankSequence(self._order, self._rank, self._positions[key])
-        return self._order.index(self._rank, self._positions[key])
+        return self._order.index(self._rank, _chosen(self._positions, key))
 
     def __iter__(self) -> Iterator[int]:
         positions, order = self._positions, self._order
@@ -297,6 +297,17 @@ class RankSequence(Sequence[int]):
             f"<{len(self):,} indices of rank {self._rank} of {order.num_replicas} in epoch "
             f"{order.epoch}>"
         )
+
+
+def _chosen(positions: range, key: Any) -> Any:
+    """Return what a sequence of a rank has at a place, or in a slice."""
+    try:
+        return positions[key]
+    except IndexError:
+        raise IndexError(
+            f"indices: expected one of the {len(positions):,} places of this rank in the epoch, "
+            f"found {key!r}; pass epoch= for those of another epoch"
+        ) from None
 
 
 def _unpacked(packed: bytes) -> RankSequence:
@@ -333,7 +344,7 @@ class BatchSequence(Sequence[list[int]]):
     @overload
     def __getitem__(self, key: slice) -> list[list[int]]: ...
     def __getitem__(self, key: int | slice) -> list[int] | list[list[int]]:
-        numbers = range(len(self))[key]
+        numbers = _chosen(range(len(self)), key)
         with self._lock:
             if isinstance(numbers, int):
                 return self._batch(numbers)
