@@ -25,6 +25,7 @@ from wids.storage.transport import hedging
 from wids.storage.transport.gate import gate
 from wids.storage.transport.hedging import _Pace
 from wids.storage.transport.schemes import Transports
+from wids.storage.transport.stream import TransientError
 
 DATA = bytes(range(256)) * 4000
 SILENT, STALLED = Fault(how="silent"), Fault(after_nbytes=100_000, how="stall")
@@ -153,6 +154,31 @@ def test_the_rest_of_a_whole_file_is_requested_from_where_it_is(server: Server) 
     with Transports(PATIENT).open(url, 500_001, None, server.pages["/a"].tag) as stream:
         assert (stream.start, bytes(stream.collected(len(DATA)))) == (0, DATA)
     assert asked(server) == ["bytes=500001-", "bytes=262144-"]
+
+
+def test_a_part_that_begins_after_a_whole_file_is_not_added_to_it(server: Server) -> None:
+    """The second request was sent when the first had not said that it is of the whole file."""
+    page = server.pages["/a"] = InTurn(DATA, faults=[Fault(after_nbytes=300_000, how="stall")])
+    with Transports(PATIENT).open(f"{server.url}/a", 900_001, None, page.tag) as stream:
+        assert stream.start == 0
+        page.is_read.set()
+        with pytest.raises(TransientError, match="it changed while it was being read"):
+            stream.collected(len(DATA))
+    assert asked(server) == ["bytes=900001-"] * 2
+
+
+class InTurn(Once):
+    """The same; the first answer comes after the second request, the second one when it may."""
+
+    def __init__(self, body: bytes, faults: list[Fault]) -> None:
+        super().__init__(body, faults=faults)
+        self.is_asked_again, self.is_read = threading.Event(), threading.Event()
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        if fault is None:
+            self.is_asked_again.set()
+        assert (self.is_read if fault is None else self.is_asked_again).wait(10)
+        return super().answer(request, fault)
 
 
 def test_a_second_request_that_begins_late_has_the_position_that_was_safe(
