@@ -22,6 +22,7 @@ FUNCTIONS = {
         "append_shards",
         "build_spec",
         "collate",
+        "collate_packed",
         "diff_specs",
         "load_spec",
         "load_table",

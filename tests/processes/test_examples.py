@@ -356,7 +356,7 @@ def test_examples_have_no_switches_of_tests() -> None:
 
 def test_every_example_has_a_test() -> None:
     """Every example is named in a test."""
-    names = ("notebook", "bucket_training", "speech_training", "cluster_example")
+    names = ("notebook", "bucket_training", "packed_training", "speech_training", "cluster_example")
     tests = [Path(__file__), *(Path(__file__).with_name(f"test_{name}.py") for name in names)]
     source = "".join(path.read_text(encoding="utf-8") for path in tests)
     examples = [*jobs.EXAMPLES.glob("*.py"), *jobs.EXAMPLES.glob("*.ipynb")]

@@ -293,10 +293,10 @@ class Gate:
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
-        except BaseException:
+        except BaseException as error:
             with self.lock, suppress(ValueError):
                 server.waiting.remove(turn)
-            turn.leave()
+            turn.leave(error)
             raise
         finally:
             turn.waited_s = time.monotonic() - started_s
