@@ -385,6 +385,17 @@ ROWS = (
         work="node",
         num_processes=4,
     ),
+    *(
+        _epochs(
+            f"total-{rate}-{ranks}",
+            f"an epoch by {ranks} ranks with one cache, {rate} MB/s for all connections together",
+            Network(card_nbytes=rate * 1e6),
+            _least("of the server's rate", 0.85, 0.95),
+            work="node",
+            num_processes=ranks,
+        )
+        for rate, ranks in ((30, 1), (30, 2), (30, 4), (5, 1))
+    ),
     Row(
         "cut",
         "all shards, connections cut after 40 MB",

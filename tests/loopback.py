@@ -132,7 +132,8 @@ class Request:
     @property
     def is_download(self) -> bool:
         """Whether a whole file was requested, or the first part of one."""
-        return self.range in (None, "bytes=0-8388607")
+        first = re.fullmatch(r"bytes=0-(\d+)", self.range or "bytes=0-8388607")
+        return first is not None and int(first[1]) + 1 >= 256 << 10
 
 
 class Server:

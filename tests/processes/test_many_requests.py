@@ -132,7 +132,8 @@ def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path
         f"{number:02d}{n}" for number in range(num_shards) for n in range(4)
     ]
     num_refused = sum(request.is_refused for request in server.log)
-    assert num_refused <= MOST_REFUSED * len(server.log)
+    # Those that find out about the server, at first, are few of a longer epoch.
+    assert num_refused <= (MOST_REFUSED if most > 6 else 0.15) * len(server.log)
     assert max(first_s for first_s, _ in results) < FIRST_S
 
 

@@ -18,7 +18,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, TypeAlias, cast
 
 from wids.order.arguments import unwrapped
@@ -407,10 +407,13 @@ class FetchWindow:
 
     def _being_read(self) -> list[int]:
         """Return the shard that a reader has opened, and those that were reached after it."""
-        opened, reached = {number for _, number in self._shards.opened()}, self._reached
-        while len(reached) > 1 and opened.isdisjoint(as_tuple(reached[0])):
-            reached.popleft()
-        return list(dict.fromkeys(chain.from_iterable(map(as_tuple, reached))))
+        opened = {number for _, number in self._shards.opened()}
+        latest: list[int] = []
+        for numbers in reversed(self._reached):
+            latest[:0] = as_tuple(numbers)
+            if not opened.isdisjoint(latest):
+                return list(dict.fromkeys(latest))
+        return list(as_tuple(self._current))
 
     def _drop_reached(self) -> None:
         while self._found and self._found[0][0] < self._num_reached:

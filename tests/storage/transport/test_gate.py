@@ -21,7 +21,7 @@ from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_threads
-from wids.storage.transport.request_limit import FIRST, FIRST_AWAITED
+from wids.storage.transport.request_limit import AWAITED, FIRST
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
 SERVER = "https://server"
@@ -274,40 +274,51 @@ def interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as many as may be in flight, for the server that is worth most of them."""
+def test_threads_are_many_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may be awaited, of the server that is worth most of them."""
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
-    assert num_threads() == FIRST_AWAITED * 3 // 2
-    gate().server(SERVER).limit.note_request(0.001)
-    assert num_threads() == FIRST
-    gate().server("https://another").limit.note_request(1.0)
-    assert num_threads() == FIRST * 3 // 2
-    gate().server("https://another", is_awaited=True)
-    assert num_threads() == FIRST_AWAITED * 3 // 2
+    assert num_threads() == AWAITED
+    limit = gate().server(SERVER).limit
+    for _ in range(100):
+        limit.refuse(limit.awaited // 2)
+    limit.note_request(1.0)
+    assert num_threads() == limit.value + 1 < AWAITED
+    limit.note_request(0.001)
+    gate().server("https://another").limit.note_request(0.001)
+    assert num_threads() == 16
+    gate().server("https://a-third").limit.note_request(1.0)
+    assert num_threads() == AWAITED
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_is_awaited_does_not_wait_for_what_is_fetched_ahead() -> None:
-    """It passes though others wait, until as many pass as may be awaited."""
+def test_what_is_awaited_passes_first() -> None:
+    """As many ranges of a batch are in flight as the bound allows, whatever is fetched ahead."""
     gate = Gate()
     turns = fill(gate)
-    threads = [threading.Thread(target=lambda: turns.append(gate.enter(SERVER, 0)))]
+    order: list[bool] = []
+
+    def enter(is_awaited: bool) -> None:
+        turns.append(gate.enter(SERVER, 0, is_awaited=is_awaited))
+        order.append(is_awaited)
+
+    threads = [threading.Thread(target=enter, args=(False,))]
     threads[0].start()
-    wait_for(lambda: gate.server(SERVER).waiting)
-    awaited = gate.server(SERVER, is_awaited=True)
-    for _ in range(FIRST_AWAITED + 1):
-        threads.append(
-            threading.Thread(target=lambda: turns.append(gate.enter(SERVER, 0, is_awaited=True)))
-        )
-        threads[-1].start()
-    wait_for(lambda: len(turns) == FIRST + FIRST_AWAITED)
-    wait_for(lambda: awaited.waiting)
-    assert (len(awaited.waiting), len(gate.server(SERVER).waiting)) == (1, 1)
-    while any(thread.is_alive() for thread in threads):
-        turns.pop().leave()
-        threads[0].join(0.01)
+    wait_for(lambda: gate.servers[SERVER].waiting)
+    threads += [threading.Thread(target=enter, args=(True,)) for _ in range(AWAITED - FIRST + 1)]
+    for thread in threads[1:]:
+        thread.start()
+    wait_for(lambda: len(gate.servers[SERVER].waiting) == 2)
+    wait_for(lambda: len(order) == AWAITED - FIRST)
+    turns.pop().leave(OSError())
+    wait_for(lambda: len(order) == AWAITED - FIRST + 1)
+    while gate.servers[SERVER].waiting:
+        turns.pop().leave(OSError())
+    for thread in threads:
+        thread.join(LONG_S)
+    assert order == [*[True] * (AWAITED - FIRST + 1), False]
     for turn in turns:
         turn.leave()
+    assert gate.servers[SERVER].num_in_flight == 0
 
 
 class Together(Page):
@@ -317,16 +328,13 @@ class Together(Page):
 
     def answer(self, request: Request, fault: Fault | None) -> Any:
         self.barrier.wait(LONG_S)
-        time.sleep(0.02)  # shorter ones would be limited by the processor
         return super().answer(request, fault)
 
 
 def test_all_ranges_of_a_batch_are_in_flight_at_once(server: Server) -> None:
-    """None waits for another, once a smaller batch was answered (CACHE-40)."""
+    """None waits for another, also if that takes no longer than two waves of them (CACHE-40)."""
     url = server.page("/a", bytes(1000))
     server.pages["/a"] = page = Together(bytes(1000))
+    page.barrier = threading.Barrier(48)
     read = Fetcher().range_reader(url, 1000)
-    for count in (FIRST_AWAITED, 2 * FIRST_AWAITED, 4 * FIRST_AWAITED):
-        page.barrier = threading.Barrier(count)
-        found = in_threads([partial(read, n, n + 10) for n in range(count)], "test")
-        assert found == [bytes(10)] * count
+    assert in_threads([partial(read, n, n + 10) for n in range(48)], "test") == [bytes(10)] * 48

@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from wids.storage.transport.request_limit import (
-    FIRST,
-    FIRST_AWAITED,
-    MOST,
-    MOST_AWAITED,
-    AwaitedLimit,
-    RequestLimit,
-)
+from wids.storage.transport.request_limit import FIRST, MOST, RequestLimit
 
 MB = 1_000_000
 STEP_S = 0.005
@@ -224,38 +217,3 @@ def test_prompt_requests() -> None:
     assert limit.is_prompt
     limit.note_request(1.0)
     assert not limit.is_prompt
-
-
-def test_awaited_requests_have_a_limit_without_trials() -> None:
-    """It grows with each answer, unless the processor is the limit; chance lowers it by little."""
-    limit = AwaitedLimit()
-    for _ in range(MOST_AWAITED):
-        limit.note_request(0.05)
-    assert limit.value == MOST_AWAITED
-    for number in range(20_000):
-        limit.note_request(0.05)
-        if number % 600 == 599:
-            limit.refuse(number % 60)
-    assert limit.value > MOST_AWAITED * 3 // 4
-    quick = AwaitedLimit()
-    for number in range(1000):  # in which most wait for the processor
-        quick.note_request(0.002 if number % 20 == 0 else 0.04)
-    assert quick.value == FIRST_AWAITED
-
-
-def test_awaited_requests_stay_below_the_limit_of_a_server() -> None:
-    """Of a server that takes 20 at a time, few requests are refused, and its places are used."""
-    limit, num_refused, num_asked = AwaitedLimit(), 0, 0
-    for _ in range(300):  # batches of 64
-        left = 64
-        while left:
-            sent = min(left, limit.value)
-            num_asked += sent
-            for others in range(sent - 1, 19, -1):
-                limit.refuse(others)
-                num_refused += 1
-            left -= min(sent, 20)
-            for _ in range(min(sent, 20)):
-                limit.note_request(0.05)
-    assert num_refused < 0.05 * num_asked
-    assert 15 <= limit.value <= 26

@@ -1,8 +1,9 @@
 """Let each request to a server wait for its turn, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait in the order in which they came. The bytes that
-responses may occupy in memory are limited too, for the process and for the node.
+how many requests are in flight; the others wait in the order in which they came, but those that
+somebody waits for come first. The bytes that responses may occupy in memory are limited too, for
+the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment.
@@ -26,7 +27,7 @@ from typing import Final, TypeAlias
 from wids.errors import WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import urls
-from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
+from wids.storage.transport.request_limit import RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
 
@@ -62,15 +63,13 @@ Place: TypeAlias = tuple[bool, float]
 
 @dataclass
 class _Server:
-    """What the gate of a process knows about one server, for one of two kinds of requests.
-
-    Those that a reader waits for have a limit of their own: it is of no use to send one part of
-    what it needs after another.
+    """What the gate of a process knows about one server.
 
     Attributes:
         name: Scheme and host.
         limit: How many may be in flight.
         num_in_flight: How many are in flight.
+        num_awaited: How many of them somebody waits for. The others do not wait for these.
         full_s: When the limit was last reached.
         event_s: When something last arrived, or a request was sent.
         num_rejected: How often in a row the only request in flight was refused.
@@ -81,8 +80,9 @@ class _Server:
     """
 
     name: str
-    limit: RequestLimit
+    limit: RequestLimit = field(default_factory=RequestLimit)
     num_in_flight: int = 0
+    num_awaited: int = 0
     full_s: float = 0.0
     event_s: float = 0.0
     num_rejected: int = 0
@@ -106,11 +106,17 @@ class _Server:
         if nbytes >= CHUNK_NBYTES and seconds > 0:
             self.speed += (nbytes / seconds - self.speed) / 4 if self.speed else nbytes / seconds
 
-    def takes_another(self) -> bool:
+    def takes_another(self, *, is_awaited: bool) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if self.num_rejected else self.limit.value
-        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
+        limit = self.limit.awaited if is_awaited else self.limit.value
+        most = 1 if self.num_rejected else limit
+        num_before = self.num_before(is_awaited=is_awaited or bool(self.num_rejected))
+        return num_before < most and time.monotonic() >= self.pause_until_s
+
+    def num_before(self, *, is_awaited: bool) -> int:
+        """Return how many of those in flight count against the limit of a request."""
+        return self.num_in_flight - (0 if is_awaited else self.num_awaited)
 
     def poll_s(self) -> float:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
@@ -126,17 +132,28 @@ class Turn:
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
+        is_awaited: Whether somebody waits for all of the response.
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
-    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        server: _Server,
+        nbytes: int,
+        request: tuple[str, str],
+        *,
+        is_awaited: bool = False,
+    ) -> None:
         self._gate = gate
         self._server = server
         self._request = request
         self._error: BaseException | None = None
         self._received_nbytes = 0
         self.nbytes = nbytes
+        self.is_awaited = is_awaited
+        self.taken = (server, nbytes, _this_thread(), is_awaited)
         self.waited_s = 0.0
         self.sent_s = 0.0
         self.status: int | None = None
@@ -207,7 +224,7 @@ class Turn:
         # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
         # this thread may hold it.
         if self.is_counted:
-            self._gate.abandoned.append((self._server, self.nbytes, self.thread))
+            self._gate.abandoned.append(self.taken)
 
     def _note(self, nbytes: int) -> None:
         if self._gate.pid != os.getpid():
@@ -222,7 +239,8 @@ class Turn:
         server.event_s = now_s
         stages.count(stages.NBYTES, nbytes)
         self._received_nbytes += nbytes
-        if server.num_in_flight >= limit.value:
+        num_in_flight = server.num_before(is_awaited=self.is_awaited)
+        if num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
             server.num_rejected = 0
@@ -232,9 +250,7 @@ class Turn:
             # Connecting belongs to no round: only a request that mostly waits is measured whole.
             if has_ended and 2 * self._latency_s > now_s - self.sent_s:
                 seconds += self._latency_s
-            limit.note_part(
-                self.generation, nbytes, seconds, server.num_in_flight, has_ended=has_ended
-            )
+            limit.note_part(self.generation, nbytes, seconds, num_in_flight, has_ended=has_ended)
         self.since_s, self.generation = now_s, limit.generation
 
 
@@ -251,10 +267,10 @@ class Gate:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
-        self.abandoned: deque[tuple[_Server, int, object]] = deque()
+        self.abandoned: deque[tuple[_Server, int, object, bool]] = deque()
         self.most_nbytes = 0
         self.room = threading.Condition(self.lock)
-        self.servers: dict[tuple[str, bool], _Server] = {}
+        self.servers: dict[str, _Server] = {}
         self._nbytes = 0
         self._limit_nbytes = _share_nbytes()
         self._holders: Counter[object] = Counter()
@@ -273,47 +289,48 @@ class Gate:
             name: The server.
             nbytes: Bytes that the response may occupy in memory.
             request: Method and URL, for the log.
-            is_awaited: Whether a reader waits for it, and not for a file of which it is a part.
+            is_awaited: Whether somebody waits for all of the response: such a request passes before
+                others.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
-        server = self.server(name, is_awaited=is_awaited)
-        turn = Turn(self, server, nbytes, request)
+        server = self.server(name)
+        turn, waiting = Turn(self, server, nbytes, request, is_awaited=is_awaited), server.waiting
         with self.lock:
             self._collect()
             # A thread that holds a turn may be what the holders of the others wait for.
-            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
+            num_before = sum(other.is_awaited or not is_awaited for other in waiting)
+            if self._holders[turn.thread] or (not num_before and self._has_room(turn, server)):
                 self._let_pass(turn, server)
                 return turn
             turn.passed.acquire()
-            server.waiting.append(turn)
+            waiting.insert(num_before, turn)
         started_s = time.monotonic()
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
         except BaseException:
             with self.lock, suppress(ValueError):
-                server.waiting.remove(turn)
+                waiting.remove(turn)
             turn.leave()
             raise
         finally:
             turn.waited_s = time.monotonic() - started_s
         return turn
 
-    def server(self, name: str, *, is_awaited: bool = False) -> _Server:
+    def server(self, name: str) -> _Server:
         """Return what is known about a server."""
-        found = self.servers.get((name, is_awaited))
+        found = self.servers.get(name)
         if found is None:
-            limit = AwaitedLimit() if is_awaited else RequestLimit()
-            found = self.servers.setdefault((name, is_awaited), _Server(name, limit))
+            found = self.servers.setdefault(name, _Server(name))
         return found
 
     def give_back(self, turn: Turn) -> None:
         """End a turn, and let those pass that waited for it; call it with the lock."""
         turn.is_counted = False
-        self._subtract(turn._server, turn.nbytes, turn.thread)  # noqa: SLF001 - of this module
+        self._subtract(*turn.taken)
         self._collect()
         self._admit()
         self.room.notify_all()
@@ -328,7 +345,7 @@ class Gate:
                     self._pass_first(server)
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
-        if not server.takes_another():
+        if not server.takes_another(is_awaited=turn.is_awaited):
             return False
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
@@ -345,12 +362,13 @@ class Gate:
     def _let_pass(self, turn: Turn, server: _Server) -> None:
         turn.is_counted = True
         server.num_in_flight += 1
+        server.num_awaited += turn.is_awaited
         self._nbytes += turn.nbytes
         self._holders[turn.thread] += 1
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
         turn.sent_s = turn.since_s = server.event_s = time.monotonic()
         turn.generation = server.limit.generation
-        if server.num_in_flight >= server.limit.value:
+        if server.num_before(is_awaited=turn.is_awaited) >= server.limit.value:
             server.full_s = turn.since_s
 
     def _collect(self) -> None:
@@ -358,8 +376,9 @@ class Gate:
         while self.abandoned:
             self._subtract(*self.abandoned.popleft())
 
-    def _subtract(self, server: _Server, nbytes: int, thread: object) -> None:
+    def _subtract(self, server: _Server, nbytes: int, thread: object, is_awaited: bool) -> None:
         server.num_in_flight = max(0, server.num_in_flight - 1)
+        server.num_awaited = max(0, server.num_awaited - is_awaited)
         self._nbytes = max(0, self._nbytes - nbytes)
         self._holders[thread] -= 1
         if self._holders[thread] <= 0:
@@ -369,13 +388,14 @@ class Gate:
 def num_threads() -> int:
     """Return how many threads are worth sending requests to one server, for any server.
 
-    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
-    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
-    each request that waits here only costs it more.
+    As many as may read what is awaited; or half as many more than may be in flight: where nobody
+    waits, the gate rarely has as many requests as it lets pass, and does not learn that more may.
+    Where the processor is the limit, each request that waits here only costs it more.
     """
-    limits = [known.limit for known in list(gate().servers.values())] or [AwaitedLimit()]
+    limits = [known.limit for known in list(gate().servers.values())] or [RequestLimit()]
     return max(
-        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
+        max(limit.awaited, limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)))
+        for limit in limits
     )
 
 
@@ -392,7 +412,7 @@ def has_room(server: str) -> bool:
         server: Scheme and host, as `urls.origin` returns them.
     """
     known = gate().server(server)
-    return not known.unsent and known.num_in_flight < known.limit.value
+    return not known.unsent and known.takes_another(is_awaited=False)
 
 
 @contextmanager
@@ -420,7 +440,7 @@ def has_turn(server: str, place: Place) -> bool:
     known = this.server(server)
 
     def is_next() -> bool:
-        return known.num_in_flight < known.limit.value and known.unsent[:1] == [place]
+        return known.takes_another(is_awaited=False) and known.unsent[:1] == [place]
 
     with this.room:
         return this.room.wait_for(is_next, _POLL_S)

@@ -17,15 +17,18 @@ FIRST: Final = 4
 """Requests in flight to a server of which nothing is known."""
 LEAST: Final = 2
 """The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
-FIRST_AWAITED: Final = 16
-MOST_AWAITED: Final = 128
-"""The same for requests that a reader waits for: half of `MOST` at most."""
-_QUICK_S: Final = 0.01
-"""The processor is the limit if some requests are so short, however long the others wait for it."""
-_ANSWERS: Final = 200
-"""After so many answers without a refusal, more may be awaited again."""
 MOST: Final = 256
 """Requests in flight to one server at most; a thread each."""
+
+AWAITED: Final = 128
+"""Requests in flight at most that somebody waits for, where none are refused: the ranges of a batch
+begin and end together, so that no trial could compare their numbers."""
+_QUICK_S: Final = 0.01
+"""The processor is the limit if some requests are so short, however long the others wait for it."""
+_MOST_QUICK: Final = 16
+"""As many of them at a time keep it busy."""
+_ANSWERS: Final = 200
+"""After so many answers without a refusal, more may be awaited again."""
 
 _ROUND_S: Final = 0.06
 """Time over which every request in flight is measured, before the limit may change."""
@@ -90,6 +93,7 @@ class RequestLimit:
         self._round = _Round()
         self._latency_s = 0.0
         self._request_s = 0.0
+        self._least_s = 0.0  # of the recent requests
         self._rest = 0  # rounds until the next trial
         self._next_rest = _FIRST_REST
         self._step: int | None = None  # None before the first refusal
@@ -98,11 +102,19 @@ class RequestLimit:
         self._first_speed: float | None = None  # of a trial that is measured once more
         self._refused_at = 0
         self._has_measured = False  # since the latest refusal
+        self._awaited = AWAITED
+        self._num_answers = 0  # since it changed
 
     @property
     def is_prompt(self) -> bool:
         """Whether requests are so short that the processor limits them, and not their number."""
         return 0 < self._request_s < _PROMPT_S
+
+    @property
+    def awaited(self) -> int:
+        """How many requests may be in flight, if somebody waits for the next one."""
+        is_quick = 0 < self._least_s < _QUICK_S
+        return max(self.value, min(self._awaited, _MOST_QUICK) if is_quick else self._awaited)
 
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
@@ -111,6 +123,11 @@ class RequestLimit:
     def note_request(self, seconds: float) -> None:
         """Note the seconds that a whole request took."""
         self._request_s += (seconds - self._request_s) / 8 if self._request_s else seconds
+        self._least_s = min(seconds, 1.02 * self._least_s or seconds)
+        self._num_answers += 1
+        if self._awaited < AWAITED and self._num_answers >= _ANSWERS:
+            self._awaited = min(AWAITED, self._awaited + max(1, self._awaited // 4))
+            self._num_answers = 0
 
     def note_part(
         self, generation: int, nbytes: int, seconds: float, num_in_flight: int, *, has_ended: bool
@@ -139,6 +156,11 @@ class RequestLimit:
 
     def refuse(self, num_others: int) -> None:
         """Note that the server refused a request, while others were in flight."""
+        # By little at a time: a server of which each refusal is chance takes many.
+        most = min(self._awaited - 1, num_others)
+        self._awaited, self._num_answers = max(1, self._awaited * 7 // 8, most), 0
+        if num_others >= self.value:  # others are awaited, of which fewer may be in flight now
+            return
         refused_at = self.value
         # At most half at a time: others may just have ended.
         value = max(1, self.value // 2, min(self.value - 1, num_others))
@@ -210,44 +232,6 @@ class RequestLimit:
         self.generation += 1
         self._round = _Round()
         self._first_speed = None
-
-
-class AwaitedLimit(RequestLimit):
-    """The number of requests that may be in flight to one server while readers wait for them.
-
-    The ranges of a batch begin and end together, so no trial could compare two numbers.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(FIRST_AWAITED, MOST_AWAITED)
-        self._least_s = 0.0  # of the recent requests
-        self._num_answers = 0  # since the number changed
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether some requests are so short that the processor limits them."""
-        return 0 < self._least_s < _QUICK_S
-
-    def note_request(self, seconds: float) -> None:
-        """Note the seconds that a whole request took: one more may be in flight."""
-        self._least_s = min(seconds, 1.02 * self._least_s or seconds)
-        self._num_answers += 1
-        if not self._refused_at:
-            more = 1
-        else:
-            more = max(1, self.value // 4) if self._num_answers >= _ANSWERS else 0
-        if more and not (self.is_prompt and self.value >= FIRST_AWAITED):
-            self.value, self._num_answers = min(self._most, self.value + more), 0
-
-    def note_part(self, *_: float, has_ended: bool) -> None:
-        """Measure nothing."""
-
-    def refuse(self, num_others: int) -> None:
-        """Note that the server refused a request, while others were in flight."""
-        self._refused_at = self.value
-        # By little at a time: a server of which each refusal is chance takes many.
-        self.value = max(1, self.value * 7 // 8, min(self.value - 1, num_others))
-        self._num_answers = 0
 
 
 def _longer(rest: int) -> int:
