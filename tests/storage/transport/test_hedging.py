@@ -228,7 +228,7 @@ def test_a_stream_that_is_dropped_ends_at_once(server: Server) -> None:
 
 
 class Uneven(Page):
-    """A page of which a quarter of the requests take ten times as long."""
+    """A page of which a quarter of the requests take a second more."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body)
@@ -238,7 +238,7 @@ class Uneven(Page):
         with self.lock:
             self.num_asked += 1
             is_slow = self.num_asked % 4 == 3
-        time.sleep(0.3 if is_slow else 0.03)
+        time.sleep(1.2 if is_slow else 0.03)
         return super().answer(request, fault)
 
 
