@@ -85,11 +85,13 @@ def test_a_server_that_refuses_the_last_part(
         publish(f"{bucket.url}/a.bin", old, storage_options=bucket.options)
     bucket.requests.clear()
     bucket.fault = lambda _, path: 400 if "partNumber=3" in path else None
-    with raises(UploadError, f"{bucket.url}/a.bin", "tried 2 times"):
+    with raises(UploadError, f"{bucket.url}/a.bin", "tried") as caught:
         publish(f"{bucket.url}/a.bin", bytes(11 << 20), storage_options=bucket.options)
-    # Parts are sent at once: whether the first arrives before the third fails is chance.
+    # Parts are sent at once: whether the first arrives before the third fails is chance, and an
+    # attempt that got further than those before it does not count.
     begun = [path for method, path in bucket.requests if method == "POST" and "uploads" in path]
-    assert len(begun) == 2
+    assert len(begun) in (2, 3, 4)
+    assert f"tried {len(begun)} times" in str(caught.value)
     assert bucket.names() == ([] if old is None else ["a.bin"])
     assert bucket.unfinished() == []
 
