@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -395,7 +396,7 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "",
         True,
     )
-    assert "found Unsupported global: GLOBAL pathlib." in err
+    assert re.search(r"found Unsupported .*pathlib\.", err)  # in the words of this torch
     assert "weights_only" not in err
     for text in ("3:3", "3", "-1:2", "a:b", "3:b"):
         status, _, err = run("order", "train.json", "--state", "s.json", *two, f"--steps={text}")
