@@ -195,11 +195,6 @@ def no_leaks() -> Iterator[None]:
     descriptors = open_descriptors()
     threads = set(threading.enumerate())
     yield
-    leaked = _leaked(descriptors)
-    if leaked:
-        gc.collect()  # a cycle may hold them; to collect after every test would take minutes
-        leaked = _leaked(descriptors)
-    assert not leaked, f"the test leaves open: {leaked}"
     running = _running(threads)
     if running:
         gc.collect()
@@ -211,6 +206,12 @@ def no_leaks() -> Iterator[None]:
             thread.join(max(0.0, end_s - time.monotonic()))
         running = _running(threads)
     assert not running, f"the test leaves running: {running}"
+    # After the threads, which close what they have open.
+    leaked = _leaked(descriptors)
+    if leaked:
+        gc.collect()  # a cycle may hold them; to collect after every test would take minutes
+        leaked = _leaked(descriptors)
+    assert not leaked, f"the test leaves open: {leaked}"
 
 
 _END_S = 10.0

@@ -213,8 +213,21 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     paths = [folder / f"{mode}.png" for mode in made]
     for path, (mode, image) in zip(paths, made.items(), strict=True):
         image.save(path, formats[mode])
+    if not _reads_ycbcr(folder / "YCbCr.png"):
+        del made["YCbCr"], formats["YCbCr"]
+        paths = [folder / f"{mode}.png" for mode in made]
     found = pickle.loads(run_webdataset(PICTURES, *map(str, paths)))  # noqa: S301 - made here
     return dict(zip(made, zip(paths, found[0], strict=True), strict=True)), *found[1:]
+
+
+def _reads_ycbcr(path: Path) -> bool:
+    """Whether this Pillow reads the TIFF that it has written: 11.0 takes it for truncated."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -229,6 +242,7 @@ def test_pictures_as_webdataset_decodes_them(
     mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]
 ) -> None:
     """Its specifications of pictures give the same values, types and shapes here."""
+    need(mode in pictures, "a later Pillow")
     path, expected = pictures[mode]
 
     assert expected.keys() >= {"rgb8", "torchl", "pilrgba"}
@@ -247,6 +261,8 @@ def test_values_that_differ_from_webdatasets(
     mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]
 ) -> None:
     """They are the ones that docs/from-webdataset.md names: "torch", and more than 8 bits."""
+    need(mode in pictures, "a later Pillow")
+    need(mode != "I;16" or hasattr(torch, "uint16"), "torch 2.3 or later")
     path, expected = pictures[mode]
     differ = set()
     for specification, value in expected.items():
