@@ -206,8 +206,8 @@ def no_leaks() -> Iterator[None]:
             thread.join(max(0.0, end_s - time.monotonic()))
         running = _running(threads)
     assert not running, f"the test leaves running: {running}"
-    # After the threads, which close what they have open. That of a request that a browser has dropped
-    # ends by itself, and a cycle may hold what it had; to collect after every test takes minutes.
+    # After the threads, which close what they have open. Those of requests that a browser dropped
+    # end by themselves, and cycles may hold what they had; to collect after every test takes minutes.
     until_s = time.monotonic() + _END_S
     while (leaked := _leaked(descriptors)) and time.monotonic() < until_s:
         gc.collect()
