@@ -207,7 +207,7 @@ def no_leaks() -> Iterator[None]:
         running = _running(threads)
     assert not running, f"the test leaves running: {running}"
     # After the threads, which close what they have open. Those of requests that a browser dropped
-    # end by themselves, and cycles may hold what they had; to collect after every test takes minutes.
+    # end by themselves. Cycles may hold some; to collect after every test takes minutes.
     until_s = time.monotonic() + _END_S
     while (leaked := _leaked(descriptors)) and time.monotonic() < until_s:
         gc.collect()
