@@ -290,7 +290,7 @@ class Server:
     ) -> None:
         size = 1 << 20 if self.rate_nbytes is None else 16 << 10
         while start < end:
-            part = body[start : min(end, start + size)]
+            part = memoryview(body)[start : min(end, start + size)]
             if self.rate_nbytes is not None:
                 with self._budget_lock:
                     now_s = time.monotonic()

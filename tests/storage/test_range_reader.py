@@ -43,7 +43,7 @@ def test_only_the_range_is_sent(server: Server) -> None:
 
 
 def test_a_range_arrives_without_copies(server: Server) -> None:
-    """The bytes are in memory once, beside what the server of this test has at some moments."""
+    """The bytes are in memory once."""
     body = bytes(8 << 20)
     reader = Fetcher().range_reader(server.page("/a", body), len(body))
     nbytes = CHUNK_NBYTES
@@ -55,7 +55,7 @@ def test_a_range_arrives_without_copies(server: Server) -> None:
         tracemalloc.stop()
         assert len(view) == nbytes
         assert view.readonly
-    assert min(peaks) < 1.5
+    assert max(peaks[1:]) < 1.5  # the first one imports, too
 
 
 def test_a_range_of_another_file_is_refused(server: Server) -> None:
