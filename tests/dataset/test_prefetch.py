@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import in_child, raises, sample_members, write_tar
 from events import wait_for
 from loopback import Fault, Server
 from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards
@@ -33,8 +34,9 @@ from torch.utils.data import (
 import wids
 from wids.dataset import prefetch
 from wids.errors import FetchError
+from wids.shards.shard_facts import remote_file
 from wids.shards.specs.model import ShardSpec
-from wids.storage.cache import eviction
+from wids.storage.cache import cache_names, eviction, leases
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -113,6 +115,37 @@ def test_nothing_is_fetched_by_the_workers(
     # A worker may open the first one: fetching begins when a shard is read (decision 0037).
     assert opened_by.count(own) >= NUM_SHARDS - 1
     assert len(opened_by) == NUM_SHARDS
+    dataset.close()
+
+
+def test_a_shard_that_another_process_fetches_is_looked_for(
+    shards: list[dict[str, Any]], server: Server, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock, which costs more, is tried much less often; it is fetched when that is free."""
+    dataset = wids.ShardListDataset(shards)
+    calls: Counter[tuple[str, int]] = Counter()
+
+    def count(name: str) -> None:
+        method = getattr(dataset.reader, name)
+
+        def counted(number: int, *rest: Any) -> Any:
+            calls[name, number] += 1
+            return method(number, *rest)
+
+        monkeypatch.setattr(dataset.reader, name, counted)
+
+    count("fetch")
+    count("is_local")
+    path = cache_names.copy_path(str(own_cache), remote_file(dataset.reader.shards[1]))
+    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+    lock_path = cache_names.lock_path(str(own_cache), path)
+    with leases.folder_lock(lock_path, timeout_s=0):  # as another process has it
+        dataset.__getitems__([next(indices)])
+        wait_for(lambda: calls["is_local", 1] > 60)
+        assert 0 < calls["fetch", 1] < 6
+        assert "/1.tar" not in server.requests
+    wait_for(lambda: "/1.tar" in server.requests)
+    indices.close()
     dataset.close()
 
 
@@ -242,6 +275,23 @@ def test_a_handler_that_raises_anything(shards: list[dict[str, Any]]) -> None:
         with pytest.raises(kind):
             list(loader)
         dataset.close()
+
+
+def test_a_child_does_not_end_the_pass_of_its_parent(shards: list[dict[str, Any]]) -> None:
+    """It has none of the threads, of which one may have held a lock when it was forked."""
+    dataset = wids.ShardListDataset(shards)
+    indices = iter(wids.Prefetcher(SequentialSampler(dataset), dataset))
+    next(indices)
+
+    def close() -> bool:
+        signal.alarm(30)  # ends it if it waits
+        indices.close()
+        return True
+
+    with indices.gi_frame.f_locals["window"]._lock:  # type: ignore[attr-defined]
+        assert in_child(close)
+    indices.close()
+    dataset.close()
 
 
 def test_a_pass_that_is_collected_by_its_own_thread_ends(

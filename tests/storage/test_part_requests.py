@@ -333,6 +333,26 @@ def test_parts_wait_for_those_of_files_that_are_read_first(server: Server) -> No
     assert ranges(server) == part_ranges()
 
 
+def test_the_next_file_goes_on_when_one_has_no_more_parts(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, also before any request ends."""
+    monkeypatch.setattr("wids.storage.transport.gate._POLL_S", 10 * LONG_S)
+    found: list[bool] = []
+
+    def wait() -> None:
+        with unsent(server.url, is_ahead=True) as place:
+            found.append(has_turn(server.url, place))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    with unsent(server.url, is_ahead=False):
+        thread.start()
+        waiting: list[object] = gate().room._waiters  # type: ignore[attr-defined]
+        wait_for(lambda: waiting, "the file waits for its turn")
+    thread.join(LONG_S)
+    assert found == [True]
+
+
 def test_a_file_that_a_reader_waits_for_is_first(server: Server) -> None:
     """Files that are fetched ahead wait for it, although they began before it."""
     with unsent(server.url, is_ahead=True) as ahead, unsent(server.url, is_ahead=False) as awaited:

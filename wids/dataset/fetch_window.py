@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 import time
@@ -190,6 +191,10 @@ _PATIENCE_S: Final = 3.0
 _POLL_S: Final = 0.01
 """How often to look whether a shard was opened. Other processes cannot wake a thread here."""
 
+_LOOKS_A_TRY: Final = 25
+"""How often to look for the copy of a shard that another process fetches, before its lock is tried
+again. That costs ten times as much."""
+
 _MOST_SHARDS: Final = 64
 """Most shards to fetch at a time, a thread each, if the caller sets no other bound."""
 
@@ -228,7 +233,8 @@ class FetchWindow:
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
         self._opened = shards.opened()
-        self._waiting: dict[int, tuple[int, BackgroundFetch]] = {}
+        # The length of each shard in the window.
+        self._waiting: dict[int, int] = {}
         self._looked_at: dict[int, int] = {}
         self._current: Numbers = ()
         self._reached: deque[Numbers] = deque(maxlen=_MOST_SHARDS)
@@ -236,7 +242,7 @@ class FetchWindow:
         self._num_looked_at = 0
         # Positions and shards that were found and are not ordered yet.
         self._found: deque[tuple[int, int]] = deque()
-        self._queue: queue.SimpleQueue[tuple[int, BackgroundFetch] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         # Those being fetched, with the length of each; a thread has this lock while it waits to
         # begin, so that shards begin in order.
@@ -245,6 +251,7 @@ class FetchWindow:
         self._lock = lock
         self._is_open = False
         self._closed = threading.Event()
+        self._pid = os.getpid()
         # A pass that an error ended may be collected when the interpreter has stopped its threads.
         atexit.register(self.close)
 
@@ -261,7 +268,7 @@ class FetchWindow:
             if not self._is_open:
                 self._reached.append(numbers)
             found = [self._waiting.pop(number, None) for number in as_tuple(numbers)]
-        if any(found):
+        if any(nbytes is not None for nbytes in found):
             self.fill()
 
     def close(self, *, cancels: bool = True) -> None:
@@ -272,8 +279,9 @@ class FetchWindow:
                 wait for the shards that are arriving. The threads end with these.
         """
         # The end of the interpreter closes the window, and then collects the pass that has it, when
-        # the names of this module are gone.
-        if self._closed.is_set() and not (cancels and self._fetching):
+        # the names of this module are gone. A forked child has neither the threads nor their locks.
+        has_ended = self._closed.is_set() and not (cancels and self._fetching)
+        if has_ended or os.getpid() != self._pid:
             return
         if threading.current_thread() in self._threads:
             # This thread has collected the pass, perhaps while it held a lock that this needs. It
@@ -308,7 +316,7 @@ class FetchWindow:
 
     def _fill(self) -> None:
         while not self._closed.is_set():
-            left_nbytes = self.limit_nbytes - sum(nbytes for nbytes, _ in self._waiting.values())
+            left_nbytes = self.limit_nbytes - sum(self._waiting.values())
             if (self._waiting and left_nbytes <= 0) or not self._look():
                 return
             number = self._found[0][1]
@@ -321,14 +329,13 @@ class FetchWindow:
             if self._waiting and nbytes > left_nbytes:
                 return
             self._found.popleft()
-            fetch = BackgroundFetch()
-            self._waiting[number] = (nbytes, fetch)
-            self._put(number, fetch)
+            self._waiting[number] = nbytes
+            self._put(number)
 
-    def _put(self, number: int, fetch: BackgroundFetch) -> None:
+    def _put(self, number: int) -> None:
         reader, number_there = self._shards.locate(number)
         reader.announce_shards([number_there])
-        self._queue.put((number, fetch))
+        self._queue.put(number)
         self._start_idle_thread()
 
     def _start_idle_thread(self) -> None:
@@ -399,7 +406,7 @@ class FetchWindow:
             try:
                 for number in self._being_read():
                     if self._is_needed(self._num_reached, number):
-                        self._put(number, BackgroundFetch())
+                        self._put(number)
                 self._fill()
             except Exception as error:  # noqa: BLE001 - an error of the sampler, or a wrong index
                 # The pass itself comes to the same index later, and raises there.
@@ -424,22 +431,23 @@ class FetchWindow:
         """Fetch shards from the queue until it yields None."""
         if not self._is_open:  # the first thread
             self._open()
-        while (order := self._queue.get()) is not None:
-            number, fetch = order
+        while (number := self._queue.get()) is not None:
+            fetch, looks = BackgroundFetch(), 0
             try:
                 reader, number_there = self._shards.locate(number)
                 self._begin(fetch, reader.shards[number_there])
                 while not self._closed.is_set():
-                    reader.fetch(number_there, fetch)
+                    if not looks % _LOOKS_A_TRY:
+                        reader.fetch(number_there, fetch)
                     # What another process fetches arrives before later shards, too.
                     if fetch.received_nbytes or reader.is_local(number_there):
                         break
+                    looks += 1
                     self._closed.wait(_POLL_S)
             except Exception as error:  # noqa: BLE001 - the pass waits for this thread
                 # The reader of the shard tries again and raises; an error here would go unseen.
                 _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
             finally:
-                fetch.done.set()
                 self._fetching.pop(fetch, None)
         if not self._fetching:
             atexit.unregister(self.close)
@@ -450,9 +458,8 @@ class FetchWindow:
         A reader that needs it earlier fetches it, and its parts come before those of others.
         """
         with self._beginning:
-            while not self._has_room(shard.url):
-                if self._closed.wait(_POLL_S):
-                    break
+            while not (self._has_room(shard.url) or self._closed.wait(_POLL_S)):
+                pass
             self._fetching[fetch] = shard.nbytes or Download.part_nbytes + 1
         with self._lock:
             self._start_idle_thread()

@@ -10,19 +10,30 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from typing import Any, NoReturn
 
 import pytest
-from conftest import in_child
+from conftest import in_child, optional
 from events import LONG_S, after, wait_for
 from loopback import Fault, Page, Request, Server
 
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.gate import PROCESS_NBYTES, Gate, Turn, gate, num_threads
+from wids.storage.transport.gate import (
+    NODE_NBYTES,
+    PROCESS_NBYTES,
+    Gate,
+    Turn,
+    _share_nbytes,
+    gate,
+    num_threads,
+    through_gate,
+)
 from wids.storage.transport.request_limit import FIRST, FIRST_AWAITED
 from wids.storage.transport.retry import CancelledError, cancelled_by
+from wids.storage.transport.stream import Stream
 
 SERVER = "https://server"
 
@@ -105,6 +116,24 @@ def test_a_wait_is_cancelled() -> None:
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_cancelled_wait_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its turn comes at that moment: nothing was sent."""
+    gate, num_before = Gate(), stages.counted()["requests"]
+    turns = fill(gate)
+
+    def cancel() -> NoReturn:
+        for turn in turns:
+            turn.leave()
+        raise CancelledError("")
+
+    monkeypatch.setattr("wids.storage.transport.gate.check_waits", cancel)
+    with pytest.raises(CancelledError):
+        gate.enter(SERVER, 0)
+    assert stages.counted()["requests"] == num_before + FIRST
+    assert gate.server(SERVER).num_in_flight == 0
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_thread_with_a_turn_passes() -> None:
     """It may be what the others wait for, so it never waits itself."""
     gate = Gate()
@@ -163,11 +192,30 @@ def test_bytes_in_flight_are_limited() -> None:
 
 def test_processes_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of eight ranks has a GB for all of them."""
-    assert Gate()._limit_nbytes == PROCESS_NBYTES
+    assert _share_nbytes() == PROCESS_NBYTES
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert Gate()._limit_nbytes == 128 << 20
+    assert _share_nbytes() == 128 << 20
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-    assert Gate()._limit_nbytes == PROCESS_NBYTES
+    assert _share_nbytes() == PROCESS_NBYTES
+
+
+class Limits:
+    """A dataset of what the process that reads it may keep in memory."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, _: int) -> int:
+        gate().enter(SERVER, 0).leave()
+        return gate()._limit_nbytes
+
+
+def test_workers_share_the_memory_of_a_node() -> None:
+    """Those of a loader too, which do not know of each other when they are forked (CACHE-41)."""
+    loader = optional("torch.utils.data").DataLoader(
+        Limits(), batch_size=None, num_workers=5, multiprocessing_context="fork"
+    )
+    assert list(loader) == [NODE_NBYTES // 5] * 5
 
 
 def test_a_child_has_a_gate_of_its_own() -> None:
@@ -258,10 +306,47 @@ def test_requests_are_counted(server: Server) -> None:
     assert in_child(counts)  # where nothing else reads
 
 
+def test_a_stream_that_is_closed_early_teaches_no_time() -> None:
+    """All of the answer would have taken longer. That of HEAD has no more."""
+    gate = Gate()
+    limit = gate.server(SERVER, is_awaited=True).limit
+
+    def teaches(method: str, num_pieces: int) -> bool:
+        value = limit.value
+        turn = gate.enter(SERVER, 0, (method, ""), is_awaited=True)
+        with through_gate(turn, Stream(repeat(b"", num_pieces))) as stream:
+            next(stream.chunks, None)
+        # However long it took, one more is in flight, or the processor is the limit.
+        return limit.value > value or limit.is_prompt
+
+    assert not teaches("GET", 1)
+    assert teaches("HEAD", 1)
+    gate.servers.clear()
+    limit = gate.server(SERVER, is_awaited=True).limit
+    assert teaches("GET", 0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before any of the others ends (CACHE-40)."""
+    monkeypatch.setattr("wids.storage.transport.gate._POLL_S", threading.TIMEOUT_MAX)
+    gate = Gate()
+    streams = [through_gate(turn, Stream(repeat(bytes(1000)))) for turn in fill(gate)]
+    thread = threading.Thread(target=lambda: gate.enter(SERVER, 0).leave(), daemon=True)
+    thread.start()
+    known = gate.server(SERVER)
+    wait_for(lambda: known.waiting)
+    wait_for(lambda: [next(stream.chunks) for stream in streams] and known.limit.value > FIRST)
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    for stream in streams:
+        stream.close()
+
+
 def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C then is no other error, and counts no request."""
     gate = Gate()
-    monkeypatch.setattr("wids.storage.transport.gate._this_thread", interrupt)
+    monkeypatch.setattr(gate, "num_held", interrupt)
     with pytest.raises(KeyboardInterrupt):
         gate.enter(SERVER, 0)
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import math
 import re
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import raises
-from events import wait_for
+from events import LONG_S, wait_for
 from loopback import Fault, Page, Request, Server
 from transfers import saved
 
@@ -24,6 +25,7 @@ from wids.storage.reading_threads import in_threads
 from wids.storage.transport import hedging
 from wids.storage.transport.gate import gate
 from wids.storage.transport.hedging import _Pace
+from wids.storage.transport.retry import cancelled_by
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import TransientError
 
@@ -73,6 +75,26 @@ def test_a_part_of_a_download_that_does_not_come_is_requested_again(
     expected = Expected(len(DATA), sha256=digest)
     assert saved(f"{server.url}/a", expected, storage_options=PATIENT) == DATA
     assert len(server.log) == 4
+
+
+def test_the_turn_of_the_second_request_is_that_of_the_thread_that_reads(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes at once when it sends another request, as a thread with a turn does (CACHE-40)."""
+    monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
+    url, event = server.page("/a", DATA, faults=[STALLED]), threading.Event()
+    timer = threading.Timer(LONG_S, event.set)
+    with Transports(PATIENT).open(url, 0, len(DATA), is_collected=True) as stream:
+        pieces = [next(stream.chunks)]
+        while sum(map(len, pieces)) <= 400_000:  # more than the first piece of the second answer
+            pieces.append(next(stream.chunks))
+        gate().server(server.url, is_awaited=True).limit.value = 1
+        timer.start()
+        with cancelled_by(event):
+            gate().enter(server.url, 0, is_awaited=True).leave()
+        timer.cancel()
+        assert b"".join([*pieces, *stream.chunks]) == DATA
+    timer.join()
 
 
 class Nth(Page):

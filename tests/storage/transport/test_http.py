@@ -16,7 +16,7 @@ from http.server import SimpleHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from socketserver import BaseRequestHandler, StreamRequestHandler, ThreadingTCPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from conftest import need, raises
@@ -27,6 +27,7 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import connections
+from wids.storage.transport.http import Http
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -263,6 +264,30 @@ def test_a_silent_tunnel_ends_at_the_deadline(
         with raises(TimeoutError, "within 1.0 s (deadline_s)"):
             Fetcher({"deadline_s": 1, "retry_s": 0}).read("https://127.0.0.1:1/a", 3)
         assert time.monotonic() - started_s < 10  # the time-out is 15 s
+
+
+class Contested(list[Any]):
+    """Idle connections, of which another thread takes the last one first."""
+
+    def pop(self, *_: Any) -> Any:
+        self.clear()
+        return super().pop()
+
+
+def test_a_connection_that_another_thread_takes(server: Server) -> None:
+    """A new one is opened, if the only idle one goes between a look at them and its use."""
+    url, transport = server.page("/a", b"abc"), Http()
+
+    def read() -> bytes:
+        with transport.open(url, 0, None, None) as stream:
+            return bytes(stream.collected(3))
+
+    assert read() == b"abc"
+    [(key, idle)] = transport._idle.items()
+    assert len(idle) == 1
+    transport._idle[key] = Contested(idle)
+    idle.clear()
+    assert read() == b"abc"
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class _Server:
     """
 
     name: str
-    limit: RequestLimit
+    limit: RequestLimit | AwaitedLimit
     num_in_flight: int = 0
     full_s: float = 0.0
     event_s: float = 0.0
@@ -136,11 +136,12 @@ class Turn:
         self._request = request
         self._error: BaseException | None = None
         self._received_nbytes = 0
+        # A response to HEAD ends with its beginning.
+        self._is_whole = request[0] == "HEAD"
         self.nbytes = nbytes
-        self.waited_s = 0.0
-        self.sent_s = 0.0
+        self.waited_s = self.sent_s = 0.0
         self.status: int | None = None
-        self.thread = _this_thread()
+        self.num_held = gate.num_held()
         self.passed = threading.Lock()
         self.generation = 0
         self.since_s = self._latency_s = self._answered_s = 0.0
@@ -165,6 +166,7 @@ class Turn:
             self._note(len(chunk))
             check_waits()
             yield chunk
+        self._is_whole = True
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -181,7 +183,8 @@ class Turn:
             is_refusal = isinstance(error, TransientError) and error.is_refusal
             if is_refusal:
                 server.note_refusal()
-            elif error is None:
+            # Not if the reader wanted no more of it: all of it would have taken longer.
+            elif error is None and self._is_whole:
                 server.note_speed(self._received_nbytes, self._answered_s)
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
@@ -207,13 +210,24 @@ class Turn:
         # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
         # this thread may hold it.
         if self.is_counted:
-            self._gate.abandoned.append((self._server, self.nbytes, self.thread))
+            self._gate.abandoned.append((self._server, self.nbytes, self.num_held))
 
     def _note(self, nbytes: int) -> None:
-        if self._gate.pid != os.getpid():
+        gate, server = self._gate, self._server
+        if gate.pid != os.getpid():
             return
-        with self._gate.lock:
+        with gate.lock:
+            if not self.is_counted:
+                return
+            # The thread that reads holds it, whichever has sent the request.
+            self.num_held[0] -= 1
+            self.num_held = gate.num_held()
+            self.num_held[0] += 1
+            was_full = not server.takes_another()
             self._measure(nbytes, has_ended=False)
+            if was_full and server.takes_another():
+                gate.admit()
+                gate.room.notify_all()
 
     def _measure(self, nbytes: int, *, has_ended: bool) -> None:
         """Report what arrived since the last report; call it with the lock."""
@@ -245,19 +259,25 @@ class Gate:
         pid: The process.
         lock: Held while anything here is changed.
         abandoned: Turns that ended without `Turn.leave`.
+        room: Notified when there may be room for another request.
         most_nbytes: Largest number of bytes that responses may have occupied so far.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.lock = threading.Lock()
-        self.abandoned: deque[tuple[_Server, int, object]] = deque()
+        self.lock = threading.RLock()  # a download that is collected while it is held takes it too
+        self.abandoned: deque[tuple[_Server, int, list[int]]] = deque()
         self.most_nbytes = 0
         self.room = threading.Condition(self.lock)
         self.servers: dict[tuple[str, bool], _Server] = {}
+        self._threads = threading.local()
         self._nbytes = 0
-        self._limit_nbytes = _share_nbytes()
-        self._holders: Counter[object] = Counter()
+        self._limit_nbytes = 0
+
+    def num_held(self) -> list[int]:
+        """Return how many turns this thread holds, in a list that other threads can change."""
+        held: list[int] = vars(self._threads).setdefault("num_held", [0])
+        return held
 
     def enter(
         self,
@@ -282,9 +302,10 @@ class Gate:
         server = self.server(name, is_awaited=is_awaited)
         turn = Turn(self, server, nbytes, request)
         with self.lock:
-            self._collect()
+            if self.abandoned:
+                self.admit()
             # A thread that holds a turn may be what the holders of the others wait for.
-            if self._holders[turn.thread] or (not server.waiting and self._has_room(turn, server)):
+            if turn.num_held[0] > 0 or (not server.waiting and self._has_room(turn, server)):
                 self._let_pass(turn, server)
                 return turn
             turn.passed.acquire()
@@ -293,10 +314,12 @@ class Gate:
         try:
             with waiting_for("its turn at the server"):
                 self._wait(turn, server)
-        except BaseException as error:
+        except BaseException:
             with self.lock, suppress(ValueError):
-                server.waiting.remove(turn)
-            turn.leave(error)
+                if turn.is_counted:  # it came just now, and nothing was sent
+                    self.give_back(turn)
+                else:
+                    server.waiting.remove(turn)
             raise
         finally:
             turn.waited_s = time.monotonic() - started_s
@@ -306,36 +329,38 @@ class Gate:
         """Return what is known about a server."""
         found = self.servers.get((name, is_awaited))
         if found is None:
-            limit = AwaitedLimit() if is_awaited else RequestLimit()
-            found = self.servers.setdefault((name, is_awaited), _Server(name, limit))
+            made = _Server(name, AwaitedLimit() if is_awaited else RequestLimit())
+            found = self.servers.setdefault((name, is_awaited), made)
         return found
 
     def give_back(self, turn: Turn) -> None:
         """End a turn, and let those pass that waited for it; call it with the lock."""
         turn.is_counted = False
-        self._subtract(turn._server, turn.nbytes, turn.thread)  # noqa: SLF001 - of this module
-        self._collect()
-        self._admit()
-        self.room.notify_all()
+        self._subtract(turn._server, turn.nbytes, turn.num_held)  # noqa: SLF001 - of this module
+        self.admit()
+
+    def admit(self) -> None:
+        """Let those pass for which there is room; call it with the lock."""
+        while self.abandoned:
+            self._subtract(*self.abandoned.popleft())
+        for server in list(self.servers.values()):  # another thread may add one
+            while server.waiting and self._has_room(server.waiting[0], server):
+                self._pass_first(server)
 
     def _wait(self, turn: Turn, server: _Server) -> None:
         while not turn.passed.acquire(timeout=min(server.poll_s(), left_s())):
             check_waits()
             with self.lock:
-                self._collect()
-                self._admit()
+                self.admit()
                 if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
                     self._pass_first(server)
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
         if not server.takes_another():
             return False
+        # When it is first needed: a worker does not know about the others when it is forked.
+        self._limit_nbytes = self._limit_nbytes or _share_nbytes()
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
-
-    def _admit(self) -> None:
-        for server in list(self.servers.values()):  # another thread may add one
-            while server.waiting and self._has_room(server.waiting[0], server):
-                self._pass_first(server)
 
     def _pass_first(self, server: _Server) -> None:
         turn = server.waiting.popleft()
@@ -346,24 +371,18 @@ class Gate:
         turn.is_counted = True
         server.num_in_flight += 1
         self._nbytes += turn.nbytes
-        self._holders[turn.thread] += 1
+        turn.num_held[0] += 1
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
         turn.sent_s = turn.since_s = server.event_s = time.monotonic()
         turn.generation = server.limit.generation
         if server.num_in_flight >= server.limit.value:
             server.full_s = turn.since_s
 
-    def _collect(self) -> None:
-        """Subtract the turns that were abandoned."""
-        while self.abandoned:
-            self._subtract(*self.abandoned.popleft())
-
-    def _subtract(self, server: _Server, nbytes: int, thread: object) -> None:
+    def _subtract(self, server: _Server, nbytes: int, num_held: list[int]) -> None:
         server.num_in_flight = max(0, server.num_in_flight - 1)
         self._nbytes = max(0, self._nbytes - nbytes)
-        self._holders[thread] -= 1
-        if self._holders[thread] <= 0:
-            del self._holders[thread]
+        num_held[0] -= 1
+        self.room.notify_all()
 
 
 def num_threads() -> int:
@@ -412,6 +431,8 @@ def unsent(server: str, *, is_ahead: bool) -> Iterator[Place]:
         yield place
     finally:
         places.remove(place)
+        with gate().room:  # not that of the parent, after a fork
+            gate().room.notify_all()
 
 
 def has_turn(server: str, place: Place) -> bool:
@@ -472,17 +493,6 @@ def _share_nbytes() -> int:
     if worker is not None:
         num_processes *= worker.num_workers
     return min(PROCESS_NBYTES, NODE_NBYTES // num_processes)
-
-
-_threads: Final = threading.local()
-
-
-def _this_thread() -> object:
-    """Return an object that stands for this thread; the system uses its numbers again."""
-    token = getattr(_threads, "token", None)
-    if token is None:
-        token = _threads.token = object()
-    return token
 
 
 _gates: Final = [Gate()]

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import chain
+from threading import Event, Thread
 from typing import Any, Final, TypeAlias
 
 from wids.errors import FetchError
@@ -50,15 +51,21 @@ class OvertakenError(FetchError):
 
 
 class _Like:
-    """How long the recent requests of about one size to one server took."""
+    """How long the recent requests of about one size to one server took.
+
+    Attributes:
+        late_s: After how many seconds the next one is late; 0 if too few are known.
+    """
+
+    late_s = 0.0
 
     def __init__(self) -> None:
-        self.late_s = math.inf
         self._num_noted = 0
         self._took_s: deque[float] = deque(maxlen=_NUM_LIKE)
 
-    def note(self, seconds: float) -> None:
-        self._took_s.append(seconds)
+    def note(self, since_s: float) -> None:
+        """Note one that was sent then, and has just been answered."""
+        self._took_s.append(time.monotonic() - since_s)
         self._num_noted += 1
         if self._num_noted >= _LEAST_LIKE and self._num_noted % 8 == 0:
             took_s = sorted(self._took_s)
@@ -72,7 +79,7 @@ class _Pace:
     def __init__(self) -> None:
         self.num_requests = 0
         self.num_hedges = 0
-        self.likes: dict[int, _Like] = {}
+        self.likes: defaultdict[int, _Like] = defaultdict(_Like)
 
     def lets_hedge(self, *, is_stalled: bool) -> bool:
         """Return whether one more request may be sent twice: the last one, if it has stalled."""
@@ -98,7 +105,8 @@ def hedged(
     """
     pace = _paces.get(server) or _paces.setdefault(server, _Pace())
     pace.num_requests += 1
-    return _Race(opened, url, pace, start, tag, nbytes).open()
+    like = pace.likes[(nbytes or 0).bit_length() // 2]
+    return _Race(opened, url, pace, like, nbytes is not None, start, tag).open()
 
 
 def wait_s(most_s: float, silent_s: float) -> float:
@@ -115,171 +123,139 @@ def wait_s(most_s: float, silent_s: float) -> float:
     return most_s if race is None else race.wait_s(most_s, silent_s)
 
 
+@dataclass(eq=False)
 class _Race:
     """One request, and perhaps a second one for its missing bytes.
 
-    It is the context manager of all waits for the first.
+    It is the context manager of all waits for the first, and has the arguments of `hedged`.
+
+    Attributes:
+        is_awaited: Whether the reader waits for all bytes.
+        at: Position of the next byte.
+        tag: The version, as far as it is known.
+        is_safe: Whether the second answer cannot be of another version unnoticed.
+        since_s: When the first was sent; 0 before that.
+        close_one: Closes the one that is read. The stream itself is not here: one that is dropped
+            ends at once, without a search for cycles.
+        cancel: Ends the second request, if there is one.
+        second: At most one, once it has bytes: the position, the stream, its first bytes.
     """
 
-    def __init__(
-        self,
-        opened: Opened,
-        url: str,
-        pace: _Pace,
-        start: int,
-        tag: str | None,
-        nbytes: int | None,
-    ) -> None:
-        self._opened = opened
-        self._url = url
-        self._pace = pace
-        self._at = self._start = start
-        self._tag = tag
-        self._is_awaited = nbytes is not None
-        size = (nbytes or 0).bit_length() // 2
-        self._like = pace.likes.get(size) or pace.likes.setdefault(size, _Like())
-        late_s = self._like.late_s
-        self._late_s = late_s if self._is_awaited else math.inf
-        self._silent_s = _SILENT_S if math.isinf(late_s) else max(_SILENT_S, late_s)
-        self._since_s = 0.0
-        self._is_noted = False
-        # Tag and length, once the reader has a stream. Not the stream itself: one that is dropped
-        # ends at once, without a search for cycles.
-        self._version: tuple[str | None, int | None] | None = None
-        self._close_first: Callable[[], None] | None = None
-        self._cancel: threading.Event | None = None  # of the second request
-        # At most one: the position, the stream, its first bytes. Who takes it out has to close it.
-        self._second: list[tuple[int, Stream, Data]] = []
+    opened: Opened
+    url: str
+    pace: _Pace
+    like: _Like
+    is_awaited: bool
+    at: int
+    tag: str | None
+    is_safe: bool = True
+    since_s: float = 0.0
+    close_one: Callable[[], None] = field(default=lambda: None)
+    cancel: Event | None = None
+    second: list[tuple[int, Stream, Data]] = field(default_factory=list)
 
     def open(self) -> Stream:
         """Return the stream, which may turn into the second one at any time."""
         try:
-            try:
-                stream = self._opened(self._at, self._tag, self)
-            except OvertakenError:
-                stream = self._taken_over()
+            stream = self.opened(self.at, self.tag, self)
+        except OvertakenError:
+            self.like.note(self.since_s)
+            _, stream, piece = self.second.pop()
+            stream.chunks = chain([piece], stream.chunks)
+            return stream
         except BaseException:
             self._end()
             raise
-        if not self._is_awaited:
-            self._note()
+        if not self.is_awaited:
+            self.like.note(self.since_s)
         # A whole file may have come instead of its rest.
-        self._at, self._tag, self._close_first = stream.start, stream.tag, stream.close
-        self._version = (stream.tag, stream.total_nbytes)
-        stream.chunks, stream.close = self._pieces(stream.chunks), self._close
+        self.at, self.tag, self.close_one = stream.start, stream.tag, stream.close
+        stream.chunks, stream.close = self._pieces(stream.chunks, stream.total_nbytes), self._close
         return stream
 
     def __enter__(self) -> None:
-        self._since_s = self._since_s or time.monotonic()
+        self.since_s = self.since_s or time.monotonic()
         self._token = _race.set(self)
 
     def __exit__(self, *_: object) -> None:
         _race.reset(self._token)
 
     def wait_s(self, most_s: float, silent_s: float) -> float:
-        if self._second:
+        """Return what the function returns while this one is read."""
+        if self.second:
             raise OvertakenError("the second request was answered first")
-        if self._cancel is not None:
-            return min(most_s, _POLL_S)
-        took_s = time.monotonic() - self._since_s
-        late_s, stalled_s = self._late_s - took_s, self._silent_s - silent_s
-        if late_s > 0 and stalled_s > 0:
-            return min(most_s, late_s, stalled_s)
-        # Without a version, nothing would reveal that the rest is of another one.
-        is_safe = self._at == self._start or self._tag is not None
-        if is_safe and self._pace.lets_hedge(is_stalled=stalled_s <= 0):
+        took_s, late_s = time.monotonic() - self.since_s, self.like.late_s
+        left_s = late_s - took_s if self.is_awaited and late_s else math.inf
+        silence_s = max(_SILENT_S, late_s) - silent_s
+        is_late = min(left_s, silence_s) <= 0 and self.is_safe and self.cancel is None
+        if is_late and self.pace.lets_hedge(is_stalled=silence_s <= 0):
             self._send_again(took_s)
+        if self.cancel is not None:
             return min(most_s, _POLL_S)
-        return min(most_s, stalled_s) if stalled_s > 0 else most_s
+        return min(seconds for seconds in (most_s, left_s, silence_s) if seconds > 0)
 
     def _send_again(self, took_s: float) -> None:
-        _logger.info("%s: requested again after %.2f s", urls.redact(self._url), took_s)
-        self._pace.num_hedges += 1
-        self._cancel = threading.Event()
-        second = threading.Thread(
-            target=self._read_again,
-            args=(self._cancel, self._at, self._tag),  # as they are now: the first may go on
-            name="wids-hedge",
-            daemon=True,
-        )
+        _logger.info("%s: requested again after %.2f s", urls.redact(self.url), took_s)
+        self.pace.num_hedges += 1
+        self.cancel = Event()
+        args = self.cancel, self.at, self.tag  # as they are now: the first may go on
         with suppress(RuntimeError):  # there can be no more threads
-            second.start()
+            Thread(target=self._read_again, args=args, name="wids-hedge", daemon=True).start()
 
-    def _read_again(self, cancel: threading.Event, at: int, tag: str | None) -> None:
+    def _read_again(self, cancel: Event, at: int, tag: str | None) -> None:
         stream = None
-        try:
-            with cancelled_by(cancel):
-                stream = self._opened(at, tag, nullcontext())
-                if stream.start == at or stream.tag != tag:
-                    self._second.append((at, stream, next(stream.chunks, b"")))
-                else:  # a whole file instead of its rest
-                    stream.close()
-        except FetchError:  # the first one may still be answered
-            if stream is not None:
-                stream.close()
+        with suppress(FetchError), cancelled_by(cancel):  # the first one may still be answered
+            stream = self.opened(at, tag, nullcontext())
+            # Not a whole file instead of its rest.
+            if stream.start == at or stream.tag != tag:
+                self.second.append((at, stream, next(stream.chunks, b"")))
+                stream = None
+        if stream is not None:
+            stream.close()
         if cancel.is_set():
             self._end()
 
-    def _pieces(self, chunks: Iterator[Data]) -> Iterator[Data]:
+    def _pieces(self, chunks: Iterator[Data], nbytes: int | None) -> Iterator[Data]:
         while True:
             try:
                 with self:
                     piece = next(chunks, None)
             except OvertakenError:
-                self._close_one()
-                second = self._taken_over()
-                chunks, self._close_first = second.chunks, second.close
-                continue
+                yield from self._rest(nbytes)
+                break
             if piece is None:
                 break
-            self._at += len(piece)
+            # Without a version, nothing would reveal that the rest is of another one.
+            self.is_safe = self.tag is not None
+            self.at += len(piece)
             yield piece
-        self._note()
+        if self.is_awaited:
+            self.like.note(self.since_s)
         self._end()
 
-    def _taken_over(self) -> Stream:
-        """Return the second stream, from where the first one is."""
-        self._note()
-        at, stream, piece = self._second.pop()
-        if self._version is not None and (
-            (stream.tag, stream.total_nbytes, stream.start) != (*self._version, at) or at > self._at
-        ):
-            stream.close()
-            message = f"{urls.redact(self._url)}: it changed while it was being read"
+    def _rest(self, nbytes: int | None) -> Iterator[Data]:
+        """Yield what is missing of the first answer, from the second one."""
+        at, other, first = self.second.pop()
+        self._close()
+        self.close_one = other.close
+        if at > self.at or (other.tag, other.total_nbytes, other.start) != (self.tag, nbytes, at):
+            message = f"{urls.redact(self.url)}: it changed while it was being read"
             raise TransientError(message, is_outage=False)
-        stream.chunks = _without(chain([piece], stream.chunks), self._at - at)
-        return stream
-
-    def _note(self) -> None:
-        """Note how long the request took, once."""
-        if not self._is_noted:
-            self._like.note(time.monotonic() - self._since_s)
-            self._is_noted, self._late_s = True, math.inf
+        for piece in chain([first], other.chunks):
+            known_nbytes, at = max(0, self.at - at), at + len(piece)
+            if known_nbytes < len(piece):
+                yield memoryview(piece)[known_nbytes:]
 
     def _close(self) -> None:
         self._end()
-        self._close_one()
-
-    def _close_one(self) -> None:
-        close, self._close_first = self._close_first, None
-        if close is not None:
-            close()
+        self.close_one()
 
     def _end(self) -> None:
         """Drop the second request."""
-        if self._cancel is not None:
-            self._cancel.set()
-            while self._second:
-                with suppress(IndexError):
-                    self._second.pop()[1].close()
-
-
-def _without(chunks: Iterator[Data], nbytes: int) -> Iterator[Data]:
-    """Yield the pieces after so many bytes."""
-    for chunk in chunks:
-        if nbytes < len(chunk):
-            yield memoryview(chunk)[nbytes:] if nbytes else chunk
-        nbytes = max(0, nbytes - len(chunk))
+        if self.cancel is not None:
+            self.cancel.set()
+        for _, stream, _ in self.second:
+            stream.close()
 
 
 _race: ContextVar[_Race | None] = ContextVar("wids_race", default=None)

@@ -303,13 +303,14 @@ class Http(Transport):
         if proxy is not None and address.scheme == "http":
             target = f"http://{address.host_header}{target}"
             sent.update(connections.proxy_headers(proxy))
-        idle = self._idle_connections(address)
+        # By process: a forked child that shared a socket would read its parent's responses.
+        idle = self._idle.setdefault((os.getpid(), *address[:3]), [])
         try:
             # A server may close an idle connection at any time, so another one is used then.
             while idle:
-                connection = idle.pop()
-                if connection.is_idle():
-                    with suppress(NoResponseError):
+                with suppress(IndexError, NoResponseError):  # another thread may take the last one
+                    connection = idle.pop()
+                    if connection.is_idle():
                         return connection.exchange(method, target, sent, idle.append)
             connect_s = max(0.01, min(connect_s, retry.left_s()))
             connection = connections.connected(
@@ -317,14 +318,7 @@ class Http(Transport):
             )
             return connection.exchange(method, target, sent, idle.append)
         except OSError as error:
-            if isinstance(error, FetchError):
-                raise
             raise _connection_error(url, error) from None
-
-    def _idle_connections(self, address: Address) -> list[Connection]:
-        """Return this process's connections to a server that are not in use."""
-        # By process: a forked child that shared a socket would read its parent's responses.
-        return self._idle.setdefault((os.getpid(), *address[:3]), [])
 
     def _proxy(self, address: Address) -> Address | None:
         """Return the proxy that the environment names for a server, when it is first asked."""
@@ -416,8 +410,6 @@ def _chunks(url: str, response: Response) -> Iterator[Data]:
     try:
         yield from response.pieces
     except OSError as error:
-        if isinstance(error, FetchError):
-            raise
         raise _connection_error(url, error, has_begun=True) from None
 
 
@@ -443,6 +435,8 @@ def _connection_error(url: str, error: OSError, *, has_begun: bool = False) -> F
     """Return the error for a request without a response, or for a response that broke off."""
     import ssl
 
+    if isinstance(error, FetchError):
+        return error
     reason = error_text(error, url)
     # Another attempt cannot help a wrong certificate.
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -4,7 +4,7 @@ The limit begins small and doubles while more requests in flight make more bytes
 trial of another limit is compared with the previous limit, and kept only if it paid: otherwise what
 is read first would share the network with what is read later. Requests that a reader waits for may
 all be in flight at once, up to a bound. A refused request (429, 503, SlowDown) lowers the limit to
-the number of requests that the server did not refuse. The class has no clock, no threads and no
+the number of requests that the server did not refuse. The classes have no clock, no threads and no
 input or output: a gate reports events.
 """
 
@@ -80,12 +80,11 @@ class RequestLimit:
         generation: Counts the changes of it. A report refers to one generation.
     """
 
-    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
-        self.value = first
+    def __init__(self) -> None:
+        self.value = FIRST
         self.generation = 0
-        self._most = most
         # The limit that trials are compared with, and its units a second over all requests.
-        self._base = first
+        self._base = FIRST
         self._base_speed: float | None = None
         self._round = _Round()
         self._latency_s = 0.0
@@ -196,9 +195,9 @@ class RequestLimit:
 
     def _try_another(self) -> None:
         """Begin a trial of a higher or lower limit."""
-        if self._is_upward and self._base < self._most:
+        if self._is_upward and self._base < MOST:
             step = int(self._base * self._growth) if self._step is None else self._step
-            self._set(min(self._most, self._base + max(1, step)))
+            self._set(min(MOST, self._base + max(1, step)))
         elif self._base > (LEAST if self._step is None else 1):
             self._is_upward = False
             self._set(self._base - max(1, self._base // 5))
@@ -212,16 +211,19 @@ class RequestLimit:
         self._first_speed = None
 
 
-class AwaitedLimit(RequestLimit):
+class AwaitedLimit:
     """The number of requests that may be in flight to one server while readers wait for them.
 
     The ranges of a batch begin and end together, so no trial could compare two numbers.
     """
 
+    generation = 0  # nothing is reported of it
+
     def __init__(self) -> None:
-        super().__init__(FIRST_AWAITED, MOST_AWAITED)
+        self.value = FIRST_AWAITED
         self._least_s = 0.0  # of the recent requests
         self._num_answers = 0  # since the number changed
+        self._was_refused = False
 
     @property
     def is_prompt(self) -> bool:
@@ -232,19 +234,18 @@ class AwaitedLimit(RequestLimit):
         """Note the seconds that a whole request took: one more may be in flight."""
         self._least_s = min(seconds, 1.02 * self._least_s or seconds)
         self._num_answers += 1
-        if not self._refused_at:
-            more = 1
-        else:
-            more = max(1, self.value // 4) if self._num_answers >= _ANSWERS else 0
-        if more and not (self.is_prompt and self.value >= FIRST_AWAITED):
-            self.value, self._num_answers = min(self._most, self.value + more), 0
+        wanted, more = (_ANSWERS, self.value // 4) if self._was_refused else (1, 1)
+        if self._num_answers >= wanted and not (self.is_prompt and self.value >= FIRST_AWAITED):
+            self.value, self._num_answers = min(MOST_AWAITED, self.value + max(1, more)), 0
 
-    def note_part(self, *_: float, has_ended: bool) -> None:
+    def note_response(self, *_: float, **__: bool) -> None:
         """Measure nothing."""
+
+    note_part = note_response
 
     def refuse(self, num_others: int) -> None:
         """Note that the server refused a request, while others were in flight."""
-        self._refused_at = self.value
+        self._was_refused = True
         # By little at a time: a server of which each refusal is chance takes many.
         self.value = max(1, self.value * 7 // 8, min(self.value - 1, num_others))
         self._num_answers = 0
