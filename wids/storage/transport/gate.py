@@ -37,7 +37,9 @@ _POLL_S: Final = 0.25
 _PART_S: Final = 0.5
 """How long a part of a file is to take. What is requested later has the network for as long at most
 before what is read earlier, however many requests share it."""
-_FIRST_PART_NBYTES: Final = 1 << 20
+_FIRST_PART_NBYTES: Final = CHUNK_NBYTES
+_PART_GROWTH: Final = 4
+"""Times the bytes of an earlier part that one may have at most."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
@@ -104,7 +106,9 @@ class _Server:
         """Note the bytes of a request, and when they began to arrive."""
         seconds = time.monotonic() - since_s
         if nbytes >= CHUNK_NBYTES and seconds > 0:
-            self.speed += (nbytes / seconds - self.speed) / 4 if self.speed else nbytes / seconds
+            # The first request has the network for itself: parts become longer step by step.
+            speed = min(nbytes / seconds, _PART_GROWTH * nbytes / _PART_S)
+            self.speed += (speed - self.speed) / 4 if self.speed else speed
 
     def takes_another(self) -> bool:
         """Return whether one more request may be sent now."""

@@ -15,6 +15,9 @@ from typing import Final
 
 FIRST: Final = 4
 """Requests in flight to a server of which nothing is known."""
+_FIRST_MEASURED: Final = 16
+"""As many once as many responses have begun: a speed of fewer says little about more, since each
+begins faster than it continues."""
 LEAST: Final = 2
 """The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
 FIRST_AWAITED: Final = 16
@@ -106,6 +109,9 @@ class RequestLimit:
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
         self._latency_s += (latency_s - self._latency_s) / 8 if self._latency_s else latency_s
+        if self._base_speed is None and self._step is None and self.value < _FIRST_MEASURED:
+            self._base += 1
+            self._set(self._base)
 
     def note_request(self, seconds: float) -> None:
         """Note the seconds that a whole request took."""
