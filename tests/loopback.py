@@ -123,6 +123,7 @@ class Request:
     at_s: float
     num_sent: int = 0
     is_refused: bool = False
+    is_busy: bool = False
 
     @property
     def range(self) -> str | None:
@@ -222,12 +223,18 @@ class Server:
     def _answer(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
         with self._budget_lock:
             is_refused = self.num_busy >= self.max_requests
-            self.num_busy += not is_refused
+            request.is_busy = not is_refused
+            self.num_busy += request.is_busy
         try:
             self._answer_one(handler, request, Fault(503) if is_refused else None)
         finally:
-            with self._budget_lock:
-                self.num_busy -= not is_refused
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """Have room for another request: before the last bytes, after which the client sends it."""
+        with self._budget_lock:
+            self.num_busy -= request.is_busy
+            request.is_busy = False
 
     def _answer_one(
         self, handler: BaseHTTPRequestHandler, request: Request, fault: Fault | None
@@ -291,14 +298,17 @@ class Server:
         size = 1 << 20 if self.rate_nbytes is None else 16 << 10
         while start < end:
             part = memoryview(body)[start : min(end, start + size)]
-            if self.rate_nbytes is not None:
+            rate_nbytes = self.rate_nbytes  # a test may change it
+            if rate_nbytes is not None:
                 with self._budget_lock:
                     now_s = time.monotonic()
                     wait_s = max(0.0, self._free_at_s - now_s)
-                    self._free_at_s = max(self._free_at_s, now_s) + len(part) / self.rate_nbytes
+                    self._free_at_s = max(self._free_at_s, now_s) + len(part) / rate_nbytes
                 if self._is_closed.wait(wait_s):
                     return
             request.num_sent += len(part)
+            if start + len(part) == end:
+                self._end(request)
             handler.wfile.write(part)
             start += len(part)
 
@@ -309,7 +319,7 @@ class Server:
         elif fault.how == "reset":
             # A reset discards what the client has not read yet.
             until_s = time.monotonic() + 10
-            while _has_unread(handler.connection) and time.monotonic() < until_s:
+            while has_unread(handler.connection) and time.monotonic() < until_s:
                 self._is_closed.wait(0.01)
             linger = struct.pack("ii", 1, 0)
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -317,7 +327,7 @@ class Server:
             handler.rfile.close()
 
 
-def _has_unread(connection: socket.socket) -> bool:
+def has_unread(connection: socket.socket) -> bool:
     """Whether the other end of a connection on this machine has bytes that nobody has read."""
     if not sys.platform.startswith("linux"):
         time.sleep(0.2)

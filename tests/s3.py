@@ -142,8 +142,8 @@ class _Proxy(BaseHTTPRequestHandler):
                 upstream.close()
                 self.close_connection = True
                 return
-            self._send(response.status, dict(response.headers), data)
             bucket.num_sent += 0 if self.command == "HEAD" else len(data)
+            self._send(response.status, dict(response.headers), data)
             upstream.close()
 
     def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:

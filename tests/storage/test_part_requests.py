@@ -48,6 +48,10 @@ def part_ranges() -> list[str]:
     return sorted(f"bytes={at}-{at + PART - 1}" for at in range(0, len(DATA), PART))
 
 
+def no_part_is_read() -> bool:
+    return not any(thread.name == "wids-part" for thread in threading.enumerate())
+
+
 class Changing(Page):
     """A page that does something at its n-th request."""
 
@@ -217,7 +221,7 @@ def test_one_part_that_never_arrives(server: Server) -> None:
     with raises(FetchError, "tried 5 times"):
         saved(server.url + "/a")
     assert len(server.log) <= NUM_PARTS + 25
-    assert not [t for t in threading.enumerate() if t.name == "wids-part"]
+    wait_for(no_part_is_read)
 
 
 def test_progress_only_grows(server: Server) -> None:
@@ -247,8 +251,8 @@ def test_cancel_ends_all_parts(server: Server) -> None:
 
     with raises(CancelledError):
         Fetcher().save(server.page("/a", DATA), io.BytesIO(), EXPECTED, report, cancel=cancel)
+    wait_for(no_part_is_read)
     assert server.num_sent < len(DATA) / 2
-    assert not [t for t in threading.enumerate() if t.name == "wids-part"]
 
 
 def test_ctrl_c_ends_a_file_in_parts(server: Server) -> None:
@@ -272,9 +276,7 @@ def test_ctrl_c_ends_a_file_in_parts(server: Server) -> None:
         signal.signal(signal.SIGINT, previous)
     file.close()  # a thread that would write to it now would raise
     server._is_closed.set()  # ends the silence
-    for thread in threading.enumerate():
-        if thread.name == "wids-part":
-            thread.join(10)
+    wait_for(no_part_is_read)
 
 
 def test_a_failing_disk_ends_all_parts(server: Server) -> None:
@@ -321,7 +323,7 @@ def test_parts_that_wait_for_a_server_log_once(
 
 def test_parts_wait_for_those_of_files_that_are_read_first(server: Server) -> None:
     """A part is requested when it is the turn of its file, and when the server has room."""
-    url, server.rate_nbytes = server.page("/a", DATA), 1e6
+    url, server.rate_nbytes = server.page("/a", DATA), 5e4  # ten seconds for a part
     with unsent(server.url, is_ahead=False) as first:
         thread = threading.Thread(target=saved, args=(url, EXPECTED))
         thread.start()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from events import LONG_S, wait_for
 
 from wids.storage.reading_threads import ReadingThreads, in_threads
 from wids.storage.transport.gate import num_threads
@@ -33,6 +34,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         run_all()
+    started[0].join(LONG_S)
     assert [thread.is_alive() for thread in started] == [False]
 
 
@@ -52,7 +54,7 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         in_threads([int] * 4, "test")
     for thread in started:
-        thread.join(5)
+        thread.join(LONG_S)
     assert not any(thread.is_alive() for thread in started)
 
 
@@ -80,7 +82,8 @@ def test_tasks_are_made_when_a_thread_is_free() -> None:
             yield partial(operator.truediv, 1, 100 - num_made)
 
     with pytest.raises(ZeroDivisionError):
-        in_threads(tasks(), "test")
+        in_threads(tasks(), "test-tasks")
+    wait_for(lambda: not any(t.name == "test-tasks" for t in threading.enumerate()))
     num_then = num_made
     assert next(tasks())() < 0
     assert num_made == num_then + 1

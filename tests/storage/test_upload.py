@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import need, raises
+from events import wait_for
 from s3 import Bucket
 from servers import free_port, running
 
@@ -69,7 +70,8 @@ def test_a_large_file_is_committed_at_the_end(
     bucket.fault = fault
     data = os.urandom(1 << 20) * 11
     publish(f"{bucket.url}/a.bin", data, storage_options=bucket.options)
-    assert seen == [[]] * 4
+    assert len(seen) >= 4  # a driver may repeat one
+    assert not any(seen)
     assert bucket.system.cat(f"{bucket.url}/a.bin") == data
 
 
@@ -87,13 +89,12 @@ def test_a_server_that_refuses_the_last_part(
     bucket.fault = lambda _, path: 400 if "partNumber=3" in path else None
     with raises(UploadError, f"{bucket.url}/a.bin", "tried") as caught:
         publish(f"{bucket.url}/a.bin", bytes(11 << 20), storage_options=bucket.options)
-    # Parts are sent at once: whether the first arrives before the third fails is chance, and an
-    # attempt that got further than those before it does not count.
+    # An attempt that ends otherwise, such as by a connection that breaks off, does not count.
     begun = [path for method, path in bucket.requests if method == "POST" and "uploads" in path]
-    assert len(begun) in (2, 3, 4)
+    assert len(begun) >= 2
     assert f"tried {len(begun)} times" in str(caught.value)
     assert bucket.names() == ([] if old is None else ["a.bin"])
-    assert bucket.unfinished() == []
+    wait_for(lambda: bucket.unfinished() == [], "the end of all uploads")
 
 
 @pytest.mark.usefixtures("quick_retries")

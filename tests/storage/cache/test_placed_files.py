@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cache_parts import DATA, MD5, SHA, file_names, make_cache, read_copy
+from conftest import settle
+from events import LONG_S
 from loopback import Server
 
 from wids.storage.cache import verified
@@ -68,6 +70,7 @@ def test_a_placed_file_is_compared_once(
     """Hashing takes a while, so its result is noted until the file changes."""
     remote_file = RemoteFile(server.page("/train.tar", DATA), sha256=SHA)
     (tmp_path / "train.tar").write_bytes(DATA)
+    settle(tmp_path / "train.tar")  # files of one moment may have the same time
     compared = []
     digest = verified.file_digest
     monkeypatch.setattr(verified, "file_digest", lambda *a: (compared.append(a), digest(*a))[1])
@@ -116,5 +119,5 @@ def test_a_pipe_in_place_of_a_note(tmp_path: Path) -> None:
     remote_file = RemoteFile("http://h/train.tar", sha256=SHA)
     thread = threading.Thread(target=lambda: found.append(cache.find(remote_file)), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(LONG_S)
     assert found == [str(placed)]

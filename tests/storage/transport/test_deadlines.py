@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import raises
-from events import LONG_S
-from loopback import Fault, Server
+from events import LONG_S, wait_for
+from loopback import Fault, Server, has_unread
 from transfers import answering
 
 from wids.errors import FetchError
@@ -22,47 +22,62 @@ from wids.storage.transport.gate import gate
 from wids.storage.transport.request_limit import FIRST
 
 
+@pytest.fixture
+def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that pass, for deadlines alone, when a test adds them."""
+    passed_s: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed_s), sleep=time.sleep)
+    monkeypatch.setattr(retry, "time", clock)
+    return passed_s
+
+
 @pytest.mark.usefixtures("quick_retries")
-def test_a_read_of_many_attempts_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_of_many_attempts_ends(
+    server: Server, passed_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The seconds count over all attempts, and the error says what they were spent on."""
     url = server.page("/a", b"abc", always=Fault(503)) + "?SECRET"
-    waits: list[float] = []  # as if they had been waited for
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waits))
-    monkeypatch.setattr(retry, "time", clock)
-    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(waits.append(wait_s)))
+    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(passed_s.append(wait_s)))
     with raises(
         TimeoutError, "/a?…: expected all bytes within 60 s (deadline_s)", "for the next attempt"
     ) as caught:
         Fetcher({"deadline_s": 60}).read(url, 3)
-    assert len(waits) > 5
-    assert 40 < sum(waits) <= 60
+    assert len(passed_s) > 5
+    assert 40 < sum(passed_s) <= 60
     assert isinstance(caught.value, FetchError)
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_silent_server_ends_a_read_at_its_deadline() -> None:
+def test_a_silent_server_ends_a_read_at_its_deadline(passed_s: list[float]) -> None:
     """Neither the time-out of the server nor the retries matter then."""
     is_over = threading.Event()
-    with answering(lambda _: is_over.wait(LONG_S) and None) as url:
+
+    def stay_silent(_: socket.socket) -> None:
+        passed_s.append(60)
+        is_over.wait(LONG_S)
+
+    with answering(stay_silent) as url:
         started_s = time.monotonic()
         with raises(TimeoutError, "deadline_s", "for a connection or a response"):
-            Fetcher({"deadline_s": 1}).read(url + "/a", 3)
+            Fetcher({"deadline_s": 60}).read(url + "/a", 3)
         assert time.monotonic() - started_s < 10  # the time-out is 15 s
         is_over.set()
 
 
-def test_a_slow_server_ends_a_read_at_its_deadline() -> None:
+def test_a_slow_server_ends_a_read_at_its_deadline(passed_s: list[float]) -> None:
     """Bytes that arrive, but too slowly, do not extend it."""
 
     def trickle(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        wait_for(lambda: not has_unread(connection))
+        passed_s.append(60)
         for _ in range(1000):
             connection.sendall(b"2")
             time.sleep(0.02)
 
     with answering(trickle) as url:
         with raises(TimeoutError, "deadline_s", "for bytes"):
-            Fetcher({"deadline_s": 1}).read(url + "/a", 1000)
+            Fetcher({"deadline_s": 60}).read(url + "/a", 1000)
 
 
 def test_a_wait_for_a_turn_ends_at_the_deadline(

@@ -11,12 +11,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from conftest import in_child, optional
 from events import LONG_S, after, wait_for
 from loopback import Fault, Page, Request, Server
+from transfers import saved
 
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
@@ -26,9 +28,11 @@ from wids.storage.transport.gate import (
     PROCESS_NBYTES,
     Gate,
     Turn,
+    _Server,
     _share_nbytes,
     gate,
     num_threads,
+    part_nbytes,
     through_gate,
 )
 from wids.storage.transport.request_limit import FIRST, FIRST_AWAITED
@@ -36,6 +40,8 @@ from wids.storage.transport.retry import CancelledError, cancelled_by
 from wids.storage.transport.stream import Stream
 
 SERVER = "https://server"
+NOTE_SPEED = _Server.note_speed
+"""Other tests have parts that are as long on a machine that stops."""
 
 
 def fill(gate: Gate, count: int = FIRST, nbytes: int = 0) -> list[Turn]:
@@ -230,10 +236,11 @@ def test_a_child_has_a_gate_of_its_own() -> None:
 def test_requests_pass_the_gate(server: Server) -> None:
     """Documents and ranges hold a turn while they are in flight, and none afterwards."""
     url = server.page("/a", bytes(100_000))
+    server.pages["/b"] = Together(bytes(100_000), threading.Barrier(2))
     fetcher = Fetcher()
     assert gate().server(server.url).limit.value == FIRST
     assert fetcher.read(url, 1 << 20) == bytes(100_000)
-    read = fetcher.range_reader(url, 100_000)
+    read = fetcher.range_reader(f"{server.url}/b", 100_000)
     gate().most_nbytes = 0
     in_threads([lambda: read(0, 50_000)] * 100, "test")
 
@@ -257,11 +264,11 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     reader = Fetcher().range_reader(server.page("/small", bytes(1000)), 1000)
     reader_thread = threading.Thread(target=reader, args=(0, 10))
     reader_thread.start()
-    wait_for(lambda: server.log)
+    wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected)
     threads = [threading.Thread(target=reader, args=(n, n + 10)) for n in range(100)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    wait_for(lambda: len(server.log) >= 4)
     server.max_requests = 6
     for thread in [reader_thread, *threads]:
         thread.join(LONG_S)
@@ -371,6 +378,22 @@ def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch)
     assert num_threads() == FIRST_AWAITED * 3 // 2
 
 
+def test_a_part_is_what_a_request_brings_in_half_a_second(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the latest requests; short ones say nothing of the speed (CACHE-39)."""
+    monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
+    assert len(saved(server.page("/a", bytes(300_000)))) == 300_000
+    assert gate().server(server.url).speed > 0
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("wids.storage.transport.gate.time", clock)
+    lengths = []
+    for nbytes in (1000, 8 << 20, 1 << 20):
+        lengths.append(part_nbytes(SERVER))
+        gate().server(SERVER).note_speed(nbytes, since_s=98.0)
+    assert [*lengths, part_nbytes(SERVER)] == [1 << 20, 1 << 20, 2 << 20, 6 << 18]
+
+
 @pytest.mark.usefixtures("patient")
 def test_what_is_awaited_does_not_wait_for_what_is_fetched_ahead() -> None:
     """It passes though others wait, until as many pass as may be awaited."""
@@ -388,17 +411,19 @@ def test_what_is_awaited_does_not_wait_for_what_is_fetched_ahead() -> None:
     wait_for(lambda: len(turns) == FIRST + FIRST_AWAITED)
     wait_for(lambda: awaited.waiting)
     assert (len(awaited.waiting), len(gate.server(SERVER).waiting)) == (1, 1)
-    while any(thread.is_alive() for thread in threads):
-        turns.pop().leave()
-        threads[0].join(0.01)
-    for turn in turns:
-        turn.leave()
+    for _ in range(2):  # the second time, those that waited
+        for turn in turns:
+            turn.leave()
+        for thread in threads:
+            thread.join(LONG_S)
 
 
 class Together(Page):
     """A page that is served to so many requests at a time, and to no fewer."""
 
-    barrier: threading.Barrier
+    def __init__(self, body: bytes, barrier: threading.Barrier) -> None:
+        super().__init__(body)
+        self.barrier = barrier
 
     def answer(self, request: Request, fault: Fault | None) -> Any:
         self.barrier.wait(LONG_S)
@@ -408,10 +433,8 @@ class Together(Page):
 
 def test_all_ranges_of_a_batch_are_in_flight_at_once(server: Server) -> None:
     """None waits for another, once a smaller batch was answered (CACHE-40)."""
-    url = server.page("/a", bytes(1000))
-    server.pages["/a"] = page = Together(bytes(1000))
-    read = Fetcher().range_reader(url, 1000)
+    read = Fetcher().range_reader(f"{server.url}/a", 1000)
     for count in (FIRST_AWAITED, 2 * FIRST_AWAITED, 4 * FIRST_AWAITED):
-        page.barrier = threading.Barrier(count)
+        server.pages["/a"] = Together(bytes(1000), threading.Barrier(count))
         found = in_threads([partial(read, n, n + 10) for n in range(count)], "test")
         assert found == [bytes(10)] * count

@@ -9,12 +9,13 @@ import math
 import re
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 from conftest import raises
-from events import LONG_S, wait_for
+from events import LONG_S, in_time, wait_for
 from loopback import Fault, Page, Request, Server
 from transfers import saved
 
@@ -40,9 +41,21 @@ def _hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIDS_HEDGE", "1")
 
 
+@pytest.fixture
+def _unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this machine stops, another request may come late too, and be sent twice."""
+    monkeypatch.setattr(hedging, "_REQUESTS_A_HEDGE", 0)
+
+
 def asked(server: Server) -> list[str | None]:
     """Return the ranges of the requests."""
     return [request.range for request in server.log]
+
+
+def begin_again(server: Server) -> None:
+    """Forget all requests: in the last attempt this machine stopped, and one came late."""
+    server.log.clear()
+    hedging._paces.clear()
 
 
 @pytest.mark.parametrize(("nbytes", "again"), [(None, 1000), (100_000, 1000), (300_000, 263_144)])
@@ -51,17 +64,24 @@ def test_a_range_that_does_not_come_is_requested_again(
 ) -> None:
     """What has not been read of it is; the first answer counts; the log has no secrets (SEC-4)."""
     fault = SILENT if nbytes is None else Fault(after_nbytes=nbytes, how="stall")
-    url = server.page("/a", DATA, faults=[fault])
-    read = Fetcher(PATIENT).range_reader(url + "?SECRET", len(DATA))
-    with caplog.at_level(logging.INFO, "wids"):
-        assert read(1000, 900_001) == DATA[1000:900_001]
-    assert asked(server) == ["bytes=1000-900000", f"bytes={again}-900000"]
-    assert server.log[1].headers.get("if-range") == (server.pages["/a"].tag if nbytes else None)
+
+    def attempt() -> Request | None:
+        begin_again(server)
+        url = server.page("/a", DATA, faults=[fault])
+        read = Fetcher(PATIENT).range_reader(url + "?SECRET", len(DATA))
+        with caplog.at_level(logging.INFO, "wids"):
+            assert read(1000, 900_001) == DATA[1000:900_001]
+        is_late = asked(server) == ["bytes=1000-900000", f"bytes={again}-900000"]
+        return server.log[1] if is_late else None
+
+    second = in_time(attempt)
+    assert second.headers.get("if-range") == (server.pages["/a"].tag if nbytes else None)
     assert re.search(r"/a\?…: requested again after \d+\.\d\d s", caplog.text)
     assert "SECRET" not in caplog.text
     wait_for(lambda: gate().server(server.url).num_in_flight == 0)
 
 
+@pytest.mark.usefixtures("_unbounded")
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("fault", [SILENT, STALLED])
 def test_a_part_of_a_download_that_does_not_come_is_requested_again(
@@ -74,7 +94,7 @@ def test_a_part_of_a_download_that_does_not_come_is_requested_again(
     digest = hashlib.sha256(DATA).hexdigest()
     expected = Expected(len(DATA), sha256=digest)
     assert saved(f"{server.url}/a", expected, storage_options=PATIENT) == DATA
-    assert len(server.log) == 4
+    assert len(server.log) >= 4
 
 
 def test_the_turn_of_the_second_request_is_that_of_the_thread_that_reads(
@@ -103,7 +123,7 @@ class Nth(Page):
     def __init__(self, body: bytes, number: int, fault: Fault, then: bytes | None = None) -> None:
         super().__init__(body)
         self.number, self.fault, self.then = number, fault, then
-        self.lock = threading.Lock()
+        self.lock, self.is_replaced = threading.Lock(), threading.Event()
 
     def next_fault(self, request: Request) -> Fault | None:  # noqa: ARG002
         with self.lock:
@@ -111,15 +131,19 @@ class Nth(Page):
             return self.fault if self.number == -1 else None
 
     def answer(self, request: Request, fault: Fault | None) -> Any:
+        if self.then is not None and fault is None and self.number < -1:
+            assert self.is_replaced.wait(LONG_S)
         found = super().answer(request, fault)
         if fault is not None and self.then is not None:
             self.body = self.then
+            self.is_replaced.set()
         return found
 
 
 OTHER = DATA[::-1]
 
 
+@pytest.mark.usefixtures("_unbounded")
 def test_a_second_answer_of_another_version_is_not_mixed_with_the_first(server: Server) -> None:
     """A read of which nothing was known is of the new version; another one is an error."""
     server.pages["/a"] = Nth(DATA, 0, STALLED, OTHER)
@@ -133,6 +157,7 @@ def test_a_second_answer_of_another_version_is_not_mixed_with_the_first(server: 
         read(0, 900_000)
 
 
+@pytest.mark.usefixtures("_unbounded")
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_download_of_which_another_version_arrives_starts_over(
     server: Server, number: int, monkeypatch: pytest.MonkeyPatch
@@ -149,16 +174,23 @@ def test_the_rest_of_a_file_without_versions_is_not_requested_again(server: Serv
     read = Fetcher({"timeout": 2}).range_reader(url, len(DATA))
     assert read(0, 900_000) == DATA[:900_000]
     # The second request stalled too, in its body.
-    assert asked(server) == ["bytes=0-899999"] * 3
+    assert set(asked(server)) == {"bytes=0-899999"}
+    assert len(server.log) >= 3
 
 
 def test_a_whole_file_does_not_replace_its_rest(server: Server) -> None:
     """The first request of a server without ranges goes on; its beginning is sent for nothing."""
     stalled = Fault(after_nbytes=300_000, how="stall")
-    url = server.page("/a", DATA, faults=[stalled], has_ranges=False)
-    assert Fetcher({"timeout": 1.5}).read(url, len(DATA)) == DATA
-    assert asked(server)[:2] == [None, "bytes=262144-"]
-    assert len(server.log) == 3  # the last one after the time-out
+
+    def attempt() -> bool | None:
+        begin_again(server)
+        url = server.page("/a", DATA, faults=[stalled], has_ranges=False)
+        assert Fetcher({"timeout": 1.5}).read(url, len(DATA)) == DATA
+        # The last one after the time-out.
+        is_late = asked(server)[:2] == [None, "bytes=262144-"] and len(server.log) == 3
+        return is_late or None
+
+    assert in_time(attempt)
 
 
 class Once(Page):
@@ -171,11 +203,16 @@ class Once(Page):
 
 def test_the_rest_of_a_whole_file_is_requested_from_where_it_is(server: Server) -> None:
     """Also if the file came instead of its rest, and the rest comes the second time."""
-    server.pages["/a"] = Once(DATA, faults=[Fault(after_nbytes=300_000, how="stall")])
-    url = f"{server.url}/a"
-    with Transports(PATIENT).open(url, 500_001, None, server.pages["/a"].tag) as stream:
-        assert (stream.start, bytes(stream.collected(len(DATA)))) == (0, DATA)
-    assert asked(server) == ["bytes=500001-", "bytes=262144-"]
+
+    def attempt() -> tuple[int, bytes] | None:
+        begin_again(server)
+        page = server.pages["/a"] = Once(DATA, faults=[Fault(after_nbytes=300_000, how="stall")])
+        with Transports(PATIENT).open(f"{server.url}/a", 500_001, None, page.tag) as stream:
+            with suppress(TransientError):  # of two requests for the same
+                found = stream.start, bytes(stream.collected(len(DATA)))
+        return found if asked(server) == ["bytes=500001-", "bytes=262144-"] else None
+
+    assert in_time(attempt) == (0, DATA)
 
 
 def test_a_part_that_begins_after_a_whole_file_is_not_added_to_it(server: Server) -> None:
@@ -199,7 +236,7 @@ class InTurn(Once):
     def answer(self, request: Request, fault: Fault | None) -> Any:
         if fault is None:
             self.is_asked_again.set()
-        assert (self.is_read if fault is None else self.is_asked_again).wait(10)
+        assert (self.is_read if fault is None else self.is_asked_again).wait(LONG_S)
         return super().answer(request, fault)
 
 
@@ -210,13 +247,14 @@ def test_a_second_request_that_begins_late_has_the_position_that_was_safe(
     has_begun, read_again = threading.Event(), hedging._Race._read_again
 
     def later(*args: Any) -> None:
-        assert has_begun.wait(10)
+        page.is_asked_again.set()
+        assert has_begun.wait(LONG_S)
         read_again(*args)
 
     monkeypatch.setattr(hedging._Race, "_read_again", later)
     fault = Fault(after_nbytes=300_000, how="stall")
-    server.pages["/a"] = Late(DATA, has_tag=False, faults=[fault])
-    with Transports({"timeout": 5}).open(f"{server.url}/a", 1, len(DATA)) as stream:
+    page = server.pages["/a"] = Late(DATA, has_tag=False, faults=[fault])
+    with Transports(PATIENT).open(f"{server.url}/a", 1, len(DATA)) as stream:
         data = bytearray(next(stream.chunks))
         has_begun.set()
         for piece in stream.chunks:
@@ -226,16 +264,22 @@ def test_a_second_request_that_begins_late_has_the_position_that_was_safe(
 
 
 class Late(Page):
-    """A page whose first answer begins after a second."""
+    """A page whose first answer begins when it is asked for again."""
+
+    def __init__(self, body: bytes, **options: Any) -> None:
+        super().__init__(body, **options)
+        self.is_asked_again = threading.Event()
 
     def answer(self, request: Request, fault: Fault | None) -> Any:
-        if fault is not None:
-            time.sleep(1)
+        assert fault is None or self.is_asked_again.wait(LONG_S)
         return super().answer(request, fault)
 
 
-def test_a_stream_that_is_dropped_ends_at_once(server: Server) -> None:
+def test_a_stream_that_is_dropped_ends_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its turn and its connection are free again without a search for cycles."""
+    monkeypatch.setattr(hedging, "_SILENT_S", math.inf)  # it may be, but is not sent twice
     url = server.page("/a", DATA)
     gc.disable()
     try:
@@ -274,7 +318,8 @@ def test_at_most_one_request_in_twenty_is_sent_twice(server: Server) -> None:
     server.pages["/a"].num_asked = 0
     found = in_threads([partial(read, n, n + 1000) for n in range(100)], "test")
     assert found == [DATA[n : n + 1000] for n in range(100)]
-    assert 1 <= len(server.log) - 132 <= 1 + 132 // 20
+    # Two threads at once may each send the last one.
+    assert 1 <= len(server.log) - 132 <= 2 + 132 // 20
 
 
 def test_one_request_is_kept_for_what_has_stalled() -> None:
@@ -302,7 +347,7 @@ def test_nothing_is_sent_twice_where_that_is_off(
     url = server.page("/a", DATA, always=SILENT)
     with raises(FetchError, "deadline_s"):
         Fetcher(options).range_reader(url, len(DATA))(0, 10)
-    assert len(server.log) == 1
+    assert len(server.log) <= 1
 
 
 def test_a_wrong_option_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,10 +122,10 @@ def test_what_is_no_pattern(url: str) -> None:
 
 def test_a_name_of_many_brackets_is_read_once() -> None:
     """A document may have such a name, and each bracket may not cost the length of all."""
-    started_s = time.monotonic()
+    started_s = time.process_time()
     assert not is_pattern("s3://b/" + "[" * 100_000)
     assert is_pattern("s3://b/" + "[" * 100_000 + "]")
-    assert time.monotonic() - started_s < 5
+    assert time.process_time() - started_s < 5
 
 
 def test_what_is_a_folder(tmp_path: Path) -> None:

@@ -132,15 +132,16 @@ def test_a_download_resumes_after_an_outage(
     """What arrived before the store was killed is not requested again (CACHE-12)."""
     (tmp_path / "store" / "a.bin").write_bytes(DATA)
     store.kill()
-    store.rate_nbytes = "4000000"
+    store.rate_nbytes = "1000000"
     store.start()
     received, file = [], io.BytesIO()
     restarts: list[threading.Thread] = []
 
     def report(received_nbytes: int, _: int | None) -> None:
         received.append(received_nbytes)
-        if received_nbytes > 2_000_000 and not restarts:
+        if received_nbytes > 500_000 and not restarts:
             store.kill()
+            store.rate_nbytes = ""
             restarts.append(store.start_after(lambda: warnings_of(caplog)))
 
     Fetcher().save(f"{store.url}/a.bin", file, report=report)
@@ -216,9 +217,11 @@ with wids.ShardListDataset(url, cache_dir="{tmp_path / "cache"}") as dataset:
     store.start()
     output, errors = child.communicate(timeout=LONG_S)
     assert output == "[0, 0, 0]\n"
-    away, back = errors.splitlines()
-    assert f"waiting up to 300 s for {store.url}" in away
-    assert f"{store.url} answers again, after " in back
+    lines = errors.splitlines()
+    away = [line for line in lines if f"waiting up to 300 s for {store.url}" in line]
+    back = [line for line in lines if f"{store.url} answers again, after " in line]
+    assert len(away) + len(back) == len(lines)
+    assert (len(away) in (1, 2), len(back) in (1, 2)) == (True, True)  # no lock between processes
 
 
 def test_a_busy_server_is_waited_for_no_longer_than_stated(
@@ -337,7 +340,7 @@ def test_the_end_of_a_pass_ends_the_waits_of_its_threads(
         next(indices)
         wait_for(lambda: warnings_of(caplog))
         indices.close()  # type: ignore[attr-defined]
-        assert not any(thread.name == "wids-prefetch" for thread in threading.enumerate())
+        wait_for(lambda: not any(t.name == "wids-prefetch" for t in threading.enumerate()))
 
 
 @pytest.mark.usefixtures("quick_retries")

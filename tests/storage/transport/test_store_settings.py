@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import optional, raises
+from events import LONG_S
 
 from wids.errors import FetchError
 from wids.storage.transport.store_settings import NAMES, OBSTORE, OWN_OPTIONS, config_for
@@ -114,7 +115,7 @@ def test_a_switch_is_not_a_file_descriptor(*, verify: bool) -> None:
         "import os; from wids.storage.transport.store_settings import config_for;"
         f"config_for('s3', {{'client_kwargs': {{'verify': {verify}}}}}); os.fstat(0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=b"", timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], input=b"", timeout=LONG_S, check=False)
     assert done.returncode == 0
 
 
