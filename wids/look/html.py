@@ -1,4 +1,4 @@
-"""Render samples, fields and datasets as HTML for a person, in a notebook or on a page.
+"""Render samples, cards, fields and datasets as HTML for a person, in a notebook or on a page.
 
 Nothing is read here: bytes and values go in, text comes out. All text from a dataset passes through
 `escaped`, so that no browser runs it, and pictures are re-encoded as thumbnails.

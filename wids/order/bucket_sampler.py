@@ -1,8 +1,8 @@
 """Batch the indices of a sampler by bucket, as a torch batch sampler for any rank.
 
 `RoundsSampler` is what all samplers of batches have in common. Each batch has one bucket, and all
-ranks have equally many batches. `wids.order.rounds` and
-`wids.order.aligned` make them. Ranks do not communicate.
+ranks have equally many, without communication. `wids.order.rounds` and `wids.order.aligned` make
+them. `wids.order.packed_sampler` bounds the sum of lengths, and the number of samples, instead.
 """
 
 from __future__ import annotations

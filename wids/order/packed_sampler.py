@@ -1,6 +1,6 @@
 """Pack the samples of a sampler into batches within a budget of tokens, as a torch batch sampler.
 
-`wids.order.packed_rounds` makes the batches. Ranks do not communicate.
+A batch may have a second budget, and a limit of samples. `wids.order.packed_rounds` makes them.
 """
 
 from __future__ import annotations

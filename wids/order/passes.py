@@ -1,7 +1,7 @@
 """Make the orders of epochs a torch sampler, with passes and a state to resume from.
 
-An item of an order is an index, or a batch of indices. A subclass computes the order: it yields the
-items of an epoch from a position on.
+`set_epoch`, `state_dict`, `indices` and `steps_of` of all samplers are here. A subclass computes
+the order: it yields the items of an epoch, indices or batches of them, from a position on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open shards by number: as a local file, as a cached copy, or by range.
 
 A shard gets its index from a pack, from the cache folder, or by a scan of its tar; reading by range
-requires one that exists. Every index is checked against its tar. An open shard is compared with its
-spec.
+requires one that exists. Every index is checked against its tar. `wids.shards.shard_facts` compares
+an open shard with its spec.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hold what every way of opening a shard needs: specs, counts, packs, options, broken shards.
+"""Hold what every way of opening a shard needs, and compare the shard with the count in its spec.
 
 A shard that is missing, incomplete, not a tar, or not what the spec says is noted once in all
 processes of a dataset, with one warning. It is not opened again: a download that fails would be

@@ -208,7 +208,7 @@ _LOOKALIKES: Final = (
 
 
 class HeaderError(ValueError):
-    """A flaw in a header. Its arguments are what was expected and found, and what to do."""
+    """A flaw in a header: what was expected and found, and what to do; `scan` adds where."""
 
 
 class Header(NamedTuple):

@@ -4,7 +4,7 @@ Two lanes share the work. The vectorised lane guesses the positions of headers, 
 magic word or by hops from header to header, and verifies a batch of them as one numpy matrix. It
 reads plain headers and locates unusual ones. The strict lane reads these, one member at a time,
 with the extended headers before it, or the end of the archive. Only the strict lane decides what is
-read, skipped and rejected, as specified in specs/tar-shards.md.
+read, skipped and rejected, as specified in specs/tar-shards.md, and its errors state the position.
 """
 
 from __future__ import annotations
