@@ -158,6 +158,7 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
     # If this machine stops, the server seems slow, and files would arrive in shorter parts.
     monkeypatch.setattr("wids.storage.transport.gate._Server.note_speed", lambda *_: None)
+    monkeypatch.setattr("wids.storage.transport.gate._FIRST_PART_NBYTES", 1 << 20)
     monkeypatch.setattr("wids.storage.transport.hedging._paces", {})
     for at in range(stages.OUTAGES.start, stages.OUTAGES.stop):
         stages.here.common[at] = 0.0

@@ -338,12 +338,13 @@ def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPat
     """Also before any of the others ends (CACHE-40)."""
     monkeypatch.setattr("wids.storage.transport.gate._POLL_S", threading.TIMEOUT_MAX)
     gate = Gate()
-    streams = [through_gate(turn, Stream(repeat(bytes(1000)))) for turn in fill(gate)]
+    turns = fill(gate)
     thread = threading.Thread(target=lambda: gate.enter(SERVER, 0).leave(), daemon=True)
     thread.start()
     known = gate.server(SERVER)
     wait_for(lambda: known.waiting)
-    wait_for(lambda: [next(stream.chunks) for stream in streams] and known.limit.value > FIRST)
+    streams = [through_gate(turn, Stream(repeat(bytes(1000)))) for turn in turns]
+    assert known.limit.value > FIRST
     thread.join(LONG_S)
     assert not thread.is_alive()
     for stream in streams:
@@ -392,6 +393,18 @@ def test_a_part_is_what_a_request_brings_in_half_a_second(
         lengths.append(part_nbytes(SERVER))
         gate().server(SERVER).note_speed(nbytes, since_s=98.0)
     assert [*lengths, part_nbytes(SERVER)] == [1 << 20, 1 << 20, 2 << 20, 6 << 18]
+
+
+def test_parts_grow_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request has the network for itself, which says little about many (CACHE-39)."""
+    monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
+    lengths = [1 << 18]
+    for _ in range(3):
+        gate().server(SERVER).note_speed(lengths[-1], since_s=time.monotonic() - 1e-9)
+        lengths.append(part_nbytes(SERVER))
+    assert lengths[1] == 1 << 20
+    assert lengths == sorted(lengths)
+    assert lengths[-1] < 4 << 20
 
 
 @pytest.mark.usefixtures("patient")

@@ -206,6 +206,19 @@ def test_nothing_is_learned_without_demand() -> None:
     assert limit.value == FIRST
 
 
+def test_the_first_responses_let_others_pass() -> None:
+    """A request more for each, up to 16, unless one is refused: fewer say little of more."""
+    limit = RequestLimit()
+    for number in range(20):
+        limit.note_response(0.1)
+        assert limit.value == min(16, FIRST + 1 + number)
+    refused = RequestLimit()
+    refused.note_response(0.1)
+    refused.refuse(FIRST)
+    refused.note_response(0.1)
+    assert refused.value == FIRST
+
+
 def test_an_outage_is_forgotten() -> None:
     """A server that refused everything soon has as many requests as before."""
     limit = RequestLimit()
