@@ -388,7 +388,7 @@ ROWS = (
     *(
         _epochs(
             f"total-{rate}-{ranks}",
-            f"an epoch by {ranks} ranks with one cache, {rate} MB/s for all connections together",
+            f"an epoch, {rate} MB/s for all connections of {ranks} ranks with one cache",
             Network(card_nbytes=rate * 1e6),
             _least("of the server's rate", 0.85, 0.95),
             work="node",
@@ -404,6 +404,10 @@ ROWS = (
         (Bound("MB/s"), Bound("s"), BYTES),
     ),
 )
+
+
+BY_PEERS = ("epoch", "connection-60", "total-30-1")
+"""Rows whose networks other libraries read over, too."""
 
 
 # The run.
@@ -491,8 +495,10 @@ def measure_rows(clients: list[Client], names: Collection[str], rounds: int) -> 
     return results
 
 
-def by_peers(site: Site, environments: Path | None, rounds: int) -> dict[str, list[float]]:
-    """Print what other libraries reach over the same network; return megabytes a second of each.
+def by_peers(
+    site: Site, environments: Path | None, rounds: int, rows: Collection[str] = BY_PEERS
+) -> Results:
+    """Print what other libraries reach in an epoch over the networks of some rows.
 
     webdataset reads by HTTP, mosaicml-streaming and litdata by S3.
     """
@@ -503,17 +509,22 @@ def by_peers(site: Site, environments: Path | None, rounds: int) -> dict[str, li
     run.tars.mkdir(parents=True)
     for path in site.paths:
         (run.tars / path).hardlink_to(site.bucket / path)
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for contestant in chosen:
+    results: Results = {}
+    for row in (row for row in ROWS if row.name in rows):
+        found = results[f"peers, {row.name}"] = {"MB/s": {}, "first batch, s": {}}
+        for contestant in chosen * rounds:
             try:
-                found.setdefault(contestant.name, []).append(run.connections(contestant))
+                rate_nbytes, first_s = run.epoch_over(row.network, contestant)
             except MissingError as reason:
                 print(f"  {contestant.name}: {reason}")
-    print("peers: an epoch of each library, 20 MB/s a connection")
-    for name, values in found.items():
-        print(f"  {name:24} {text([value / 1e6 for value in values])} MB/s", flush=True)
-    return found
+                continue
+            found["MB/s"].setdefault(contestant.name, []).append(rate_nbytes / 1e6)
+            found["first batch, s"].setdefault(contestant.name, []).append(first_s)
+        print(f"peers: {row.title}, with one worker")
+        for name, values in found["MB/s"].items():
+            firsts = text(found["first batch, s"][name])
+            print(f"  {name:24} {text(values):>26} MB/s, first batch {firsts} s", flush=True)
+    return results
 
 
 def main(arguments: list[str] | None = None) -> Results:
@@ -536,7 +547,7 @@ def main(arguments: list[str] | None = None) -> Results:
         print(f"{'':26}{'must':>9}{'aim':>7}" + "".join(f"{c.name:>26}" for c in clients))
         results = measure_rows(clients, options.rows, options.rounds)
         if "peers" in options.rows:
-            results["peers"] = {"MB/s": by_peers(site, options.environments, options.rounds)}
+            results |= by_peers(site, options.environments, options.rounds)
     return results
 
 

@@ -15,7 +15,7 @@ TORCH = ("torch==2.13.0",)
 STATEFUL = ("torchdata==0.11.0", "pillow==13.0.0")
 
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
-    "wids": (*TORCH, "-e", f"{ROOT}[turbo]"),
+    "wids": (*TORCH, "-e", f"{ROOT}[turbo,s3]"),
     "wids-0.1.11": (*TORCH, "wids==0.1.11", "numpy==2.4.6", "pillow==13.0.0"),
     "webdataset": (*TORCH, "webdataset==1.0.2", "numpy==2.4.6", "pillow==13.0.0"),
     "streaming": (*TORCH, *STATEFUL, "mosaicml-streaming==0.13.0"),

@@ -445,27 +445,29 @@ class Run:
         """A first sample, then an epoch, over a network of a known rate."""
         with self.fresh(contestant) as process:
             seconds, nbytes = self.remote_work("remote_first", contestant, process)
-            self.results.note("remote_first", contestant.name, seconds)
+            self.results.note("remote_first", contestant.name, float(seconds))
             self.results.note("remote_first_nbytes", contestant.name, nbytes)
-            return self.remote_work("remote_epoch", contestant, process)[0]
+            return self.remote_work("remote_epoch", contestant, process)[0]["seconds"]
 
-    def remote_work(
-        self, work: str, contestant: Contestant, process: Process
-    ) -> tuple[float, float]:
-        """Return the seconds and the bytes that the server sent."""
+    def remote_work(self, work: str, contestant: Contestant, process: Process) -> tuple[Any, float]:
+        """Return what the library's process answers, and the bytes that the server sent."""
         self.num_folders += 1
         cache = self.own(contestant) / f"copies-{self.num_folders}"
         cache.mkdir(parents=True)
         data = self.data(contestant, self.sizes.remote)
         published = self.published(contestant, self.sizes.remote)
         with serving(published, self.sizes.rate_nbytes) as (url, asked):
-            seconds = float(process.ask(work, data=data, url=url, cache=str(cache)))
+            found = process.ask(work, data=data, url=url, cache=str(cache))
             nbytes = sum(sent for _, sent in asked())
         shutil.rmtree(cache)
-        return seconds, nbytes
+        return found, nbytes
 
     def connections(self, contestant: Contestant) -> float:
         """An epoch over a network that limits each connection, as bytes of samples a second."""
+        return self.epoch_over(CONNECTIONS, contestant)[0]
+
+    def epoch_over(self, network: Network, contestant: Contestant) -> tuple[float, float]:
+        """Return the bytes of samples a second of an epoch, and the seconds to its first batch."""
         if shutil.which("nginx") is None:
             raise MissingError("nginx is not installed")
         dataset = self.sizes.fast
@@ -474,13 +476,14 @@ class Run:
         published = self.published(contestant, dataset)
         cache.mkdir(parents=True)
         try:
-            with web_server(published, CONNECTIONS) as server, self.fresh(contestant) as process:
+            with web_server(published, network) as server, self.fresh(contestant) as process:
                 data = self.data(contestant, dataset)
                 about = {"data": data, "url": server.url, "cache": str(cache)}
-                seconds = float(process.ask("remote_epoch", **about))
+                found = process.ask("remote_epoch", **about)
         finally:
             shutil.rmtree(cache)
-        return dataset.num_samples * (dataset.nbytes or 0) / seconds
+        rate_nbytes = dataset.num_samples * (dataset.nbytes or 0) / found["seconds"]
+        return rate_nbytes, found["first_s"]
 
     def resume(self, contestant: Contestant) -> float:
         """From the start of a process to the first batch after a saved state."""
