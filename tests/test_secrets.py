@@ -463,6 +463,8 @@ class Echo:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        # A client may close a connection while this is sending; the traceback has lines of this file.
+        self.http.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.http.daemon_threads = True
         self.http.num_requests = 0  # type: ignore[attr-defined]
         threading.Thread(target=self.http.serve_forever, args=(0.005,), daemon=True).start()
