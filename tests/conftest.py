@@ -251,6 +251,11 @@ def open_descriptors() -> dict[str, str]:
     return found
 
 
+def open_tars() -> list[str]:
+    """Return the tars that this process has open: other files may be those of earlier tests."""
+    return [target for target in open_descriptors().values() if target.endswith(".tar")]
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A loopback HTTP server, in this process, for one test."""

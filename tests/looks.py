@@ -20,11 +20,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from conftest import Member
-from events import LONG_S
+from events import LONG_S, wait_for
 from PIL import Image
 
 import wids
+from wids.look.page import questions
 from wids.look.page.pages import PeekPages
 from wids.look.page.server import Browser
 
@@ -140,12 +142,17 @@ def serving(pages: Any) -> Iterator[Client]:
     """Serve pages; the value is a client for them."""
     browser = Browser(pages)
     thread = threading.Thread(target=browser.serve)
-    thread.start()
-    try:
-        yield Client(browser.url)
-    finally:
-        browser.close()
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        # How long an answer waits for a count, and the end for a search: until they have ended.
+        patch.setattr(questions, "_WAIT_S", LONG_S)
+        patch.setattr(questions, "_STOP_S", LONG_S)
+        thread.start()
+        wait_for(lambda: browser._is_serving)
+        try:
+            yield Client(browser.url)
+        finally:
+            browser.close()
+            thread.join()
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 `CASES` are used with `wids.timings` and by tests of other tools that look for bottlenecks.
 
 What is slow on purpose takes more than a second of a few batches. On a busy machine every other
-stage may take 50 ms more in each batch, and 0.3 s in one of them: that changes no bottleneck.
+stage may take 50 ms more in each batch, and 0.3 s in one of them: that changes no bottleneck. A
+machine that stops for a second does, so `attempts` offers a case again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -136,3 +137,12 @@ CASES: tuple[Make, ...] = (
     small_cache,
     large_chunk,
 )
+
+
+def attempts(make: Make, folder: Path, server: Server) -> Iterator[Case]:
+    """Yield a case a few times, each with files and a cache of its own."""
+    for number in range(5):
+        own = folder / str(number)
+        own.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            yield make(own, server, patch)

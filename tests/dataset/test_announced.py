@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import write_tar
-from events import wait_for
+from events import LONG_S, wait_for
 from loopback import Server
 from served_shards import identity
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
@@ -172,7 +172,7 @@ def test_batches_read_ranges_while_shards_are_fetched_ahead(
     def answer_late(handler: Any, request: Any) -> None:
         """Answer a request for a whole shard when the first batch is there, or much later."""
         if request.path.endswith(".tar") and request.range is None:
-            is_sent.wait(10)
+            is_sent.wait(LONG_S)
         answer(handler, request)
 
     monkeypatch.setattr(server, "_answer", answer_late)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from loopback import Server
 from served_shards import identity, serve_shards
-from slow_cases import CASES, Make, slow_decoder, small_cache
+from slow_cases import CASES, Make, attempts, slow_decoder, small_cache
 from torch.utils.data import DataLoader, IterableDataset
 
 import wids
@@ -36,20 +36,23 @@ def test_each_case_is_recognised(
 ) -> None:
     """A dataset that is slow on purpose has the bottleneck that docs/slow.md describes."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(os.cpu_count()))  # a processor for each rank
-    case = make(tmp_path, server, monkeypatch)
-    batch_size = case.loader.get("batch_size", 1)
-    with case.dataset() as dataset:
-        found = benchmark(
-            dataset,
-            [case.loader.get("num_workers", 0)],
-            batch_size=batch_size,
-            chunksize=case.chunksize or len(dataset),
-            collate_fn=case.loader.get("collate_fn"),
-            num_batches=len(dataset) // batch_size,
-        )
-    times = found.verdict
+    for case in attempts(make, tmp_path, server):
+        batch_size = case.loader.get("batch_size", 1)
+        with case.dataset() as dataset:
+            found = benchmark(
+                dataset,
+                [case.loader.get("num_workers", 0)],
+                batch_size=batch_size,
+                chunksize=case.chunksize or len(dataset),
+                collate_fn=case.loader.get("collate_fn"),
+                num_batches=len(dataset) // batch_size,
+                seconds=60,
+            )
+        times = found.verdict
+        assert f"bottleneck: {times.bottleneck}: {times.advice}" in str(found)
+        if times.bottleneck == case.bottleneck:
+            break
     assert times.bottleneck == case.bottleneck, str(found)
-    assert f"bottleneck: {case.bottleneck}: {times.advice}" in str(found)
 
 
 def test_runs_continue_the_order(train: Path) -> None:

@@ -252,7 +252,7 @@ def test_fetching_ahead_passes_over_too(tmp_path: Path, server: Server, num_work
         # Twice, since the first copy may have been damaged on its way; and by each thread that
         # waits for the download of another one while that fails.
         num_requests = [request.path for request in server.log].count("/train-1.tar")
-        assert num_requests in range(2, 2 * (2 + num_workers) + 1, 2)
+        assert 2 <= num_requests <= 2 * (2 + num_workers)
 
 
 def test_ranks_have_equal_numbers_of_steps(tmp_path: Path) -> None:

@@ -331,8 +331,9 @@ def made():
     return wids.ShardListDataset(shards, on_error='skip')
 if __name__ == "__main__":
     dataset = made()
-    loader = DataLoader(dataset, batch_size=1, num_workers=2, collate_fn=list,
-                        multiprocessing_context="{method}")
+    # The second worker has a damaged sample, 2, after the first has returned from 1, and warned.
+    loader = DataLoader(dataset, batch_sampler=[[1], [0], [3], [2]], num_workers=2,
+                        prefetch_factor=1, collate_fn=list, multiprocessing_context="{method}")
     for _ in loader:
         pass
 """)

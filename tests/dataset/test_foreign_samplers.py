@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import need, raises
-from events import wait_for
+from events import LONG_S, wait_for
 from loopback import Server
 from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards
 from torch.utils.data import (
@@ -352,8 +352,15 @@ def test_other_datasets_are_refused() -> None:
 # When fetching begins
 
 
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops for a second is no loader that pauses."""
+    monkeypatch.setattr(fetch_window, "_PAUSE_S", LONG_S)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.usefixtures("no_pause")
 def test_batches_that_are_skipped_download_nothing(
     num_workers: int, is_own: bool, dataset: wids.ShardListDataset, server: Server
 ) -> None:
@@ -394,6 +401,7 @@ def test_the_last_shard_arrives_although_all_indices_were_read(
     assert Counter(server.requests) == Counter({"/6.tar": 1, "/7.tar": 1})
 
 
+@pytest.mark.usefixtures("no_pause")
 def test_skipping_within_batches_of_buckets(dataset: wids.ShardListDataset, server: Server) -> None:
     """The same around a batch sampler."""
     need(importlib.util.find_spec("accelerate"), "pip install accelerate")

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from conftest import in_child, raises, sample_members, write_tar
-from events import wait_for
+from events import LONG_S, wait_for
 from loopback import Fault, Server
 from served_shards import LENGTH, NUM_SAMPLES, NUM_SHARDS, identity, serve_shards
 from torch.utils.data import (
@@ -32,7 +32,7 @@ from torch.utils.data import (
 )
 
 import wids
-from wids.dataset import prefetch
+from wids.dataset import fetch_window, prefetch
 from wids.errors import FetchError
 from wids.shards.shard_facts import remote_file
 from wids.shards.specs.model import ShardSpec
@@ -98,20 +98,27 @@ def test_nothing_is_fetched_by_the_workers(
     """Each shard but the first is opened by this process; workers wait for it (CACHE-16)."""
     log, own = tmp_path / "log", str(os.getpid())
 
-    def open_late(url: str) -> BinaryIO:
+    def open_noted(url: str) -> BinaryIO:
+        name = url.rpartition("/")[2]
         with log.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        # The shard that a worker opens first takes until this process fetches the next ones.
-        wait_for(lambda: own in log.read_text().split())
-        return io.BytesIO(server.pages["/" + url.rpartition("/")[2]].body)
+            file.write(f"{os.getpid()} {name}\n")
+        return io.BytesIO(server.pages[f"/{name}"].body)
+
+    def when_the_next_is_open(samples: list[Any]) -> list[Any]:
+        """Return a batch of a worker, which reads no shard that nobody has opened ahead of it."""
+        following = min(samples[-1]["__index__"] // LENGTH + 1, NUM_SHARDS - 1)
+        wait_for(lambda: f" {following}.tar\n" in log.read_text())
+        return samples
 
     mine = [{**shard, "url": f"mine://x/{n}.tar"} for n, shard in enumerate(shards)]
-    dataset = wids.ShardListDataset(mine, handlers={"mine": open_late})
-    sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
-    loader = DataLoader(dataset, batch_size=5, sampler=sampler, num_workers=2, collate_fn=identity)
+    dataset = wids.ShardListDataset(mine, handlers={"mine": open_noted})
+    sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, shuffle=False), dataset)
+    loader = DataLoader(
+        dataset, batch_size=5, sampler=sampler, num_workers=2, collate_fn=when_the_next_is_open
+    )
 
     assert sum(len(batch) for batch in loader) == NUM_SAMPLES
-    opened_by = log.read_text().split()
+    opened_by = log.read_text().split()[::2]
     # A worker may open the first one: fetching begins when a shard is read (decision 0037).
     assert opened_by.count(own) >= NUM_SHARDS - 1
     assert len(opened_by) == NUM_SHARDS
@@ -162,8 +169,11 @@ def test_local_shards_need_no_thread(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
+def test_threads_run_during_a_pass_only(
+    shards: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads start with the first index, and more when a shard is read; none outlives a pass."""
+    monkeypatch.setattr(fetch_window, "_PAUSE_S", LONG_S)  # a busy machine is no pause of a loader
     dataset = wids.ShardListDataset(shards)
     prefetcher = wids.Prefetcher(
         wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset, num_threads=2
@@ -179,7 +189,7 @@ def test_threads_run_during_a_pass_only(shards: list[dict[str, Any]]) -> None:
     dataset.__getitems__([index])
     wait_for(lambda: names() == ["wids-prefetch"] * 2)
     indices.close()
-    assert names() == []
+    wait_for(lambda: names() == [])
     for _ in prefetcher:
         pass
     assert names() == []
@@ -202,10 +212,12 @@ def test_a_pass_that_is_cancelled_ends_its_downloads(
     wait_for(lambda: len(server.requests) > 2)
     indices.close()
 
-    left = [path.name for path in (own_cache / "shards").iterdir()]
-    assert {name.partition("-")[2] for name in left} <= {
-        f"{n}.tar{end}" for n in (0, 1, 2) for end in ("", ".index")
-    }
+    whole = {f"{n}.tar{end}" for n in (0, 1, 2) for end in ("", ".index")}
+
+    def left() -> set[str]:
+        return {path.name.partition("-")[2] for path in (own_cache / "shards").iterdir()}
+
+    wait_for(lambda: left() <= whole)  # before the server ends what stalls
     dataset.close()
 
 

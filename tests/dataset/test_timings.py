@@ -14,7 +14,7 @@ import torch
 from conftest import optional
 from loopback import Server
 from served_shards import identity, serve_shards
-from slow_cases import CASES, Case, Make, local_shards
+from slow_cases import CASES, Case, Make, attempts, local_shards
 from torch.utils.data import DataLoader
 
 import wids
@@ -37,16 +37,18 @@ def test_each_case_is_recognised(
 ) -> None:
     """A loop that was made slow on purpose has the bottleneck that docs/slow.md describes."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(os.cpu_count()))  # a processor for each rank
-    case = make(tmp_path, server, monkeypatch)
-    with case.dataset() as dataset:
-        loader = loader_of(case, dataset)
-        with wids.timings(loader) as timings:
-            for _ in loader:
-                pass
-    times = timings.times()
+    for case in attempts(make, tmp_path, server):
+        with case.dataset() as dataset:
+            loader = loader_of(case, dataset)
+            with wids.timings(loader) as timings:
+                for _ in loader:
+                    pass
+        times = timings.times()
+        assert times.counts["samples"] == len(dataset)
+        assert times.advice in str(times)
+        if times.bottleneck == case.bottleneck:
+            break
     assert times.bottleneck == case.bottleneck, str(times)
-    assert times.counts["samples"] == len(dataset)
-    assert times.advice in str(times)
 
 
 # Kinds of loaders.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import tarfile
 from collections import OrderedDict
@@ -17,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from conftest import raises, sample_members, write_shards, write_tar
+from conftest import open_tars, raises, sample_members, write_shards, write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from join_shards import contents, fields, shards, shuffled, write_side
@@ -837,12 +836,12 @@ def test_only_leaves_out_fields_that_are_missing(train: Path) -> None:
 
 def test_closing_a_join_releases_both_sides(train: Path, captions: Path) -> None:
     """And a later read opens them again."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_tars())
     result = wids.ShardListDataset(train).join(wids.ShardListDataset(shards(captions, "captions")))
     list(result)
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert len(open_tars()) > before
     result.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_tars()) == before
     assert result[3]["__key__"] == "s00003"
     result.close()
 

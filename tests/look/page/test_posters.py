@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import optional
+from events import LONG_S
 from looks import browsing
 from loopback import Server
 from PIL import Image
@@ -19,6 +20,14 @@ import wids
 from wids.cli.main import main
 
 optional("av")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer is not shown: a busy machine may take seconds to import PyAV."""
+    monkeypatch.setattr("wids.look.preview._LENGTHS_S", LONG_S)
+    for name in ("_MAX_S", "_POSTER_S"):
+        monkeypatch.setattr(f"wids.look.field_facts.{name}", LONG_S)
 
 
 def written(folder: Path, films: list[bytes]) -> Path:
