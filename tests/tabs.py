@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from conftest import need
+from events import LONG_S
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -57,6 +58,7 @@ class Chromium:
     def new_context(self, **options: Any) -> Any:
         """Return a context, all of whose pages are watched."""
         context = self._program.new_context(**options)
+        context.set_default_timeout(1000 * LONG_S)
         context.on("console", self._record)
         context.on("weberror", lambda each: self._problems.append(f"uncaught: {each.error}"))
         context.add_init_script(_REPORT_BANNERS)
