@@ -249,6 +249,14 @@ def open_descriptors() -> dict[str, str]:
     return found
 
 
+def num_open(path: Path) -> int:
+    """Return how often this process has open a file, or the files of a folder.
+
+    Others come and go: connections of servers, and of threads that end.
+    """
+    return sum(Path(target).is_relative_to(path) for target in open_descriptors().values())
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A loopback HTTP server, in this process, for one test."""
