@@ -58,6 +58,7 @@ LOOK = """() => {
 
 def check(page: Any) -> dict[str, Any]:
     """Check what a page shows of the example: the summary, the sample and the galleries."""
+    page.wait_for_function("[...document.querySelectorAll('.wids img')].every((i) => i.complete)")
     look: dict[str, Any] = page.evaluate(LOOK)
     assert len(look["facts"]) == 6
     assert all(all(fact) for fact in look["facts"]), "a value stands below its label"
