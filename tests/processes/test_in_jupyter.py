@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import need
+from events import LONG_S
 from tabs import Chromium
 from test_notebook import executed
 
@@ -115,7 +116,7 @@ def jupyter(executed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield address_of(home / "runtime", server), settings
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(LONG_S)
 
 
 def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:
