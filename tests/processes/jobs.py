@@ -113,7 +113,7 @@ def started(command: list[str], **others: str) -> Iterator[subprocess.Popen[str]
 def kill(job: subprocess.Popen[str]) -> None:
     """Kill -9 the agent, the ranks that it started, and their workers."""
     family: list[int] = []
-    # Stopped first, also what they start meanwhile: a parent that sees its child die would clean up.
+    # Stopped first, also what they start meanwhile: a parent whose child dies would clean up.
     while job.poll() is None and (others := set(_family(job.pid)).difference(family)):
         for pid in others:
             _signal(pid, signal.SIGSTOP)

@@ -72,7 +72,7 @@ def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch
     resource = pytest.importorskip("resource")
     for soft, expected in ((400, 100), (1 << 20, 256), (2, 1), (-1, 256)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert default_num_open(opener.folder) == expected
+        assert default_num_open() == expected
 
 
 def test_pickle_has_no_shards(opener: Opener) -> None:
