@@ -256,6 +256,14 @@ def open_tars() -> list[str]:
     return [target for target in open_descriptors().values() if target.endswith(".tar")]
 
 
+def num_open(path: Path) -> int:
+    """Return how often this process has open a file, or the files of a folder.
+
+    Others come and go: connections of servers, and of threads that end.
+    """
+    return sum(Path(target).is_relative_to(path) for target in open_descriptors().values())
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A loopback HTTP server, in this process, for one test."""

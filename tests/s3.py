@@ -86,8 +86,7 @@ def s3_server() -> Iterator[str]:
 @contextmanager
 def bucket_of(server: str, name: str) -> Iterator[Bucket]:
     """Yield a new bucket of a server, behind a proxy."""
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
-    proxy.daemon_threads = True
+    proxy = _ProxyServer(("127.0.0.1", 0), _Proxy)
     bucket = Bucket(name, server, f"http://127.0.0.1:{proxy.server_port}")
     proxy.bucket = bucket  # type: ignore[attr-defined]
     proxy.upstream = server.removeprefix("http://")  # type: ignore[attr-defined]
@@ -100,6 +99,11 @@ def bucket_of(server: str, name: str) -> Iterator[Bucket]:
         proxy.shutdown()
         proxy.server_close()
         thread.join()
+
+
+class _ProxyServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _Proxy(BaseHTTPRequestHandler):

@@ -31,12 +31,16 @@ class SlowImports:
     def __init__(self) -> None:
         self.begun: SimpleQueue[str] = SimpleQueue()
         self.is_forking = threading.Event()
+        self.num_forks = 0
 
     def find_spec(self, name: str, *_: object) -> None:
         """Find nothing."""
         if threading.current_thread() is not threading.main_thread():
+            num_forks = self.num_forks
             self.begun.put(name)
-            self.is_forking.wait()
+            # It may have forked before this thread waits.
+            while self.num_forks == num_forks and not self.is_forking.wait(_SLOW_S):
+                pass
             time.sleep(_SLOW_S)
 
 
@@ -132,6 +136,7 @@ def main(way: str, spec: str) -> None:
                     slow.is_forking.set()
                     if not (child := os.fork()):
                         _end_of_child(name)
+                    slow.num_forks += 1
                     slow.is_forking.clear()
                     children.append((name, child))
         hung = [name for name, child in children if os.waitpid(child, 0)[1]]

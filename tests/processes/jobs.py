@@ -112,10 +112,12 @@ def started(command: list[str], **others: str) -> Iterator[subprocess.Popen[str]
 
 def kill(job: subprocess.Popen[str]) -> None:
     """Kill -9 the agent, the ranks that it started, and their workers."""
-    family = _family(job.pid) if job.poll() is None else []
-    for pid in family:
-        # Stopped first: a parent that sees its child die would clean up.
-        _signal(pid, signal.SIGSTOP)
+    family: list[int] = []
+    # Stopped first, also what they start meanwhile: a parent whose child dies would clean up.
+    while job.poll() is None and (others := set(_family(job.pid)).difference(family)):
+        for pid in others:
+            _signal(pid, signal.SIGSTOP)
+        family += others
     for pid in family:
         _signal(pid, signal.SIGKILL)
     job.wait()
@@ -124,8 +126,9 @@ def kill(job: subprocess.Popen[str]) -> None:
 def _family(pid: int) -> list[int]:
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += _family(int(child))
+        with suppress(OSError):  # it has ended
+            for child in task.read_text().split():
+                found += _family(int(child))
     return found
 
 

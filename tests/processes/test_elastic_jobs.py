@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jobs
 import pytest
 import torch
 from conftest import write_tar
+from events import wait_for
 from loopback import Server
 
 JOB = Path(__file__).with_name("train_elastic.py")
 
 
 def killed(
-    tmp_path: Path, spec: object, jobs_: Iterable[tuple[int, int, int | None]], *arguments: str
+    tmp_path: Path,
+    spec: object,
+    jobs_: Iterable[tuple[int, int, int | None]],
+    *arguments: str,
+    ready: Callable[[], object] = lambda: True,
 ) -> list[jobs.Step]:
     """Run a job on some processes, with so many peers, and kill it at a step; then the next one.
+
+    A job that is killed has to be ready for it.
 
     Returns:
         The steps up to the last checkpoint before each kill, and those of the last job.
@@ -39,6 +46,7 @@ def killed(
             return done + jobs.steps(trace)
         with jobs.started(command, **jobs.held(kill_at)) as job:
             jobs.wait_for_step(job, trace, kill_at)
+            wait_for(ready, "what has to be ready")
             jobs.kill(job)
         saved = torch.load(checkpoint, weights_only=True)
         assert saved["sampler"]["epoch"] == 0
@@ -85,7 +93,10 @@ def test_groups_of_ranks_train_on_the_same_samples(
     server.page("/spec.json", json.dumps({"shardlist": shardlist}).encode())
     parts = [(4, 2, 33), (3, 3, 120), (3, 1, None)]
 
-    done = killed(tmp_path, f"{server.url}/spec.json", parts, *dealt)
+    def are_fetched() -> bool:  # or the next job would fetch once more what was arriving
+        return len(list(tmp_path.glob("cache/shards/*.tar"))) == len(lengths)
+
+    done = killed(tmp_path, f"{server.url}/spec.json", parts, *dealt, ready=are_fetched)
 
     by_step: dict[int, dict[int, tuple[int, ...]]] = {}
     for step in done:

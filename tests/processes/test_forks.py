@@ -48,7 +48,7 @@ def test_a_fork_amid_an_import(tmp_path: Path, server: Server, way: str) -> None
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=2 * LONG_S)
+        output, _ = process.communicate(timeout=4 * LONG_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -122,6 +122,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_leaves_no_thread_waiting(script: str) -> None:
     """A fork and an import end, where logging is configured meanwhile, or Ctrl-C is pressed."""
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
     assert "RuntimeError" not in done.stderr

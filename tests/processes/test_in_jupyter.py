@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import need
+from events import LONG_S
 from tabs import Chromium
 from test_notebook import executed
 
@@ -58,6 +59,7 @@ LOOK = """() => {
 
 def check(page: Any) -> dict[str, Any]:
     """Check what a page shows of the example: the summary, the sample and the galleries."""
+    page.wait_for_function("[...document.querySelectorAll('.wids img')].every((i) => i.complete)")
     look: dict[str, Any] = page.evaluate(LOOK)
     assert len(look["facts"]) == 6
     assert all(all(fact) for fact in look["facts"]), "a value stands below its label"
@@ -114,7 +116,7 @@ def jupyter(executed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield address_of(home / "runtime", server), settings
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(LONG_S)
 
 
 def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:

@@ -178,4 +178,7 @@ def test_cancelled_reads_end(server: Server) -> None:
         in_threads([partial(read, n, n + 10) for n in range(64)], "wids-test")
     assert time.monotonic() - cancelled_s[0] < 10  # the time-out is 15 s
     thread.join()
-    assert not [t for t in threading.enumerate() if t.name == "wids-test"]
+    wait_for(
+        lambda: "wids-test" not in {other.name for other in threading.enumerate()},
+        "the end of all threads",
+    )

@@ -31,7 +31,7 @@ EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=120).execute()
+NotebookClient(notebook, timeout=250, startup_timeout=250).execute()
 nbformat.write(notebook, sys.argv[2])
 """
 
@@ -51,7 +51,7 @@ def run_example(folder: Path) -> Path:
     command = [sys.executable, "-c", EXECUTE, str(jobs.EXAMPLES / "look.ipynb"), str(done)]
     # In a separate process, because the kernel client leaves threads running.
     environment = {name: text for name, text in os.environ.items() if name != "WIDS_CACHE"}
-    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=200)
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=280)
     return done
 
 
@@ -133,7 +133,7 @@ def test_warnings_are_text(tmp_path: Path) -> None:
     cells = [nbformat.v4.new_code_cell(code) for code in CELLS]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "start.ipynb")
     command = [sys.executable, "-c", EXECUTE, "start.ipynb", "done.ipynb"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=200)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=280)
     done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
     texts = [
         [(each["name"], each["text"]) for each in cell["outputs"] if "name" in each]

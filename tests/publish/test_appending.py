@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import in_child, raises, sample_members, write_shards, write_tar
+from events import LONG_S
 from s3 import Bucket
 
 import wids
@@ -261,16 +261,20 @@ while True:
         assert dataset[n - 1][".txt"] == f"text {n - 1}"
         assert dataset.get_by_key(f"s{n - 1:05d}")[".txt"] == f"text {n - 1}"
         assert dataset.get_by_key("s00000")[".txt"] == "text 0"
+    print(n, flush=True)
     if n == 20 + 6 * 8:
         break
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", readers, str(spec)], env=environment)
-    for number in range(8):
-        start = 20 + 6 * number
-        append_shards(spec, [more(tmp_path, f"more-{number}.tar", start, start + 6)])
-        time.sleep(0.1)
-    assert process.wait(60) == 0
+    command = [sys.executable, "-c", readers, str(spec)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for number in range(8):
+            process.stdout.readline()  # it has read, and reads again
+            start = 20 + 6 * number
+            append_shards(spec, [more(tmp_path, f"more-{number}.tar", start, start + 6)])
+        process.communicate(timeout=LONG_S)
+    assert process.returncode == 0
 
 
 def test_two_appends_at_once(spec: Path, tmp_path: Path) -> None:

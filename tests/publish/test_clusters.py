@@ -15,6 +15,7 @@ from wids import RayExecutor
 
 
 @pytest.mark.long
+@pytest.mark.timeout(500)
 def test_dask(tmp_path: Path) -> None:
     """On Dask every shard, spec, pack and table has the bytes of one process (REWRITE-20).
 
@@ -25,6 +26,7 @@ def test_dask(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(500)  # Ray takes 40 s on two free processors
 def test_ray(tmp_path: Path) -> None:
     """On Ray too, by the documented adapter, which behaves as executors do (REWRITE-20).
 
@@ -47,7 +49,7 @@ def run_on(engine: str, folder: Path, **settings: str) -> None:
         env={**os.environ, **settings, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=400,  # Ray takes 40 s on two free processors
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

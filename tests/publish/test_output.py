@@ -156,8 +156,8 @@ def stored(bucket: Bucket) -> list[str] | None:
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import test_replaced
-getattr(test_replaced, sys.argv[2])(sys.argv[3], test_replaced.NEW, if_exists="replace")
+import test_output
+getattr(test_output, sys.argv[2])(sys.argv[3], test_output.NEW, if_exists="replace")
 """
 
 

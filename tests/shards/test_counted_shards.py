@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 from conftest import raises, write_tar
+from events import LONG_S
 from loopback import Server
 from remote_site import Site
 from torch.utils.data import DataLoader
 
 import wids
 from wids.shards import counted_shards
+
+
+@pytest.fixture(autouse=True)
+def long_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shards are looked at in time, however slow the machine is."""
+    monkeypatch.setattr(counted_shards, "_LOOK_S", LONG_S)
 
 
 @pytest.fixture

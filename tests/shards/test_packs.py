@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import num_open, raises, sample_members, write_tar
 from loopback import Server
 from remote_site import EXPECTED, LENGTHS, Site
 
@@ -98,10 +98,9 @@ def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
             write_tar(path, sample_members(0, 5))
             wids.build_spec(str(path), pack=index)
         shards.append({"url": str(path), "index": str(index)})
-    before = len(os.listdir("/proc/self/fd"))
     with wids.ShardListDataset(shards, lru_size=3) as dataset:
         assert len(dataset) == 1500
-        assert len(os.listdir("/proc/self/fd")) <= before + 6
+        assert num_open(tmp_path) <= 6
 
 
 def test_a_shards_own_pack(site: Site) -> None:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import open_descriptors, sample_members, write_tar
+from conftest import num_open, sample_members, write_tar
 
 from wids import Shard
 from wids.shards.capacity import default_num_open
@@ -50,15 +50,12 @@ def test_descriptors_stay_within_the_size(opener: Opener) -> None:
     """A shard that is evicted is closed at once."""
     pool = ShardPool(opener, 2)
 
-    def num_open() -> int:
-        return sum(target.startswith(str(opener.folder)) for target in open_descriptors().values())
-
     for number in range(6):
         pool.get(number)
 
-    assert num_open() == 2 * os.path.isdir("/proc/self/fd")
+    assert num_open(opener.folder) == 2 * os.path.isdir("/proc/self/fd")
     pool.close()
-    assert num_open() == 0
+    assert num_open(opener.folder) == 0
 
 
 def test_shard_in_use_survives_its_eviction(opener: Opener) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import in_child, settle
+from events import LONG_S
 from loopback import Server
 from remote_site import EXPECTED, Site, texts
 from scan_log import log_scans
@@ -90,7 +92,7 @@ def test_young_shards_and_packs_need_no_folder(
     """Nothing would be stored, so there is no warning (CACHE-38)."""
     monkeypatch.setenv("WIDS_CACHE", str(blocked))
     for path in train.parent.glob("*.tar"):
-        os.utime(path)
+        os.utime(path, (time.time() + LONG_S,) * 2)  # still young when it is read
     read(str(train))
     wids.build_spec(str(train), pack=train.parent / "train.index").save(train)
     for path in train.parent.glob("*.tar"):

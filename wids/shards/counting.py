@@ -24,8 +24,8 @@ from wids.storage.remote_lengths import ask_lengths, check_found
 _logger = logging.getLogger(__name__)
 
 
-_PATIENCE_S: Final = 0.5
-"""How long to wait for downloads to notice that they are cancelled."""
+_PATIENCE_S: Final = 2.0
+"""How long to wait for downloads to notice that they are cancelled, mostly half a second."""
 
 _WAIT_S: Final = 0.2
 """How often the bar is updated."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import raises, sample_members, write_shards, write_tar
+from conftest import num_open, raises, sample_members, write_shards, write_tar
 
 from wids import ShardFormatError, ShardListDataset, build_spec, load_spec
 from wids.shards.tars import scan
@@ -50,9 +49,9 @@ def test_pack_replaces_scans(
 def test_pack_costs_no_descriptor_for_a_shard(packed: Path) -> None:
     """An open shard of a dataset with a pack holds one descriptor: the pack's is shared."""
     with ShardListDataset(packed) as dataset:
-        before = len(os.listdir("/proc/self/fd"))
+        before = num_open(packed.parent)
         dataset.__getitems__([0, 9, 19])
-        assert len(os.listdir("/proc/self/fd")) == before + 3
+        assert num_open(packed.parent) == before + 3
 
 
 def test_key_is_looked_up_in_the_pack(packed: Path) -> None:

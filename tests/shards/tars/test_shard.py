@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import num_open, raises, sample_members, write_tar
 
 from wids import Shard
 from wids.errors import FetchError, NotFoundError, ShardFormatError
@@ -151,11 +151,10 @@ def test_read_only_folder_is_left_alone(path: Path) -> None:
 
 def test_one_descriptor_for_an_open_shard(path: Path) -> None:
     """An open shard holds one file descriptor, a closed one none."""
-    before = len(os.listdir("/proc/self/fd"))
     shard = Shard(path)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert num_open(path) == 1
     shard.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_open(path) == 0
 
 
 def test_closed_shard_ends_its_iteration(path: Path) -> None:

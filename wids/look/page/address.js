@@ -89,6 +89,9 @@ export function made(tag, text = "", attributes = {}) {
   return node;
 }
 
+// An item of a list.
+export const listed = (node) => { const item = made("li"); item.append(node); return item; };
+
 export const setStatus = (text) => { element("status").textContent = text; };
 
 const problems = new Map();

@@ -1,8 +1,8 @@
 // What is searched and filtered for: the search field with its hits, the values of a column, the fields, the
 // order. Searches that have to read samples run on the server; their progress is asked for while they run.
 
-import { copy, counted, dataset, element, isSelective, made, navigate, number, prefix, request, selection, setBanner,
-  state } from "./address.js";
+import { copy, counted, dataset, element, isSelective, listed, made, navigate, number, prefix, request, selection,
+  setBanner, state } from "./address.js";
 
 const POLL_MS = 300;
 const SHOWN_VALUES = 12;
@@ -109,14 +109,14 @@ export function showActive(view) {
   if (view.field) items.push([`with ${view.field}`, { field: "" }]);
   if (view.step !== null) items.push([`step ${number(view.step)} of training`, { step: null }]);
   if (view.seed !== null) items.push([`shuffled by seed ${view.seed}`, { seed: null }]);
-  element("active").replaceChildren(...items.map(([label, changes]) => {
-    const item = made("li");
+  const shown = JSON.stringify(items);
+  if (element("active").dataset.shown !== shown) element("active").replaceChildren(...items.map(([label, changes]) => {
     const button = made("button", label, { type: "button", "aria-label": `remove ${label}` });
     button.append(made("span", " ✕", { "aria-hidden": "true" }));
     button.onclick = () => navigate({ ...changes, start: 0, sample: null });
-    item.append(button);
-    return item;
+    return listed(button);
   }));
+  element("active").dataset.shown = shown; // a button that is replaced while it is pressed gets no click
   element("shuffle").ariaPressed = String(view.seed !== null);
   if (view.seed !== null) element("seed").value = view.seed;
   element("picture").value = view.picture;
@@ -133,13 +133,11 @@ export function showActive(view) {
 
 export function offerFields(fields, pictures) {
   element("fields").replaceChildren(...fields.map(({ name, label, share: part, size }) => {
-    const item = made("li");
     const button = made("button", "", { type: "button", "aria-pressed": "false", "data-field": name,
       title: `show only samples with ${label}` });
     button.append(made("code", label), made("small", `${part} · ${size}`));
     button.onclick = () => navigate({ field: state().field === name ? "" : name, start: 0, sample: null });
-    item.append(button);
-    return item;
+    return listed(button);
   }));
   element("picture").replaceChildren(element("picture").options[0], ...pictures.map((field) =>
     made("option", field, { value: field })));
@@ -241,15 +239,13 @@ function noteOf({ state: kind, searched, total, num_values: count, num_nulls: nu
 
 function valueItem({ label, name, count }, most) {
   if (name) valueNames.set(`${columnAsked}=${label}`, name);
-  const item = made("li");
   const shown = label === null ? "no value" : name || label;
   const button = made("button", "", { type: "button", "aria-pressed": "false", "data-value": JSON.stringify(label),
     title: label === null ? "samples without a value" : `${columnAsked} = ${label}` });
   button.style.setProperty("--share", `${((count ?? 0) / most) * 100}%`);
   button.append(made("span", shown), made("small", count === null ? "" : number(count))); // null: not counted yet
   button.onclick = () => toggle({ column: columnAsked, value: label });
-  item.append(button);
-  return item;
+  return listed(button);
 }
 
 // A filter takes the place of another one of the same column, or is taken away.

@@ -1,6 +1,6 @@
 // One sample in a dialog: its pictures, which can be zoomed, and all of its fields.
 
-import { copy, dataset, element, isSelective, made, navigate, number, prefix, request, selection, state } from "./address.js";
+import { copy, dataset, element, isSelective, listed, made, navigate, number, prefix, request, selection, state } from "./address.js";
 
 const STEP = 1.5;
 let current = null; // what is shown: the answer of the server
@@ -62,7 +62,6 @@ function showPictures(pictures) {
   element("panes").classList.toggle("with-picture", pictures.length > 0);
   element("strip").hidden = pictures.length < 2;
   element("strip").replaceChildren(...pictures.map((one) => {
-    const item = made("li");
     const button = made("button", "", { type: "button", "aria-pressed": String(one === pictures[0]) });
     if (one.src) button.append(made("img", "", { src: one.src, alt: "" }));
     button.append(made("code", one.label));
@@ -70,8 +69,7 @@ function showPictures(pictures) {
       for (const other of element("strip").querySelectorAll("button")) other.ariaPressed = String(other === button);
       showPicture(one);
     };
-    item.append(button);
-    return item;
+    return listed(button);
   }));
   if (pictures.length) showPicture(pictures[0]);
   else picture = null;
