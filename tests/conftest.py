@@ -177,7 +177,14 @@ def settle(path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is about forks, locks or signals on Windows, and where POSIX was taken away."""
+    """Skip what is about forks, locks or signals on Windows, and where POSIX was taken away.
+
+    A test is in one run alone, as its mark says.
+    """
+    for item in items:
+        runs = {mark.name for mark in item.iter_markers()} & {"long", "alone", "seeds"}
+        if len(runs) > 1:
+            raise pytest.UsageError(f"{item.nodeid}: expected one mark of a run, found {runs}")
     listed = Path(__file__).with_name("without_posix") / "needs_posix.txt"
     if os.name != "nt" and str(listed.parent) not in sys.path:
         return
