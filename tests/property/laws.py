@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
 _LONGER: Final = 20
@@ -19,8 +19,8 @@ REPEATS = pytest.mark.filterwarnings(
 
 
 def cases(count: int) -> settings:
-    # Drawing is slow on a busy machine, which is no reason to fail.
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    """Return the settings of a test of so many cases, or fewer if the profile has fewer."""
+    return settings(max_examples=-(-count * settings().max_examples // 100))
 
 
 def law(
