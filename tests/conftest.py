@@ -50,6 +50,11 @@ for _profile, _count in (("wids", 100), ("few", 20)):
     )
 hypothesis.settings.load_profile("wids")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of torch spin while they wait for each other. Where several processes test at a time,
+    # they took ten times as long as one thread.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 Member = tuple[str, bytes]
 _cache_numbers = itertools.count()
 
