@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # A case may take any time: one of 10 ms took more than the 200 allowed, on a busy machine. So may
 # its making: hypothesis 6.100 allows a second for all of the first ten. `few` cases are for other
 # versions of packages (`.ci/pythons lowest`), on which random ones hardly depend.
-for _profile, _count in (("wids", 100), ("few", 20)):
+for _profile, _count in (("wids", 50), ("few", 20)):
     hypothesis.settings.register_profile(
         _profile,
         max_examples=_count,
