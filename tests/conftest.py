@@ -39,15 +39,24 @@ if TYPE_CHECKING:
     from tabs import Chromium
 
 # A case may take any time: one of 10 ms took more than the 200 allowed, on a busy machine. So may
-# its making: hypothesis 6.100 allows a second for all of the first ten.
-hypothesis.settings.register_profile(
-    "wids", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+# its making: hypothesis 6.100 allows a second for all of the first ten. `few` cases are for other
+# versions of packages (`.ci/pythons lowest`), on which random ones hardly depend.
+for _profile, _count in (("wids", 50), ("few", 20)):
+    hypothesis.settings.register_profile(
+        _profile,
+        max_examples=_count,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("wids")
 
 # On a busy machine any request may take a second, and be sent twice; tests count requests. Also in
 # processes that a fixture of a module starts.
 os.environ["WIDS_HEDGE"] = "0"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of torch spin while they wait for each other. Where several processes test at a time,
+    # they took ten times as long as one thread.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Member = tuple[str, bytes]
 _cache_numbers = itertools.count()
@@ -182,7 +191,14 @@ def settle(path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is about forks, locks or signals on Windows, and where POSIX was taken away."""
+    """Skip what is about forks, locks or signals on Windows, and where POSIX was taken away.
+
+    A test is in one run alone, as its mark says.
+    """
+    for item in items:
+        runs = {mark.name for mark in item.iter_markers()} & {"long", "alone", "seeds"}
+        if len(runs) > 1:
+            raise pytest.UsageError(f"{item.nodeid}: expected one mark of a run, found {runs}")
     listed = Path(__file__).with_name("without_posix") / "needs_posix.txt"
     if os.name != "nt" and str(listed.parent) not in sys.path:
         return

@@ -76,6 +76,12 @@ def faults(step: int, at_least: int) -> Iterator[Fault]:
             return
 
 
+def steps(few: int) -> list[Any]:
+    """Return steps of `faults`: few places by default, a seventh of all, and each, every week."""
+    long, seeds = pytest.mark.long, pytest.mark.seeds
+    return [few, pytest.param(7, marks=long), pytest.param(1, marks=seeds)]
+
+
 @contextmanager
 def interrupting(fault: Fault, *packages: str) -> Iterator[None]:
     """Raise KeyboardInterrupt at a place in these packages of wids, which have to let it through.

@@ -463,7 +463,7 @@ class Echo:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        # A client may close a connection while this is sending; the traceback has lines of this file.
+        # Clients may close a connection while it is sending; a traceback has lines of this file.
         self.http.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.http.daemon_threads = True
         self.http.num_requests = 0  # type: ignore[attr-defined]

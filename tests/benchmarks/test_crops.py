@@ -7,7 +7,6 @@ import pytest
 from conftest import optional
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_crops_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """With quick checksums, or none, a crop takes at most 1.45 of soundfile's time (1.2 found)."""

@@ -91,9 +91,21 @@ def test_two_ranks_train_on_five_shapes(tmp_path: Path) -> None:
     assert "5 buckets of 460 samples" in printed
 
 
-@pytest.mark.long
-def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
-    """Killed five times, and resumed with another number of ranks and of workers each time.
+PLAN = [(1, 0), (2, 2), (3, 0), (1, 2), (2, 0), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param([(2, 2), (3, 0), (1, 2)], marks=pytest.mark.long),
+        pytest.param(PLAN, marks=pytest.mark.seeds),
+    ],
+    ids=len,
+)
+def test_killed_and_resumed_on_one_to_three_ranks(
+    plan: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """Killed again and again, and resumed with another number of ranks and of workers each time.
 
     Up to the last checkpoint before a kill, and from there in the next job, each batch of each
     epoch is used exactly once.
@@ -101,7 +113,6 @@ def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
     spec, checkpoint = write_shapes(tmp_path), tmp_path / "checkpoint.pt"
     done: list[jobs.Step] = []
     total = 3 * len(expected(spec, 0))
-    plan = [(1, 0), (2, 2), (3, 0), (1, 2), (2, 0), (3, 2)]
     for number, (num_replicas, num_workers) in enumerate(plan):
         trace = tmp_path / f"trace{number}"
         command = jobs.torchrun(

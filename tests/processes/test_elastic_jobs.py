@@ -71,8 +71,14 @@ def test_a_killed_job_continues_on_any_number_of_ranks(tmp_path: Path) -> None:
         assert used.total() - num_samples < 5
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dealt", [[], ["--redeal"]], ids=str)
+@pytest.mark.parametrize(
+    "dealt",
+    [
+        pytest.param([], marks=pytest.mark.seeds),
+        pytest.param(["--redeal"], marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_groups_of_ranks_train_on_the_same_samples(
     dealt: list[str], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

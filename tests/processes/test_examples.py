@@ -7,6 +7,7 @@ loopback if it has several processes, and checks which samples its training step
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import socket
 import sys
 from collections import Counter
@@ -44,14 +45,15 @@ def check_equal_steps(steps: list[jobs.Step], num_replicas: int, epochs: int, co
     assert sorted((step.rank, step.epoch, step.number) for step in steps) == expected
 
 
+WORKERS = (["0"], ["2", "fork"], ["2", "spawn"])
+# Each number of ranks and each kind of workers; every week all pairs of them.
+TELLING = [(1, WORKERS[2]), (2, WORKERS[1]), (3, WORKERS[0]), (4, WORKERS[0])]
 CONFIGURATIONS = [
-    (num_replicas, workers)
-    for num_replicas in (1, 2, 3, 4)
-    for workers in (["0"], ["2", "fork"], ["2", "spawn"])
+    pytest.param(*pair, marks=pytest.mark.long if pair in TELLING else pytest.mark.seeds)
+    for pair in itertools.product((1, 2, 3, 4), WORKERS)
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("num_replicas", "workers"), CONFIGURATIONS)
 def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_path: Path) -> None:
     """All ranks take equal steps over every sample; at most one per canonical run is repeated."""
@@ -247,18 +249,23 @@ def test_stateful_dataloader(num_workers: int, tmp_path: Path) -> None:
     check_exact(runs, 1200, 50)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("devices", "num_workers"), [(1, 2), (2, 0)])
-def test_lightning(devices: int, num_workers: int, tmp_path: Path) -> None:
-    """Killed five times, in mid-epoch and after an epoch's last step, in one process and in two."""
+@pytest.mark.parametrize(
+    ("devices", "num_workers", "kills"),
+    [
+        # An epoch has 25 steps, and the checkpoint of step 25 is resumed from twice.
+        pytest.param(1, 2, [8, 26, 27, 51], marks=pytest.mark.long),
+        pytest.param(2, 0, [26, 38], marks=pytest.mark.long),
+        pytest.param(2, 0, [8, 26, 27, 38, 51], marks=pytest.mark.seeds),
+    ],
+)
+def test_lightning(devices: int, num_workers: int, kills: list[int], tmp_path: Path) -> None:
+    """Killed often, in mid-epoch and after an epoch's last step, in one process and in two."""
     lengths = [150, 3, 150, 297]
     spec = jobs.write_pictures(tmp_path, [length * devices for length in lengths])
     script = program("train_lightning.py", "lightning")
     command = [sys.executable, str(script), str(spec), "--epochs", "3"]
     command += ["--devices", str(devices), "--num-workers", str(num_workers)]
 
-    # An epoch has 25 steps, and the checkpoint of step 25 is resumed from twice.
-    kills = 8, 26, 27, 38, 51
     runs = killed_and_restarted(tmp_path, command, "--checkpoints", *kills, save_every=5)
 
     check_exact(runs, 600 * devices, 25, 3)
@@ -326,13 +333,13 @@ def test_grain(tmp_path: Path) -> None:
     spec = jobs.write_pictures(tmp_path, [350, 3, 350, 497])
     script = program("train_grain.py", "grain")
     seen = []
-    for process, num_workers in enumerate((0, 2)):
+    # An epoch has 25 steps: the last kill is after a checkpoint at its end.
+    for process, (num_workers, kills) in enumerate([(0, [26]), (2, [11, 26])]):
         folder = tmp_path / str(process)
         folder.mkdir()
         command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
         command += ["--process", str(process), "--processes", "2"]
-        # An epoch has 25 steps: the second kill is after a checkpoint at its end.
-        runs = killed_and_restarted(folder, command, "--checkpoint", 11, 26, save_every=5)
+        runs = killed_and_restarted(folder, command, "--checkpoint", *kills, save_every=5)
         with ShardListDataset(spec) as dataset:
             order = DistributedChunkedSampler(dataset, rank=process, num_replicas=2)
             epochs = [list(order.indices(epoch)) for epoch in range(2)]
@@ -340,7 +347,7 @@ def test_grain(tmp_path: Path) -> None:
         for run in runs:
             steps = [step for step in steps if step.number < run[0].number] + run
         assert [step.number for step in steps] == list(range(1, 51))
-        assert [run[0].number for run in runs] == [1, 11, 26]
+        assert [run[0].number for run in runs] == [1, *kills]
         for step in steps:
             at = (step.number - 1) % 25 * 24
             assert list(step.indices) == epochs[step.epoch][at : at + 24]

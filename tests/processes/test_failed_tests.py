@@ -48,8 +48,10 @@ def run(
     unreliable = root / "unreliable"
     env = {**os.environ, "NUM_BAD": str(num_bad), "UNRELIABLE": str(unreliable)}
     env.pop("PYTEST_ADDOPTS", None)
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer to import than the tests
+    command = [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-v", "--rootdir", str(root)]
     done = subprocess.run(
-        [str(SCRIPT), sys.executable, "-m", "pytest", "-v", "--rootdir", str(root)],
+        [str(SCRIPT), *command],
         cwd=root,
         env=env,
         capture_output=True,

@@ -95,7 +95,6 @@ def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> No
     results.send((first_s, found))
 
 
-@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("most", [6, 20, 60])

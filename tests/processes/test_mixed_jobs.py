@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import random
 import shutil
@@ -103,19 +104,25 @@ def check_killed_and_resumed(
         assert max(counts.values()) - min(counts[index] for index in own) <= 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("then", [WEIGHTS, {"a": 0.1, "b": 0, "c": 0.9}])
-@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 3), (3, 1)])
+RANKS, OTHER_WEIGHTS = ((1, 2), (2, 3), (3, 1)), {"a": 0.1, "b": 0, "c": 0.9}
+# Each change of ranks, both weights, without workers and with them; every week all of these.
+TELLING = [(RANKS[0], OTHER_WEIGHTS, 0), (RANKS[1], WEIGHTS, 2), (RANKS[2], OTHER_WEIGHTS, 2)]
+CHANGES = [
+    pytest.param(*change, marks=pytest.mark.long if change in TELLING else pytest.mark.seeds)
+    for change in itertools.product(RANKS, (WEIGHTS, OTHER_WEIGHTS), (0, 2))
+]
+
+
+@pytest.mark.parametrize(("ranks", "then", "num_workers"), CHANGES)
 def test_mix_is_killed_and_resumed(
-    first: int, second: int, then: dict[str, float], num_workers: int, tmp_path: Path
+    ranks: tuple[int, int], then: dict[str, float], num_workers: int, tmp_path: Path
 ) -> None:
     """A job on 1, 2 or 3 ranks is killed and resumed on others: each step has its samples.
 
     The proportions hold, those of other weights too, and no sample of a source came more than twice
     more than another (ORDER-30).
     """
-    check_killed_and_resumed(tmp_path, first, second, num_workers, then)
+    check_killed_and_resumed(tmp_path, *ranks, num_workers, then)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
 _LONGER: Final = 20
@@ -18,15 +18,13 @@ REPEATS = pytest.mark.filterwarnings(
 """Laws repeat whole and broken passes of an epoch, which programs do not (ORDER-14, ORDER-48)."""
 
 
-def cases(count: int) -> settings:
-    # Drawing is slow on a busy machine, which is no reason to fail.
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
 def law(
     few: int, many: int, *strategies: SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
-    """Make a test of a function of drawn values: `few` cases by default, `many` in a long run."""
+    """Make a test of a function of drawn values: `few` cases by default, `many` in a long run.
+
+    A profile with fewer than a hundred cases has a smaller part of `few`.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         # In parts, which processes check at the same time: each ends within the limit of a test.
@@ -37,10 +35,11 @@ def law(
             )
             for part in range(num_parts)
         ]
+        by_default = -(-few * settings().max_examples // 100)
 
-        @pytest.mark.parametrize("count", [few, *parts])
+        @pytest.mark.parametrize("count", [by_default, *parts])
         def test(count: int) -> None:
-            cases(count)(given(*strategies)(check))()
+            settings(max_examples=count)(given(*strategies)(check))()
 
         test.__doc__, test.__name__ = check.__doc__, check.__name__
         return test

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import write_shards
-from faults import faults, interrupting
+from faults import faults, interrupting, steps
 
 from wids import DatasetSpec, build_spec
 from wids.storage import locks
@@ -25,7 +25,7 @@ def build(shards: list[Path], folder: Path) -> DatasetSpec:
     return build_spec(shards, journal=folder / "journal", pack=pack, progress=False)
 
 
-@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", steps(23))
 def test_no_lock_is_left(step: int, tmp_path: Path) -> None:
     """The same process resumes at once, from any place: no file is locked or open."""
     write_shards(tmp_path, [3, 2])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import failing, faults, interrupting
+from faults import failing, faults, interrupting, steps
 
 from wids import ShardWriter, verify_spec
 from wids.storage import locks
@@ -68,7 +68,7 @@ def check(folder: Path, complete: dict[str, bytes], what: str) -> None:
     assert verify_spec(folder / "a.json") == []
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", steps(17))
 def test_an_interrupt_at_any_place(
     step: int, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:

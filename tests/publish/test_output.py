@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises
-from faults import faults, interrupting
+from faults import faults, interrupting, steps
 from s3 import Bucket
 
 import wids
@@ -153,11 +155,19 @@ def stored(bucket: Bucket) -> list[str] | None:
     return found
 
 
+# Each line that it reads starts a process, whose number and status it prints.
 PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import test_output
-getattr(test_output, sys.argv[2])(sys.argv[3], test_output.NEW, if_exists="replace")
+import importlib, os, sys
+folder, name, work, output = sys.argv[1:]
+sys.path.insert(0, folder)
+module = importlib.import_module(name)
+for _ in sys.stdin:
+    child = os.fork()
+    if not child:
+        print(os.getpid(), flush=True)
+        getattr(module, work)(output, module.NEW, if_exists="replace")
+        break
+    print(os.waitpid(child, 0)[1], flush=True)
 """
 
 
@@ -166,12 +176,25 @@ getattr(test_output, sys.argv[2])(sys.argv[3], test_output.NEW, if_exists="repla
 def test_killed_while_it_replaces_a_bucket(work: Write, bucket: Bucket) -> None:
     """Readers find one dataset or none, and the next run completes the new one (PACK-16)."""
     output, options = f"{bucket.url}/x/out", {"storage_options": bucket.options}
+    path = Path(__file__)
+    command = [sys.executable, "-c", PROGRAM, str(path.parent), path.stem, work.__name__, output]
+    paths = os.pathsep.join(str(path.parents[n]) for n in (1, 2))
+    environment = {**os.environ, **bucket.environment(), "PYTHONPATH": paths}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as program:
+        number = check_kills(work, program, bucket, output, options)
+    assert number > 4
+
+
+def check_kills(
+    work: Write, program: subprocess.Popen[str], bucket: Bucket, output: str, options: Any
+) -> int:
+    """Have a process killed before each request that changes the bucket; return how many."""
     for number in range(40):
         for name in bucket.names():
             bucket.system.rm_file(f"{bucket.name}/{name}")
         work(output, OLD, **options)
-        process = started(work.__name__, output, bucket, number)
-        was_killed = process.wait(120) != 0
+        was_killed = is_killed(program, bucket, number)
         bucket.fault = lambda *_: None
         assert stored(bucket) in (OLD, NEW, None)
         work(output, NEW, if_exists="replace", **options)
@@ -179,31 +202,31 @@ def test_killed_while_it_replaces_a_bucket(work: Write, bucket: Bucket) -> None:
         expected = ["out-000000.tar", "out-000001.tar", "out.index", "out.json"]
         assert bucket.names() == [f"x/{name}" for name in expected], f"killed at request {number}"
         if not was_killed:
-            break
-    assert number > 4
+            return number
+    raise AssertionError("more requests than a replacement has")
 
 
-def started(name: str, output: str, bucket: Bucket, number: int) -> subprocess.Popen[bytes]:
-    """Start to replace a dataset in a process that is killed before a request that changes one."""
-    requests = 0
-    processes: list[subprocess.Popen[bytes]] = []
+def is_killed(program: subprocess.Popen[str], bucket: Bucket, number: int) -> bool:
+    """Start a process that is killed before a request; return whether it came to that."""
+    child: Future[int] = Future()
+    requests = itertools.count()
 
     def kill(method: str, _: str) -> str | None:
-        nonlocal requests
-        if method not in ("PUT", "POST", "DELETE"):
+        if method not in ("PUT", "POST", "DELETE") or next(requests) < number:
             return None
-        requests += 1
-        if requests <= number:
-            return None
-        processes[0].kill()
+        with suppress(ProcessLookupError):
+            os.kill(child.result(), signal.SIGKILL)
         return "stall"
 
     bucket.fault = kill
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), name, output]
-    paths = os.pathsep.join(str(Path(__file__).parents[n]) for n in (1, 2))
-    environment = {**os.environ, **bucket.environment(), "PYTHONPATH": paths}
-    processes.append(subprocess.Popen(command, env=environment))
-    return processes[0]
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write("\n")
+    program.stdin.flush()
+    child.set_result(int(program.stdout.readline()))
+    status = int(program.stdout.readline())
+    assert status in (0, signal.SIGKILL)
+    return status != 0
 
 
 def test_shards_of_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,7 +386,7 @@ def test_a_killed_replacement_is_not_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("step", [83, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", steps(83))
 @WORKS
 def test_interrupted_at_any_place(work: Write, step: int, tmp_path: Path) -> None:
     """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced (PACK-16)."""

@@ -163,7 +163,6 @@ def write_large(path: Path, indexes: dict[int, ShardIndex]) -> Path:
     return path.with_suffix(".json")
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_two_million_samples_take_less_than_ten_seconds(tmp_path: Path) -> None:
     """Of which no shard is the same, by the time of the processor; a tenth is changed."""

@@ -290,7 +290,6 @@ with wids.ShardListDataset(sys.argv[1]) as dataset:
 """
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_two_hundred_clients_that_ask_for_pictures(tmp_path: Path) -> None:
     """Each has its picture, two are made at a time, and nobody has a 503 (SEC-53).
@@ -315,7 +314,6 @@ def test_two_hundred_clients_that_ask_for_pictures(tmp_path: Path) -> None:
         assert megabytes() - before < 100  # 6 MB for each picture, and 0.1 MB for each client
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_large_pictures_at_once_take_the_memory_of_one(tmp_path: Path) -> None:
     """Six requests for a picture of 100 MB when decoded take no more than the first (SEC-53)."""

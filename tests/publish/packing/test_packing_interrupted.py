@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises
-from faults import failing, faults, interrupting
+from faults import failing, faults, interrupting, steps
 from trees import contents, make_tree
 
 from wids import FetchError, ShardListDataset, pack_folder, verify_spec
@@ -70,7 +70,7 @@ def check(source: Path, folder: Path, complete: dict[str, bytes], what: str) -> 
     assert verify_spec(folder / "out.json") == []
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", steps(31))
 def test_an_interrupt_at_any_place(
     step: int, source: Path, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:

@@ -271,7 +271,7 @@ def forged_index(good: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "count", [100, pytest.param(3000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+    "count", [100, pytest.param(3000, marks=[pytest.mark.seeds, pytest.mark.timeout(600)])]
 )
 def test_forged_indexes_end_in_own_errors(good: bytes, tmp_path: Path, count: int) -> None:
     """Keys, tables and samples by a forged index are returned, or an error of wids (INDEX-3).

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import sample_members, write_tar
-from faults import failing, faults, interrupting
+from faults import failing, faults, interrupting, steps
 
 from wids import ShardListDataset
 from wids.storage import locks
@@ -61,7 +61,7 @@ def check(folder: Path, data: bytes, what: str) -> None:
     assert left == ["a.tar", "a.tar.index"], what
 
 
-@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", steps(97))
 def test_an_interrupt_at_any_place(step: int, data: bytes, folders: Iterator[Path]) -> None:
     """There is a complete copy or none, and nothing else; the next fetch succeeds (CACHE-10)."""
     read(next(folders), data)  # imports what is imported when it is first needed
