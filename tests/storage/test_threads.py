@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import operator
+import os
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +60,31 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in started:
         thread.join(LONG_S)
     assert not any(thread.is_alive() for thread in started)
+
+
+def test_ctrl_c_reaches_a_process_that_was_stopped() -> None:
+    """The system may then pass the signal to another thread than the one that waits."""
+    code = (
+        "import os, time\n"
+        "from wids.storage.reading_threads import in_threads\n"
+        "def task():\n"
+        "    os.write(1, b'begun\\n')\n"
+        "    for _ in range(30_000): time.sleep(0.01)\n"
+        "in_threads([task] * 3, 'test')\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
+        try:
+            for _ in range(3):
+                assert process.stdout.readline() == b"begun\n"
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
+            _, errors = process.communicate(timeout=LONG_S)
+        finally:
+            process.kill()
+    assert b"KeyboardInterrupt" in errors
 
 
 def test_no_more_threads_than_requests() -> None:

@@ -94,7 +94,9 @@ def test_a_server_that_refuses_the_last_part(
     assert len(begun) >= 2
     assert f"tried {len(begun)} times" in str(caught.value)
     assert bucket.names() == ([] if old is None else ["a.bin"])
-    wait_for(lambda: bucket.unfinished() == [], "the end of all uploads")
+    # obstore asks once to abort an upload, and its parts may be arriving at that moment.
+    assert [path for method, path in bucket.requests if method == "DELETE" and "uploadId" in path]
+    wait_for(lambda: len(bucket.unfinished()) < len(begun), "the end of an upload")
 
 
 @pytest.mark.usefixtures("quick_retries")

@@ -26,7 +26,8 @@ Thing = TypeVar("Thing")
 
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
-_CANCEL_POLL_S: Final = 0.25
+_POLL_S: Final = 0.25
+"""How long Ctrl-C may wait: after a stop of the process (SIGSTOP) it can reach another thread."""
 
 _this_thread: Final = threading.local()
 
@@ -121,7 +122,6 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
     num_started = num_ended = 0
     around = getattr(_this_thread, "beside", lambda: 1)
     cancel = cancellation()
-    poll_s = None if cancel is None else _CANCEL_POLL_S
 
     def start() -> None:
         nonlocal num_started
@@ -155,7 +155,7 @@ def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
         while num_ended < num_started:
             error = None
             with suppress(Empty):
-                error = ends.get(timeout=poll_s)
+                error = ends.get(timeout=_POLL_S)
                 num_ended += 1
             if error is not None:
                 raise error

@@ -349,7 +349,7 @@ def test_an_outage_of_a_driver_is_waited_for(
 ) -> None:
     """Drivers of fsspec, which give up after some attempts, are called again."""
     bucket.system.pipe(f"{bucket.url}/a.bin", DATA)
-    quick = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
+    quick = {"retries": {"max_attempts": 0}}
     options = {**bucket.options, "config_kwargs": quick, "retry_s": 60, "driver": "fsspec"}
     fetcher = Fetcher(options)
     assert fetcher.nbytes(f"{bucket.url}/a.bin") == len(DATA)
