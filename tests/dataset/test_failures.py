@@ -315,7 +315,10 @@ def test_broken_shards_are_exceptions_unless_most_are(tmp_path: Path) -> None:
     ("method", "line"),
     [
         ("fork", "    for _ in loader:"),
-        ("spawn", "    return wids.ShardListDataset(shards, on_error='skip')"),
+        pytest.param(
+            *("spawn", "    return wids.ShardListDataset(shards, on_error='skip')"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_warning_of_workers_names_the_line_of_the_program_once(

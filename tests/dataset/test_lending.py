@@ -94,7 +94,7 @@ def test_buffers_are_used_again() -> None:
     assert 2 <= len(numbers) <= 16
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_tensors_that_are_kept_stay_as_they_are(context: str) -> None:
     """Batches, slices, arrays and iterators over them are compared long after (VIEW-23)."""
     ways: list[Callable[[torch.Tensor], Any]] = [
