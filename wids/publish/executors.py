@@ -329,13 +329,14 @@ def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, _exit)
     told = None
     if hasattr(os, "fork"):  # on Windows only a socket can be told, and no signal ends a process
         told, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
+    # Last: until then there is nothing to clean up, and the executor prints errors of this function.
+    signal.signal(signal.SIGTERM, _exit)
 
 
 def _end_in_time(told: int | None) -> None:
