@@ -335,7 +335,7 @@ def _prepare_worker() -> None:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
-    # Last: until then there is nothing to clean up, and the executor prints errors of this function.
+    # Last: until then there is nothing to clean up, and the executor prints errors of this one.
     signal.signal(signal.SIGTERM, _exit)
 
 
