@@ -415,8 +415,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             self._replica()  # raises now if they contradict each other
         if may_differ(dataset) and self._is_of_job(mesh):
             digest = lengths_digest(self._lengths)
-            ranks = None if mesh is None else _ranks_beside(mesh)
-            _compare(type(self).__name__, len(dataset), digest, ranks)
+            _compare(type(self).__name__, len(dataset), digest, _whole(mesh))
 
     def _is_of_job(self, mesh: Any) -> bool:
         """Whether it was made for the rank of this process in the process group."""
@@ -534,36 +533,38 @@ def _model_parallelism() -> str | None:
     return None
 
 
-def _ranks_beside(mesh: Any) -> list[int] | None:
-    """Return the ranks of the whole mesh of which a mesh may be a part; None for all of the job."""
+def _whole(mesh: Any) -> Any:
+    """Return the mesh of which a mesh may be a part; None if it has all processes of the job."""
     # Torch has no public name for it (decision 0215).
-    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
-    ranks = sorted(map(int, whole.mesh.flatten().tolist()))
-    return ranks if len(ranks) < dist.get_world_size() else None
+    whole = mesh if mesh is None else getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    return None if whole is None or whole.mesh.numel() == dist.get_world_size() else whole
 
 
-def _compare(name: str, length: int, digest: str, ranks: list[int] | None) -> None:
-    """Raise on all ranks, or on some, unless all of them have the same samples (ORDER-65)."""
-    # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
-    group = None
-    if ranks is not None:  # the others make no sampler, and would be waited for
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    elif "gloo" not in dist.get_backend():
-        group = dist.new_group(backend="gloo")
-    found: list[tuple[int, str]] = [(0, "")] * dist.get_world_size(group)
-    dist.all_gather_object(found, (length, digest), group=group)
-    if group is not None:
-        dist.destroy_process_group(group)
-    others = [rank for rank, each in enumerate(found) if each != found[0]]
-    if others:
-        (first, _), (second, _) = found[0], found[others[0]]
-        names = ranks or range(len(found))
-        raise MismatchError(
-            f"{name}: expected the same samples on all ranks, found {first} on rank {names[0]} and "
-            f"{second}{' others' if first == second else ''} on rank {names[others[0]]}; their "
-            "datasets pass over different shards, whose counts are not stated: state them with "
-            "`wids create`, or make the same shards readable on all ranks"
-        )
+def _compare(name: str, length: int, digest: str, mesh: Any) -> None:
+    """Raise on all ranks, or on those of a mesh, unless they have the same samples (ORDER-65)."""
+    own = None
+    if mesh is not None:  # the other processes make no sampler, and would be waited for
+        groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    else:
+        # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
+        own = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
+        groups = [own]
+    found = [(dist.get_rank(), length, digest)]
+    for group in groups:  # along one dimension after the other
+        parts: list[list[tuple[int, int, str]]] = [[]] * dist.get_world_size(group)
+        dist.all_gather_object(parts, found, group=group)
+        found = sorted(each for part in parts for each in part)
+    if own is not None:
+        dist.destroy_process_group(own)
+    rank, first, digest = found[0]
+    for other, second, each in found:
+        if (second, each) != (first, digest):
+            raise MismatchError(
+                f"{name}: expected the same samples on all ranks, found {first} on rank {rank} and "
+                f"{second}{' others' if first == second else ''} on rank {other}; their datasets "
+                "pass over different shards, whose counts are not stated: state them with "
+                "`wids create`, or make the same shards readable on all ranks"
+            )
 
 
 def _has_group() -> bool:
