@@ -266,13 +266,16 @@ _IS_TIMED, _GENERATION = 0, 1
 OUTAGES: Final = slice(2, 2 + 1021)
 """When servers went away, by a hash of each (`retry.py`); two may have the same place."""
 
+REFUSALS: Final = slice(OUTAGES.stop, OUTAGES.stop + 1021)
+"""Until when servers have no room for what is fetched ahead, by the same hash (`gate.py`)."""
+
 _PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
 """Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
 
 _BLOCKS: Final = len(NAMES) + 2
 """How often the process has called `start`, but not `stop`."""
 
-here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0, num_common=OUTAGES.stop)
+here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0, num_common=REFUSALS.stop)
 """The numbers. Hooks on the way of a batch use them directly: a call costs more."""
 
 

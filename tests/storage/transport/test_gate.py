@@ -277,6 +277,27 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     assert sum(request.is_refused for request in server.log) <= 30
 
 
+def test_a_refused_reader_has_the_server_for_itself(server: Server) -> None:
+    """What is fetched ahead makes room, also in the process that started the one that reads."""
+    server.max_requests = 0
+    url = server.page("/small", bytes(1000))
+
+    def ahead(address: str = server.url) -> bool:
+        return gate().server(address).takes_another()
+
+    def is_refused() -> bool:
+        reader = Fetcher().range_reader(url, 1000)
+        threading.Thread(target=reader, args=(0, 10), daemon=True).start()
+        wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected)
+        return not ahead()
+
+    assert ahead()
+    assert in_child(is_refused)
+    assert not ahead()
+    assert ahead(SERVER)
+    wait_for(ahead)
+
+
 @pytest.mark.usefixtures("quick_retries")
 def test_each_request_is_one_line_of_the_log(
     server: Server, caplog: pytest.LogCaptureFixture

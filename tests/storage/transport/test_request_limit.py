@@ -260,6 +260,16 @@ def test_awaited_requests_have_a_limit_without_trials() -> None:
     assert quick.value == FIRST_AWAITED
 
 
+def test_awaited_requests_soon_use_a_small_server() -> None:
+    """A reader that was refused beside parts of files has all places after a few batches."""
+    limit = AwaitedLimit()
+    while limit.value > 1:
+        limit.refuse(0)
+    for _ in range(4 * 64):
+        limit.note_request(0.05)
+    assert limit.value == 6
+
+
 def test_awaited_requests_stay_below_the_limit_of_a_server() -> None:
     """Of a server that takes 20 at a time, few requests are refused, and its places are used."""
     limit, num_refused, num_asked = AwaitedLimit(), 0, 0

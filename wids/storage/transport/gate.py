@@ -5,7 +5,8 @@ how many requests are in flight; the others wait in the order in which they came
 responses may occupy in memory are limited too, for the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
-server, and this one pauses for a moment.
+server, and this one pauses for a moment. If a reader waits for what was refused, all processes of
+the program stop fetching ahead for a moment: a worker reads, and its parent fetches ahead.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from wids.errors import WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import urls
 from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
-from wids.storage.transport.retry import check_waits, left_s, waiting_for
+from wids.storage.transport.retry import check_waits, left_s, server_at, waiting_for
 from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
 
 _logger = logging.getLogger(__name__)
@@ -93,8 +94,20 @@ class _Server:
     unsent: list[Place] = field(default_factory=list)
     speed: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.is_awaited = isinstance(self.limit, AwaitedLimit)
+        self._shared_at = server_at(self.name, stages.REFUSALS)
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds until the end of a pause; 0 or less if there is none."""
+        until_s = 0.0 if self.is_awaited else stages.here.common[self._shared_at]
+        return max(self.pause_until_s, until_s) - time.monotonic()
+
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
+        if self.is_awaited:  # what is fetched ahead makes room, since its requests end by then
+            stages.here.common[self._shared_at] = time.monotonic() + _PART_S
         self.limit.refuse(self.num_in_flight - 1)
         if self.num_in_flight > 1:
             return
@@ -114,12 +127,12 @@ class _Server:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
         most = 1 if self.num_rejected else self.limit.value
-        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
+        return self.num_in_flight < most and self.paused_s <= 0
 
     def poll_s(self) -> float:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
-        pause_s = self.pause_until_s - time.monotonic()
-        return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
+        paused_s = self.paused_s
+        return min(_POLL_S, paused_s) if paused_s > 0 else _POLL_S
 
 
 class Turn:
@@ -415,7 +428,7 @@ def has_room(server: str) -> bool:
         server: Scheme and host, as `urls.origin` returns them.
     """
     known = gate().server(server)
-    return not known.unsent and known.num_in_flight < known.limit.value
+    return not known.unsent and known.takes_another()
 
 
 @contextmanager
@@ -445,7 +458,7 @@ def has_turn(server: str, place: Place) -> bool:
     known = this.server(server)
 
     def is_next() -> bool:
-        return known.num_in_flight < known.limit.value and known.unsent[:1] == [place]
+        return known.takes_another() and known.unsent[:1] == [place]
 
     with this.room:
         return this.room.wait_for(is_next, _POLL_S)

@@ -25,8 +25,10 @@ MOST_AWAITED: Final = 128
 """The same for requests that a reader waits for: half of `MOST` at most."""
 _QUICK_S: Final = 0.01
 """The processor is the limit if some requests are so short, however long the others wait for it."""
-_ANSWERS: Final = 200
-"""After so many answers without a refusal, more may be awaited again."""
+_ANSWERS: Final = 16
+"""After so many answers for each request in flight, without a refusal, more may be awaited again;
+and after `_MOST_ANSWERS` in any case."""
+_MOST_ANSWERS: Final = 200
 MOST: Final = 256
 """Requests in flight to one server at most; a thread each."""
 
@@ -240,7 +242,9 @@ class AwaitedLimit:
         """Note the seconds that a whole request took: one more may be in flight."""
         self._least_s = min(seconds, 1.02 * self._least_s or seconds)
         self._num_answers += 1
-        wanted, more = (_ANSWERS, self.value // 4) if self._was_refused else (1, 1)
+        wanted, more = 1, 1
+        if self._was_refused:
+            wanted, more = min(_ANSWERS * self.value, _MOST_ANSWERS), self.value // 4
         if self._num_answers >= wanted and not (self.is_prompt and self.value >= FIRST_AWAITED):
             self.value, self._num_answers = min(MOST_AWAITED, self.value + max(1, more)), 0
 

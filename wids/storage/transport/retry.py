@@ -292,7 +292,7 @@ class _Failures:
 
 def _outage_begins(server: str) -> bool:
     """Note that a server is away; return whether no thread and no process has noted it before."""
-    at, now_s = _outage_at(server), time.monotonic()
+    at, now_s = server_at(server, stages.OUTAGES), time.monotonic()
     # Between processes there is no lock: at worst, two of them say the same.
     with stages.writing:
         times_s = stages.here.common
@@ -304,7 +304,7 @@ def _outage_begins(server: str) -> bool:
 
 def _outage_ends(server: str) -> float | None:
     """Note that a server has answered; return how many seconds it was away, if that was noted."""
-    at = _outage_at(server)
+    at = server_at(server, stages.OUTAGES)
     if stages.here.common[at] <= 0:
         return None
     with stages.writing:
@@ -315,9 +315,9 @@ def _outage_ends(server: str) -> float | None:
         return now_s - since_s
 
 
-def _outage_at(server: str) -> int:
-    first, end = stages.OUTAGES.start, stages.OUTAGES.stop
-    return int(first + zlib.crc32(server.encode()) % (end - first))
+def server_at(server: str, of: slice) -> int:
+    """Return where the number of a server is, among those that all processes share."""
+    return int(of.start + zlib.crc32(server.encode()) % (of.stop - of.start))
 
 
 def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
