@@ -36,7 +36,7 @@ from wids.storage.transport.gate import (
     through_gate,
 )
 from wids.storage.transport.request_limit import FIRST, FIRST_AWAITED
-from wids.storage.transport.retry import CancelledError, cancelled_by
+from wids.storage.transport.retry import CancelledError, cancelled_by, server_at
 from wids.storage.transport.stream import Stream
 
 SERVER = "https://server"
@@ -277,8 +277,11 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     assert sum(request.is_refused for request in server.log) <= 30
 
 
-def test_a_refused_reader_has_the_server_for_itself(server: Server) -> None:
+def test_a_refused_reader_has_half_of_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is fetched ahead makes room, also in the process that started the one that reads."""
+    monkeypatch.setattr("wids.storage.transport.gate._HELD_S", LONG_S)
     server.max_requests = 0
     url = server.page("/small", bytes(1000))
 
@@ -288,14 +291,21 @@ def test_a_refused_reader_has_the_server_for_itself(server: Server) -> None:
     def is_refused() -> bool:
         reader = Fetcher().range_reader(url, 1000)
         threading.Thread(target=reader, args=(0, 10), daemon=True).start()
-        wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected)
-        return not ahead()
+        return wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected) is None
 
+    turns = [gate().enter(server.url, 0) for _ in range(FIRST // 2)]
     assert ahead()
     assert in_child(is_refused)
     assert not ahead()
     assert ahead(SERVER)
-    wait_for(ahead)
+    turns.pop().leave()
+    assert ahead()
+    turns.append(gate().enter(server.url, 0))
+    assert not ahead()
+    stages.here.common[server_at(server.url, stages.REFUSALS)] = 0.0  # the time is over
+    assert ahead()
+    for turn in turns:
+        turn.leave()
 
 
 @pytest.mark.usefixtures("quick_retries")

@@ -6,7 +6,7 @@ responses may occupy in memory are limited too, for the process and for the node
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment. If a reader waits for what was refused, all processes of
-the program stop fetching ahead for a moment: a worker reads, and its parent fetches ahead.
+the program request half as much ahead for a moment: a worker reads, and its parent fetches ahead.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
 would be refused too, and a thousand may wait."""
+_HELD_S: Final = 0.3
+"""How long half as many parts of files are requested after a reader was refused: many of those in
+flight end, and the reader asks once more, after 0.25 seconds at most."""
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
@@ -99,15 +102,16 @@ class _Server:
         self._shared_at = server_at(self.name, stages.REFUSALS)
 
     @property
-    def paused_s(self) -> float:
-        """Seconds until the end of a pause; 0 or less if there is none."""
-        until_s = 0.0 if self.is_awaited else stages.here.common[self._shared_at]
-        return max(self.pause_until_s, until_s) - time.monotonic()
+    def _is_held(self) -> bool:
+        """Whether half of the places are left to requests that a reader waits for."""
+        return not self.is_awaited and time.monotonic() < stages.here.common[self._shared_at]
 
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
-        if self.is_awaited:  # what is fetched ahead makes room, since its requests end by then
-            stages.here.common[self._shared_at] = time.monotonic() + _PART_S
+        if self._is_held and self.num_in_flight > self.limit.value // 2:
+            return  # it was sent before, and says nothing about the time after that
+        if self.is_awaited:
+            stages.here.common[self._shared_at] = time.monotonic() + _HELD_S
         self.limit.refuse(self.num_in_flight - 1)
         if self.num_in_flight > 1:
             return
@@ -127,12 +131,14 @@ class _Server:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
         most = 1 if self.num_rejected else self.limit.value
-        return self.num_in_flight < most and self.paused_s <= 0
+        if self._is_held:
+            most //= 2
+        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
 
     def poll_s(self) -> float:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
-        paused_s = self.paused_s
-        return min(_POLL_S, paused_s) if paused_s > 0 else _POLL_S
+        pause_s = self.pause_until_s - time.monotonic()
+        return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
 
 
 class Turn:
