@@ -267,7 +267,7 @@ OUTAGES: Final = slice(2, 2 + 1021)
 """When servers went away, by a hash of each (`retry.py`); two may have the same place."""
 
 REFUSALS: Final = slice(OUTAGES.stop, OUTAGES.stop + 1021)
-"""Until when servers have no room for what is fetched ahead, by the same hash (`gate.py`)."""
+"""Until when half of the places of servers are left to others, by the same hash (`gate.py`)."""
 
 _PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
 """Whose row it is, and which process has started that one, by their ids; 0 where none is known."""

@@ -277,10 +277,14 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     assert sum(request.is_refused for request in server.log) <= 30
 
 
-def test_a_refused_reader_has_half_of_the_server(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_who_is_refused_gets_half_of_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, *, is_awaited: bool
 ) -> None:
-    """What is fetched ahead makes room, also in the process that started the one that reads."""
+    """What is fetched ahead makes room, also in the process that started the one that reads.
+
+    So do processes of the program for one whose only request was refused, whatever it was for.
+    """
     monkeypatch.setattr("wids.storage.transport.gate._HELD_S", LONG_S)
     server.max_requests = 0
     url = server.page("/small", bytes(1000))
@@ -289,9 +293,11 @@ def test_a_refused_reader_has_half_of_the_server(
         return gate().server(address).takes_another()
 
     def is_refused() -> bool:
-        reader = Fetcher().range_reader(url, 1000)
-        threading.Thread(target=reader, args=(0, 10), daemon=True).start()
-        return wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected) is None
+        fetcher = Fetcher()
+        read = fetcher.range_reader(url, 1000) if is_awaited else lambda *_: fetcher.read(url, 1000)
+        threading.Thread(target=read, args=(0, 10), daemon=True).start()
+        wait_for(lambda: gate().server(server.url, is_awaited=is_awaited).num_rejected)
+        return True
 
     turns = [gate().enter(server.url, 0) for _ in range(FIRST // 2)]
     assert ahead()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from typing import IO
 
 import pytest
@@ -55,6 +56,21 @@ def test_the_server_says_how_long_to_wait(server: Server, monkeypatch: pytest.Mo
     assert saved(url) == b"x"
     assert len(waits) == 1
     assert 3 < waits[0] < 3.3
+
+
+@pytest.mark.parametrize(("status", "longest_s"), [(503, 1.0), (500, 10.0)])
+def test_who_is_refused_often_does_not_wait_longer_and_longer(
+    status: int, longest_s: float, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate limits how many requests are sent; others would have the server meanwhile."""
+    waits: list[float] = []
+    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(waits.append(wait_s)))
+    monkeypatch.setattr(random, "uniform", lambda _, longest_s: longest_s)
+    url = server.page("/a", b"x", faults=[Fault(status)] * 8)
+
+    assert saved(url) == b"x"
+    assert waits[:2] == [0.2, 0.4]
+    assert max(waits) == longest_s
 
 
 def test_a_stall_is_noticed(server: Server) -> None:

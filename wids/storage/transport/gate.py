@@ -5,8 +5,9 @@ how many requests are in flight; the others wait in the order in which they came
 responses may occupy in memory are limited too, for the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
-server, and this one pauses for a moment. If a reader waits for what was refused, all processes of
-the program request half as much ahead for a moment: a worker reads, and its parent fetches ahead.
+server, and this one pauses for a moment. After such a refusal, and one of a request that a reader
+waits for, all processes of the program request half as many parts of files for a moment: a worker
+reads while its parent fetches ahead.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _LONGEST_PAUSE_S: Final = 1.0
 """Pause after a server has refused the only request in flight; it doubles with each. The next one
 would be refused too, and a thousand may wait."""
 _HELD_S: Final = 0.3
-"""How long half as many parts of files are requested after a reader was refused: many of those in
-flight end, and the reader asks once more, after 0.25 seconds at most."""
+"""How long processes leave half of their places to one that was refused: many of the requests in
+flight end, and it asks once more, after 0.25 seconds at most."""
 
 PROCESS_NBYTES: Final = 256 << 20
 """Bytes of responses that one process keeps in memory at a time."""
@@ -103,14 +104,12 @@ class _Server:
 
     @property
     def _is_held(self) -> bool:
-        """Whether half of the places are left to requests that a reader waits for."""
+        """Whether half of the places are left to requests that were refused."""
         return not self.is_awaited and time.monotonic() < stages.here.common[self._shared_at]
 
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
-        if self._is_held and self.num_in_flight > self.limit.value // 2:
-            return  # it was sent before, and says nothing about the time after that
-        if self.is_awaited:
+        if self.is_awaited or self.num_in_flight == 1:
             stages.here.common[self._shared_at] = time.monotonic() + _HELD_S
         self.limit.refuse(self.num_in_flight - 1)
         if self.num_in_flight > 1:
@@ -132,7 +131,7 @@ class _Server:
         # After a refusal of the only request, one at a time is sent until one is answered.
         most = 1 if self.num_rejected else self.limit.value
         if self._is_held:
-            most //= 2
+            most = max(1, most // 2)
         return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
 
     def poll_s(self) -> float:
@@ -434,7 +433,7 @@ def has_room(server: str) -> bool:
         server: Scheme and host, as `urls.origin` returns them.
     """
     known = gate().server(server)
-    return not known.unsent and known.takes_another()
+    return not known.unsent and known.num_in_flight < known.limit.value
 
 
 @contextmanager
@@ -464,7 +463,7 @@ def has_turn(server: str, place: Place) -> bool:
     known = this.server(server)
 
     def is_next() -> bool:
-        return known.takes_another() and known.unsent[:1] == [place]
+        return known.num_in_flight < known.limit.value and known.unsent[:1] == [place]
 
     with this.room:
         return this.room.wait_for(is_next, _POLL_S)

@@ -31,6 +31,9 @@ _FIRST_CONTACT_S: Final = 8.0
 
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
+_MAX_REFUSED_S: Final = 1.0
+"""The same after a refusal: the gate decides how many requests are sent, and who waits longest must
+not wait for longer and longer."""
 _SILENT_S: Final = 1.0
 """If a read waits longer, one line says so, and another one that the server is back."""
 _QUIET_S: Final = 30.0
@@ -257,7 +260,8 @@ class _Failures:
         if self.count or not has_answered(server):
             self.waited_s += spent_s
         self.count += 1
-        wait_s = (error.wait_s or 0.0) + _backoff_s(self.count)
+        longest_s = _MAX_REFUSED_S if error.is_refusal else _MAX_WAIT_S
+        wait_s = (error.wait_s or 0.0) + _backoff_s(self.count, longest_s)
         if not (server and error.is_outage):
             self.num_refusals += 1
             if self.num_refusals >= MAX_FAILURES:
@@ -328,9 +332,9 @@ def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
     return False
 
 
-def _backoff_s(num_failures: int) -> float:
+def _backoff_s(num_failures: int, longest_s: float) -> float:
     """Return a random part of a limit that doubles, so that processes retry at different times."""
-    longest_s = min(_MAX_WAIT_S, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
+    longest_s = min(longest_s, math.ldexp(_FIRST_WAIT_S, min(num_failures, 20) - 1))
     return random.uniform(0.0, longest_s)  # noqa: S311 - no secret
 
 
