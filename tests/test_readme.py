@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,14 +49,26 @@ def test_every_block_has_a_language_that_is_checked() -> None:
             json.loads(block.code)
 
 
+def files_of(block: Block) -> set[str]:
+    """Return the files of its folder that a block names."""
+    return set(re.findall(r'"([\w{}-]+\.(?:json|tar))"', block.code))
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     spec = demo_command.write_dataset(str(folder / "wids-demo"))
     # As the command on the page of tables does.
     output = str(folder / "wids-demo" / "shapes.parquet")
     main(["table", spec, "--columns", "label=.cls,caption=.txt", "--output", output])
     return folder
+
+
+@pytest.fixture
+def folder(demo: Path, tmp_path: Path) -> Path:
+    """A copy for one test: another may run in another process."""
+    shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -75,15 +88,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_python_block_runs(
     block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    """A block runs unchanged beside the demo's dataset, which example.com serves too."""
+    """A block runs unchanged beside the demo's dataset, which example.com serves too.
+
+    Earlier blocks of its page that name the same files run first.
+    """
     monkeypatch.chdir(folder)
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
-    code = block.code.replace("https://example.com", server.url)
-    for package in re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE):
-        need(importlib.util.find_spec(package), f"pip install {package}")
-    # A fresh namespace, as if the block were typed into a new file.
-    exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "readme"})  # noqa: S102
+    earlier = [
+        each
+        for each in HERE
+        if each.page == block.page
+        and each.line < block.line
+        and each not in LONG
+        # Which they have made; a name in braces may be any.
+        and (files_of(each) & files_of(block) or any("{" in name for name in files_of(block)))
+    ]
+    for each in [*earlier, block]:
+        code = each.code.replace("https://example.com", server.url)
+        for package in re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE):
+            need(importlib.util.find_spec(package), f"pip install {package}")
+        # A fresh namespace, as if the block were typed into a new file.
+        exec(compile(code, f"{each.page}:{each.line}", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(ROOT).as_posix())
