@@ -398,14 +398,21 @@ def timed(stage: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.k
         _switch(state, BETWEEN if previous < 0 else previous)
 
 
-@contextmanager
-def nested(stage: int) -> Iterator[None]:
+_untimed: Final = nullcontext()
+
+
+def nested(stage: int) -> AbstractContextManager[None]:
     """Count the time of the block for another stage than the one that this thread is in, if any."""
-    state = _current() if here.common[_IS_TIMED] else None
-    if state is None or state[0] < 0:
+    return _nested(stage) if here.common[_IS_TIMED] else _untimed
+
+
+@contextmanager
+def _nested(stage: int) -> Iterator[None]:
+    state = _current()
+    previous = state[0]
+    if previous < 0:
         yield
         return
-    previous = state[0]
     _switch(state, stage)
     try:
         yield
@@ -431,12 +438,9 @@ def _current() -> list[Any]:
     return state
 
 
-_untimed: Final = nullcontext()
-
-
 def fetching() -> AbstractContextManager[None]:
     """Count the time of the block as waiting for a server."""
-    return nested(FETCH) if here.common[_IS_TIMED] else _untimed
+    return nested(FETCH)
 
 
 def timed_steps(

@@ -424,9 +424,9 @@ def is_metadata(name: bytes) -> bool:
 
 def has_metadata(keys: bytes | mmap, start: int, stop: int) -> bool:
     """Whether one of the keys between NULs in a part of some bytes is that of metadata."""
-    # Most keys have no underscore, which numpy sees in a tenth of the time.
-    text = np.frombuffer(keys, np.uint8, stop - start, start)
-    return bool((text == ord("_")).any()) and _METADATA_KEY.search(keys, start, stop) is not None
+    text = keys[start:stop]
+    # Most keys have no underscore, which is found out in a hundredth of the time.
+    return b"_" in text and _METADATA_KEY.search(text) is not None
 
 
 def _last_before(positions: IntArray, limits: IntArray) -> IntArray:

@@ -158,22 +158,6 @@ def _compare(
     return compare
 
 
-def _numbering() -> Callable[[bytes], int]:
-    """Return the function for the number of a shape; `_END` or more if it has none."""
-    numbers: dict[bytes, int] = {}
-    new_number = count(_UNIFORM + 2, 2)
-
-    def number_of(field_ids: bytes) -> int:
-        number = numbers.get(field_ids)
-        if number is None:
-            number = next(new_number)
-            if number < _END:
-                numbers[field_ids] = number  # a shape that two threads meet may have two numbers
-        return number
-
-    return number_of
-
-
 def _look(
     data: mmap.mmap,
     index: ShardIndex,
@@ -184,21 +168,27 @@ def _look(
 ) -> Look:
     """Return the function that is called for samples whose shape is not known with their labels."""
     starts, blocks, sizes = columns
-    stops, field_ids, number_of = starts[1:], index.field_ids.data, _numbering()
+    field_ids, names = index.field_ids.data, index.fields
+    numbers: dict[bytes, int] = {}
+    new_number = count(_UNIFORM + 2, 2)
 
     def look(local_index: int, labels: Labels | None, shapes: list[Shape | None]) -> Shape:
         state, first = known[local_index], starts[local_index]
         number = _UNIFORM if state == _UNREAD_UNIFORM else state & ~1
         if not number:
-            number = number_of(field_ids[first : stops[local_index]].tobytes())
+            ids = field_ids[first : starts[local_index + 1]].tobytes()
+            number = numbers.get(ids, 0) or next(new_number)
+            if number < _END:
+                numbers[ids] = number  # a shape that two threads meet may have two numbers
         shape = shapes[number] if number < _END else None
         if shape is None:
-            ids = field_ids[first : stops[local_index]]
-            shape = _shape([index.fields[field_id] for field_id in ids], wanted, labels)
+            fields = [names[i] for i in field_ids[first : starts[local_index + 1]]]
+            shape = _shape(fields, wanted, labels)
         members = shape[1]
         is_large = False
         for _, at in members:
-            is_large = is_large or sizes[first + at] > LARGE_NBYTES
+            if sizes[first + at] > LARGE_NBYTES:
+                is_large = True
         if compare is not None and state in _UNCOMPARED:
             if is_large:
                 # So that the headers are not waited for alone.
