@@ -8,7 +8,6 @@ that damages files in little time. It fetches nothing. Neither function repairs 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
@@ -18,7 +17,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.describe import ShardRecord, record_of
@@ -28,7 +27,7 @@ from wids.publish.problems import Problem, dataset_problems, log_problem, proble
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
-from wids.shards.indexes.pack import LocalPack, Pack, load_pack
+from wids.shards.indexes.pack import LocalPack, load_pack
 from wids.shards.shard_facts import remote_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, PackedShards, ShardSpec
@@ -60,25 +59,12 @@ _APPENDING: Final = (
 )
 
 Locate = Callable[[ShardSpec], "str | None"]
+Packs = dict[int, tuple[PackedShards, LocalPack]]
+"""The pack of each shard."""
 
 
-class _Fingerprint(NamedTuple):
-    """What identifies the index of a shard, to be compared with that in the pack.
-
-    Attributes:
-        nbytes: Length of the tar in bytes.
-        digests: Digests of the index, with the checksums of members and without them, which a pack
-            need not have. The indexes of a large dataset would not fit into memory.
-        record: Description with the index, if there is no pack to compare it with.
-    """
-
-    nbytes: int
-    digests: tuple[bytes, bytes]
-    record: ShardRecord | None = None
-
-
-_Findings = tuple[list[Problem], _Fingerprint | None]
-"""The problems of a shard, and the fingerprint of its index unless it is another file."""
+_Findings = tuple[list[Problem], ShardRecord | None]
+"""The problems of a shard, and its description with the index unless it is another file."""
 
 
 def verify_spec(
@@ -155,29 +141,22 @@ def verify_spec(
         if whole is not None and (len(whole) > len(spec.shards) or not whole.has_sound_keys()):
             whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
-        examine = partial(
-            _examined,
-            *(fetcher, locate, decode),
-            wants_index=locate is None and whole is None,
-            report=None if executor else bar.move,
-        )
+        report = None if executor else bar.move
+        examine = partial(_examined, fetcher, locate, decode, report=report)
         results = results_of(
             executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
         )
         stack.enter_context(closing(results))
 
         def indexes() -> Iterator[tuple[str, int, ShardIndex]]:
-            for number, (shard, (found, fingerprint)) in enumerate(results):
+            for number, (shard, (found, record)) in enumerate(results):
                 problems.extend(found)
-                if number in packs and fingerprint is not None:
-                    shared, opened = packs[number]
-                    pack_problems.extend(_pack_mismatch(opened, shared, shard, number, fingerprint))
-                    opened.release()
-                if fingerprint is not None and fingerprint.record is not None:
-                    shard_index = fingerprint.record.index()
-                    assert shard_index is not None  # noqa: S101 - it was just made
-                    packed.append(shard)
-                    yield os.path.basename(urls.path_of(shard.url)), fingerprint.nbytes, shard_index
+                shard_index = None if record is None else record.index()
+                if record is not None and shard_index is not None:
+                    pack_problems.extend(_pack_mismatch(packs, number, record, shard_index))
+                    if whole is None:
+                        packed.append(shard)
+                        yield os.path.basename(urls.path_of(shard.url)), record.nbytes, shard_index
                 bar.finish(sizes[shard.url])
 
         made = stack.enter_context(new_pack(None, indexes()))
@@ -202,24 +181,22 @@ def _examined(
     decode: bool,
     shard_spec: ShardSpec,
     *,
-    wants_index: bool,
     report: Report | None,
 ) -> _Findings:
     """Examine a shard, local or remote. Runs on the workers of an executor."""
     if locate is not None:
         path = locate(shard_spec)
-        return ([], None) if path is None else _findings(shard_spec, path, path, decode)
+        # Without the index, which is compared with no pack.
+        return ([] if path is None else _findings(shard_spec, path, path, decode)[0]), None
     name = urls.redact(shard_spec.url)
     try:
         with fetch.downloaded(fetcher, shard_spec.url, report) as path:
-            return _findings(shard_spec, path, name, decode, wants_index=wants_index)
+            return _findings(shard_spec, path, name, decode)
     except FetchError as error:
         return [problem_of(name, error)], None
 
 
-def _findings(
-    shard_spec: ShardSpec, path: str, name: str, decode: bool, *, wants_index: bool = False
-) -> _Findings:
+def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Findings:
     """Examine a local file; ``name`` is the shard's in the problems."""
     key_split = shard_spec.key_split or "first"
     try:
@@ -244,16 +221,13 @@ def _findings(
         texts += [*_odd_names(scanned[0], key_split), *scanned[0].remarks]
         texts += _decode_problems(shard) if decode else []
         record = record_of(shard_spec.url, shard.index, nbytes, None)
-        plain = index_file.dump(shard.index.without_payload_crcs(), TarIdentity(nbytes))
-        digests = _digest(record.blob), _digest(plain)
-        fingerprint = _Fingerprint(nbytes, digests, record if wants_index else None)
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
         return [Problem(name, "; ".join([mismatch, *texts]))], None
     skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
     text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
-    return [*(Problem(name, text) for text in texts), *remarks], fingerprint
+    return [*(Problem(name, text) for text in texts), *remarks], record
 
 
 def _indexed(
@@ -317,9 +291,9 @@ def _opened_packs(
     fetcher: fetch.Fetcher,
     all_packs: Iterable[PackedShards],
     on_remark: Callable[[Problem], None],
-) -> tuple[dict[int, tuple[PackedShards, LocalPack]], list[Problem]]:
+) -> tuple[Packs, list[Problem]]:
     """Open packs until the stack closes; return them by shard, and problems of packs as a whole."""
-    packs: dict[int, tuple[PackedShards, LocalPack]] = {}
+    packs: Packs = {}
     problems = []
     for shared in all_packs:
         name, num_shards = urls.redact(shared.url), shared.stop - shared.start
@@ -349,23 +323,25 @@ def _opened_packs(
 
 
 def _pack_mismatch(
-    pack: Pack, shared: PackedShards, shard_spec: ShardSpec, number: int, fingerprint: _Fingerprint
+    packs: Packs, number: int, record: ShardRecord, made: ShardIndex
 ) -> list[Problem]:
-    """Return what is wrong with the index of a shard in a pack, as a list of at most one."""
+    """Return what is wrong with the index of a shard in its pack, as a list of at most one."""
+    if number not in packs:
+        return []
+    shared, pack = packs[number]
+    pack.release()  # of the shard before
     number -= shared.start
     if number >= len(pack):  # a pack that is too short is a problem of its own
         return []
-    name, nbytes = os.path.basename(urls.path_of(shard_spec.url)), fingerprint.nbytes
-    found = pack.index(number, nbytes, shard_spec.key_split or "first")
-    blob = b"" if found is None else index_file.dump(found, TarIdentity(nbytes))
-    if _digest(blob) in fingerprint.digests and pack.is_named(number, name):
-        return []
+    name, identity = os.path.basename(urls.path_of(record.url)), TarIdentity(record.nbytes)
+    found = pack.index(number, record.nbytes, record.key_split)
+    if found is not None and pack.is_named(number, name):
+        if not len(found.payload_crcs):  # a pack need not have the checksums of members
+            made = made.without_payload_crcs()
+        if index_file.dump(found, identity) == index_file.dump(made, identity):
+            return []
     text = f"its index of {name} does not match the shard; rebuild the pack"
     return [Problem(urls.redact(shared.url), text)]
-
-
-def _digest(blob: bytes) -> bytes:
-    return hashlib.blake2b(blob).digest()
 
 
 @dataclass(frozen=True)
