@@ -75,7 +75,6 @@ def sample_html(sample: Mapping[str, Any], classes: Sequence[str] = ()) -> str:
 def field_html(
     field: str,
     value: Any,
-    pixels: int = THUMBNAIL_PIXELS,
     *,
     with_size: bool = True,
     classes: Sequence[str] = (),
@@ -85,14 +84,13 @@ def field_html(
     Args:
         field: The name of the field, whose extension says what its bytes are.
         value: Bytes in any form, or a decoded value.
-        pixels: Maximum width and height of an undecoded picture.
         with_size: Whether to state the length of bytes.
         classes: Names of classes, by their numbers.
     """
     if hasattr(value, "getvalue"):  # a stream, as `raw="stream"` returns them
         value = value.getvalue()
     if isinstance(value, bytes | bytearray | memoryview):
-        return _bytes_html(field, bytes(value), pixels=pixels, with_size=with_size, classes=classes)
+        return _bytes_html(field, bytes(value), with_size=with_size, classes=classes)
     shown, name = _value_html(value), ""
     if classes and is_of_classes(field):
         name = class_name(field, plain_text(value), classes)
@@ -137,7 +135,7 @@ def card_html(
     picture = ""
     if pictures:
         data = bytes(fields[pictures[0]])
-        picture = _bytes_html(pictures[0], data, with_text=False, pixels=pixels)
+        picture = _picture_html(data, f", {nbytes_text(len(data))}", with_text=False, pixels=pixels)
     limit = _MAX_TEXT_CHARS if picture or poster else _MAX_LONE_TEXT_CHARS
     texts = _card_texts({n: v for n, v in fields.items() if n not in pictures}, classes, limit)
     others_by_name = other_fields or {}
@@ -246,19 +244,11 @@ def _provenance(sample: Mapping[str, Any]) -> str:
     return f"<small>{escaped(' · '.join(filter(None, parts)))}</small>"
 
 
-def _bytes_html(
-    field: str,
-    data: bytes,
-    *,
-    with_text: bool = True,
-    with_size: bool = True,
-    pixels: int = THUMBNAIL_PIXELS,
-    classes: Sequence[str] = (),
-) -> str:
+def _bytes_html(field: str, data: bytes, *, with_size: bool, classes: Sequence[str]) -> str:
     size = nbytes_text(len(data))
     stated = f"<small>{escaped(size)}</small> " if with_size else ""
     if codecs.extension(field) in codecs.IMAGE_EXTENSIONS:
-        return _picture_html(data, f", {size}", with_text=with_text, pixels=pixels)
+        return _picture_html(data, f", {size}")
     if codecs.media_kind(field):
         return _media_html(field, data, size)
     if len(data) > MAX_SHOWN_NBYTES:
