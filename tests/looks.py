@@ -27,7 +27,7 @@ from PIL import Image
 
 import wids
 from wids.look.page import questions
-from wids.look.page.pages import PeekPages
+from wids.look.page.pages import Pages, PeekPages
 from wids.look.page.server import Browser
 
 HOSTILE = '<script>document.title="owned"</script>'
@@ -125,7 +125,7 @@ def browsing(spec: Any, **options: Any) -> Iterator[Client]:
     """Serve the pages of a dataset; the value is a client for them."""
     with (
         wids.ShardListDataset(spec, access="range", **options) as dataset,
-        serving(dataset) as client,
+        serving(Pages(dataset)) as client,
     ):
         yield client
 

@@ -23,6 +23,7 @@ from loopback import Server
 
 import wids
 from wids.cli.main import main
+from wids.look.page.pages import Pages
 from wids.look.page.questions import Scans
 from wids.shards.indexes.pack_writer import write_pack
 from wids.shards.tars.index import index_tar
@@ -662,7 +663,7 @@ def test_known_samples_of_a_shard_are_searched(server: Server, tmp_path: Path) -
 
 def test_the_browser_stops_searches_when_it_closes(spec: Path) -> None:
     """No thread is left behind."""
-    with wids.ShardListDataset(spec) as dataset, serving(dataset) as client:
+    with wids.ShardListDataset(spec) as dataset, serving(Pages(dataset)) as client:
         client.request("POST", f"hits?{query_of('caption')}")
     assert [t for t in threading.enumerate() if t.name == "wids-scan"] == []
 

@@ -19,7 +19,7 @@ from subprocess import PIPE
 from urllib.parse import quote
 
 import pytest
-from conftest import raises, write_tar
+from conftest import write_tar
 from events import LONG_S, in_time, wait_for
 from looks import HOSTILE, Client, browsing, picture, search, write
 from loopback import Server
@@ -27,7 +27,7 @@ from PIL import Image
 
 import wids
 from wids.look.page.answers import STATIC_ROUTES, error_answer
-from wids.look.page.server import MAX_CONNECTIONS, Browser, allowed_hosts
+from wids.look.page.server import MAX_CONNECTIONS, allowed_hosts
 from wids.shards.fields.encode import encode
 
 
@@ -276,10 +276,11 @@ def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 _SERVER = """
 import resource, sys, threading
 import wids
+from wids.look.page.pages import Pages
 from wids.look.page.server import Browser
 
 with wids.ShardListDataset(sys.argv[1]) as dataset:
-    browser = Browser(dataset)
+    browser = Browser(Pages(dataset))
     thread = threading.Thread(target=browser.serve)
     thread.start()
     print(browser.url, flush=True)
@@ -389,14 +390,6 @@ def test_host_names_of_a_server() -> None:
     """Browsers leave out port 80, which is the default of HTTP (SEC-13)."""
     assert allowed_hosts(8000) == {"127.0.0.1:8000", "localhost:8000"}
     assert allowed_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
-
-
-def test_views_are_refused(spec: Path) -> None:
-    """Only a complete dataset has pages; a view has `show`."""
-    with wids.ShardListDataset(spec) as dataset:
-        for view in (dataset[5:], dataset[[3, 1]]):
-            with raises(ValueError, "expected a complete dataset, found a view"):
-                Browser(view)
 
 
 def test_odd_fields_are_shown_or_described(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class Site:
         actions: Functions that change something, likewise.
     """
 
-    def __init__(self, routes: Mapping[str, Route], actions: Mapping[str, Route]) -> None:
+    def __init__(self, routes: Mapping[str, Route], actions: dict[str, Route]) -> None:
         self._routes = {**STATIC_ROUTES, **routes}
         self._actions = actions
 

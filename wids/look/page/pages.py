@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote
@@ -164,7 +164,6 @@ class Pages(Site):
         prefix: What the paths of its fields begin with, in links.
         python: Code that opens the dataset in Python, for people to copy.
         questions: The searches and counts that were started; None for none so far.
-        actions: Further actions.
     """
 
     def __init__(
@@ -173,7 +172,6 @@ class Pages(Site):
         prefix: str = "",
         python: str = "",
         questions: Questions | None = None,
-        actions: Mapping[str, Route] | None = None,
     ) -> None:
         self._dataset = dataset
         self._prefix = prefix
@@ -192,13 +190,12 @@ class Pages(Site):
             "columns": lambda _, __: self._questions.column_names(),
             "column": lambda _, query: self._questions.column(query),
         }
-        all_actions: dict[str, Route] = {
+        actions: dict[str, Route] = {
             "hits": lambda _, query: self._questions.search(query),
             "column": lambda _, query: self._questions.column(query, starts=True),
             "stop": lambda kind, _: self._questions.stop(kind),
-            **(actions or {}),
         }
-        super().__init__(routes, all_actions)
+        super().__init__(routes, actions)
 
     def close(self) -> None:
         """Stop all scans."""
@@ -471,8 +468,8 @@ class _ShardPages(Pages):
     def __init__(
         self, peek: Peekable, python: str, questions: Questions, indexing: threading.Lock
     ) -> None:
-        actions = {"index": self._index_shard}
-        super().__init__(peek, f"shard/{peek.number}/", python, questions, actions)
+        super().__init__(peek, f"shard/{peek.number}/", python, questions)
+        self._actions["index"] = self._index_shard
         self._peek = peek
         self._indexing = indexing
 

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
 from wids.look.page.answers import Answer, FieldBytes, Site, error_answer, requested_span
-from wids.look.page.pages import Pages
-from wids.shards.sample_access import ReadableDataset
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -101,28 +99,22 @@ _HEADERS: Final = {
 
 
 class Browser:
-    """A dataset behind a loopback address.
+    """Pages behind a loopback address.
 
     Args:
-        dataset: The dataset, which is not a view; or pages of another kind. It must stay open.
+        site: The pages. Their dataset must stay open.
         port: The port to listen on; 0 for a free one.
-        python: Code that opens the dataset in Python, for people to copy.
 
     Attributes:
         port: The port that it listens on.
         url: The address of the page, with the token.
 
     Raises:
-        ValueError: The dataset is a view.
         OSError: The port is in use, or may not be used.
     """
 
-    def __init__(self, dataset: ReadableDataset | Site, port: int = 0, python: str = "") -> None:
-        if not isinstance(dataset, Site) and dataset.is_view:
-            raise ValueError(
-                "dataset: expected a complete dataset, found a view; use the view's show()"
-            )
-        self._site = dataset if isinstance(dataset, Site) else Pages(dataset, python=python)
+    def __init__(self, site: Site, port: int = 0) -> None:
+        self._site = site
         # SEC-13: loopback alone is no protection, since every user of the machine can connect to
         # it.
         self._token = secrets.token_urlsafe(16)
