@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.shards.costs import DownloadCost
     from wids.shards.specs.naming import is_document
     from wids.storage.fetch import Fetcher
-    from wids.storage.remote_lengths import known_lengths
+    from wids.storage.remote_lengths import known_lengths, known_sum
 
     spec = shared.loaded_spec(options.spec, options)
     servers = shared.storage_options(options)
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> int:
     if problems:
         return 1
     text = count_text(len(spec.shards), "shard")
-    counts = [shard.num_samples for shard in spec.shards if shard.num_samples is not None]
-    if len(counts) == len(spec.shards):
-        text += f", {count_text(sum(counts), 'sample')}"
+    num_samples = known_sum(shard.num_samples for shard in spec.shards)
+    if num_samples is not None:
+        text += f", {count_text(num_samples, 'sample')}"
     # Standard output has the problems alone, so that it is empty where there are none.
     print(f"{urls.redact(options.spec)}: {text}: no problems", file=sys.stderr)
     return 0

@@ -15,7 +15,7 @@ from wids.errors import WidsError
 from wids.look import preview
 from wids.look.html import dataset_html, gallery_html
 from wids.look.page.questions import Selection
-from wids.look.text import class_names, classes_text, total_of
+from wids.look.text import class_names, classes_text
 from wids.order.arguments import at_least
 from wids.shards.sample_access import (
     MAX_SHARDS,
@@ -24,6 +24,7 @@ from wids.shards.sample_access import (
     ReadableDataset,
     field_stats,
 )
+from wids.storage.remote_lengths import known_sum
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -245,7 +246,7 @@ def known_text(peek: preview.Peekable) -> str:
 
 def _facts(dataset: ReadableDataset) -> dict[str, str]:
     shards = dataset.spec.shards
-    nbytes = total_of([shard.nbytes for shard in shards])
+    nbytes = known_sum(shard.nbytes for shard in shards)
     size = "not stated" if nbytes is None else nbytes_text(nbytes)
     has_remote = not all(urls.is_local(shard.url) for shard in shards[:MAX_SHARDS])
     num_checked = min(len(shards), MAX_SHARDS)

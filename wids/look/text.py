@@ -19,6 +19,7 @@ from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
 from wids.shards.specs.model import DatasetSpec, class_name
+from wids.storage.remote_lengths import known_sum
 from wids.storage.sizes import first_of, nbytes_text
 from wids.storage.transport import urls
 
@@ -137,14 +138,12 @@ def plain_text(value: Any) -> str:
 
 def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
     """Return what a spec states about its dataset, under the names that a script reads."""
-    samples = [shard.num_samples for shard in spec.shards]
-    nbytes = [shard.nbytes for shard in spec.shards]
     return {
         "name": spec.name,
         "info": spec.extras.get("info"),
-        "num_samples": total_of(samples),
+        "num_samples": known_sum(shard.num_samples for shard in spec.shards),
         "num_shards": len(spec.shards),
-        "nbytes": total_of(nbytes),
+        "nbytes": known_sum(shard.nbytes for shard in spec.shards),
         "classes": spec.classes,
         "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
         "first": urls.redact(spec.shards[0].url),
@@ -235,10 +234,3 @@ def share_text(share: float) -> str:
     if percent == 0 and share > 0:
         return "<1%"
     return ">99%" if percent == 100 and share < 1 else f"{percent}%"
-
-
-def total_of(numbers: list[int | None]) -> int | None:
-    """Return the sum of numbers; None if one of them is not known."""
-    known = [number for number in numbers if number is not None]
-    # A sum of some of the numbers would look like the size of the dataset.
-    return sum(known) if len(known) == len(numbers) else None

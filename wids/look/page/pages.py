@@ -35,7 +35,7 @@ from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
 from wids.look.page.questions import PageScans, Questions, conditions_in
 from wids.look.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
-from wids.look.text import class_names, share_text, shortened, total_of, value_text
+from wids.look.text import class_names, share_text, shortened, value_text
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.remote_shard import open_field
@@ -43,6 +43,7 @@ from wids.shards.sample_access import FieldStats, ReadableDataset, field_stats
 from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
 from wids.storage.reading_threads import latest
+from wids.storage.remote_lengths import known_sum
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 
@@ -213,7 +214,7 @@ class Pages(Site):
     def _about(self, _: str, __: Query) -> dict[str, Any]:
         """Answer with the name, size and fields of the dataset."""
         shards = self._dataset.spec.shards
-        nbytes = total_of([shard.nbytes for shard in shards])
+        nbytes = known_sum(shard.nbytes for shard in shards)
         return {
             "name": printable(self._dataset.dataset_name or "dataset"),
             "num_samples": len(self._dataset),
