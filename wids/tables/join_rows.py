@@ -40,6 +40,7 @@ from wids.tables.column_values import KEY
 from wids.tables.join_fields import PLAIN, Fields, Names, Wanted, own_value, value_fields
 from wids.tables.join_keys import RowKeys
 from wids.tables.join_sides import OtherSide
+from wids.tables.table import check_arrow
 
 _logger = logging.getLogger(__name__)
 
@@ -81,17 +82,6 @@ class RowSide(OtherSide):
     def fields(self, number: int | None) -> Sequence[str]:  # noqa: ARG002 - the same for all
         """Return the fields that a row can have."""
         return self._fields
-
-
-def import_arrow(what: str) -> Any:
-    """Return pyarrow, to read a caller's object or file."""
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise ImportError(
-            f"join: expected pyarrow, to read {what}, found none; pip install 'wids[table]'"
-        ) from error
-    return pa
 
 
 def table_rows(table: Any, names: Names, wanted: Wanted, what: str = "the table") -> RowSide:
@@ -237,7 +227,7 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide
 
     Raises:
         JoinError: It is not what its extension says, or lacks a column.
-        ImportError: It is Parquet, and there is no pyarrow.
+        ModuleNotFoundError: It is Parquet, and there is no pyarrow.
     """
     name, path = urls.redact(url), urls.path_of(url).lower()
     if path.endswith(".parquet"):
@@ -268,7 +258,8 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide
 
 
 def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
-    arrow = import_arrow(name)
+    check_arrow()
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -277,7 +268,7 @@ def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
         if wanted.columns is None:
             return parquet.read()
         return parquet.read(columns=list(dict.fromkeys((wanted.key, *wanted.columns))))
-    except (arrow.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise JoinError(f"{name}: expected Parquet, found: {error}") from error
 
 

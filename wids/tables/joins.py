@@ -31,6 +31,7 @@ from wids.tables.join_keys import (
 )
 from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
 from wids.tables.joined import JoinedReader, Joint
+from wids.tables.table import check_arrow
 
 Missing = Literal["error", "skip", "none"]
 
@@ -165,7 +166,9 @@ def _rows(
         return join_rows.frame_rows(other, names, wanted)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
         raise _not_joinable(other)
-    pa = join_rows.import_arrow(f"a {type(other).__name__}")
+    check_arrow()
+    import pyarrow as pa
+
     try:
         table = other if isinstance(other, pa.Table) else pa.table(other)
     except (ValueError, TypeError) as error:  # a single column
