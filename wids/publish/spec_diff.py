@@ -105,7 +105,7 @@ def diff_specs(
     removed = [entry[:-_WORD_NBYTES] for entry in left.elements()]
     changed = Counter(removed) & Counter(added)
     num_same = sides[0].num_samples - len(removed)
-    only_old, only_new = (_texts(_without(keys, changed)) for keys in (removed, added))
+    only_old, only_new = (_texts((Counter(keys) - changed).elements()) for keys in (removed, added))
     return SpecDiff(only_old, _texts(changed.elements()), only_new, num_same)
 
 
@@ -188,16 +188,6 @@ def _is_same(before: ShardIndex, after: ShardIndex) -> bool:
     columns = ((getattr(before, name), getattr(after, name)) for name in _COLUMNS)
     is_same = before.fields == after.fields and all(np.array_equal(*both) for both in columns)
     return is_same and before.stored_keys() == after.stored_keys()
-
-
-def _without(keys: Iterable[bytes], others: Counter[bytes]) -> Iterator[bytes]:
-    """Yield the keys without those that have a partner on the other side."""
-    left = others.copy()
-    for key in keys:
-        if left.get(key):
-            left[key] -= 1
-        else:
-            yield key
 
 
 def _texts(keys: Iterable[bytes]) -> list[str]:
