@@ -70,17 +70,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _checked_output(output: str) -> str:
     """Return the absolute path of the output; reject now what would fail after reading."""
+    from wids.publish.spec_job import check_output
+
     if not urls.is_local(output):
         raise ValueError(
             f"--output: expected a file on this machine, found {urls.redact(output)}; write it "
             "here and copy it beside the published spec"
         )
-    path = os.path.abspath(urls.local_path(output))
-    if not output.endswith(".parquet"):
-        raise ValueError(f"--output: expected a name that ends in .parquet, found {output!r}")
-    if not os.path.isdir(os.path.dirname(path)):
-        raise FileNotFoundError(f"{os.path.dirname(path)}: no such folder, for --output")
-    return path
+    check_output(output, ".parquet")
+    return os.path.abspath(urls.local_path(output))
 
 
 def _text(output: str, table: pa.Table) -> str:

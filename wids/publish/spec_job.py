@@ -295,7 +295,7 @@ def prepare_spec(
         ValueError: The output has another ending than ``.json``; or readers could not follow the
             references of the spec.
     """
-    _check_output(output)
+    check_output(output, ".json")
     target = upload.absolute(output)
     named = _named_shards(names, Fetcher(storage_options), split, target)
     files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
@@ -318,10 +318,20 @@ def _named_shards(
     return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher)), output))
 
 
-def _check_output(output: str) -> None:
-    if not output.endswith(".json"):
+def check_output(output: str, ending: str) -> None:
+    """Reject now what would fail after all shards were read.
+
+    Args:
+        output: Path or URL of a file.
+        ending: How its name has to end.
+
+    Raises:
+        ValueError: It ends in another way.
+        FileNotFoundError: There is no such folder.
+    """
+    if not output.endswith(ending):
         found = repr(urls.redact(output))
-        raise ValueError(f"--output: expected a name that ends in .json, found {found}")
+        raise ValueError(f"--output: expected a name that ends in {ending}, found {found}")
     folder = os.path.dirname(os.path.abspath(urls.local_path(output)))
     if urls.is_local(output) and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: no such folder, for --output")
