@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from wids.shards.indexes import index_file
 from wids.shards.specs.model import ShardSpec
@@ -84,14 +83,12 @@ def describe_shard(
         FetchError: The file cannot be opened.
         ShardFormatError: It is not a complete, plain tar.
     """
-    with Shard(path, find_index=partial(_index_with_checksums, key_split, repeated)) as shard:
+
+    def indexed(_: str, data: TarBytes, __: TarIdentity) -> ShardIndex:
+        return index_tar(data, key_split, path, checksums=True, repeated=repeated)
+
+    with Shard(path, find_index=indexed) as shard:
         # The identity of the opened file, so that a change during reading is noticed later.
         return record_of(
             path, shard.index, shard.nbytes, file_digest(path, "sha256"), shard.identity
         )
-
-
-def _index_with_checksums(
-    key_split: KeySplit, repeated: Repeated, path: str, data: TarBytes, _: TarIdentity
-) -> ShardIndex:
-    return index_tar(data, key_split, path, checksums=True, repeated=repeated)

@@ -32,7 +32,6 @@ from wids.shards.specs.saving import unsaved_shards
 from wids.shards.tars.index import ShardIndex
 from wids.storage import files, upload
 from wids.storage.arrays import LazySequence
-from wids.storage.files import STEM_LENGTH
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
 
@@ -401,5 +400,5 @@ def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
     """Delete what killed workers left unfinished of the shards of a part."""
     for task in tasks if output.is_local else ():
         # Nobody else writes these shards. Those of other parts may have the same temporary names.
-        is_own = len(os.path.basename(task.path)) <= STEM_LENGTH
+        is_own = len(os.path.basename(task.path)) <= files.STEM_LENGTH
         files.sweep_beside(task.path, min_age_s=0 if is_own else None)

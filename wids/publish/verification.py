@@ -203,9 +203,14 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         nbytes = os.stat(path).st_size
     except OSError as error:
         return [Problem(name, f"cannot be read: {error.strerror or error}")], None
-    scanned: list[TarMembers] = []
+    scanned: list[TarMembers] = []  # which has the names and the remarks
+
+    def indexed(_: str, data: TarBytes, __: TarIdentity) -> ShardIndex:
+        scanned.append(scan(data, path))
+        return with_checksums(build_index(scanned[0], key_split, path), data)
+
     try:
-        shard = Shard(path, find_index=partial(_indexed, key_split, scanned))
+        shard = Shard(path, find_index=indexed)
     except (FetchError, ShardFormatError) as error:
         reason = problem_of(path, error).text
         try:
@@ -228,15 +233,6 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
     text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
     return [*(Problem(name, text) for text in texts), *remarks], record
-
-
-def _indexed(
-    key_split: KeySplit, scanned: list[TarMembers], path: str, data: TarBytes, _: TarIdentity
-) -> ShardIndex:
-    """Index a tar with checksums, and hand out the scan, which has the names and remarks."""
-    found = scan(data, path)
-    scanned.append(found)
-    return with_checksums(build_index(found, key_split, path), data)
 
 
 def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
