@@ -64,6 +64,8 @@ def _range(text: str) -> range:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each sample, or one JSON object."""
+    from wids.look.text import table
+
     with ExitStack() as stack:
         dataset, epoch = asked(options, stack)
         if options.key is not None:
@@ -75,11 +77,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps({"epoch": epoch.number, "samples": list(rows)}))
             return 0
-        table = [_COLUMNS, *([str(row[name]) for name in _COLUMNS] for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for line in table:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            print("  ".join(cells).rstrip())
+        print(table(_COLUMNS, ([row[name] for name in _COLUMNS] for row in rows)))
         print(epoch, file=sys.stderr)
     return 0
 
