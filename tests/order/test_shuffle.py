@@ -30,15 +30,15 @@ def test_seeds_differ() -> None:
 
 def test_a_page_of_a_huge_dataset_costs_a_page() -> None:
     """No memory for each sample: a page of 10**15 samples is there at once."""
-    page = Selection(None, 10**15, 3).page(10**14, 48)
+    page = Selection(range(10**15), 10**15, 3).page(10**14, 48)
     assert len(set(page)) == 48
     assert max(page) > 10**14
-    assert Selection(None, 10**15, 3).place(page[7])[:2] == (10**14 + 7, page[6])
+    assert Selection(range(10**15), 10**15, 3).place(page[7])[:2] == (10**14 + 7, page[6])
 
 
 def test_a_search_does_not_change_the_order() -> None:
     """Hits are in the order of all samples, without those that were not found (LOOK-7)."""
-    everything = Selection(None, 500, 9).page(0, 500)
+    everything = Selection(range(500), 500, 9).page(0, 500)
     found = list(range(0, 500, 7))
     hits = Selection(found, 500, 9)
     assert hits.page(0, 100) == [index for index in everything if index in found]

@@ -100,7 +100,7 @@ def gallery(
     if where is not None and not callable(where):
         raise TypeError(f"where: expected a callable that takes a sample, found {where!r:.80}")
     total = len(dataset)
-    candidates = Selection(None, total, seed)
+    candidates = Selection(range(total), total, seed)
     if where is None:
         indices = candidates.page(start, num_samples)
         stop, note = start + len(indices), ""

@@ -69,27 +69,24 @@ class Selection:
     """Some samples in some order.
 
     Attributes:
-        found: Their indices, ascending; None for all samples.
+        found: Their indices, ascending; a range for all samples.
         num_samples: The number of all samples.
         seed: None for ascending order.
     """
 
-    found: Sequence[int] | None
+    found: Sequence[int]
     num_samples: int
     seed: int | None = None
 
     def __len__(self) -> int:
-        return self.num_samples if self.found is None else len(self.found)
+        return len(self.found)
 
     def page(self, start: int, count: int) -> list[int]:
         """Return the samples from a position on."""
-        positions = range(len(self))[start : start + count]
         if self._shuffle is None:
-            return (
-                list(positions) if self.found is None else list(self.found[start : start + count])
-            )
-        if self.found is None:
-            return self._shuffle.indices(positions)
+            return list(self.found[start : start + count])
+        if isinstance(self.found, range):
+            return self._shuffle.indices(self.found[start : start + count])
         return [self.found[at] for at in self._order[start : start + count].tolist()]
 
     def place(self, index: int) -> Neighbours:
@@ -102,8 +99,8 @@ class Selection:
         return Neighbours(position, before[0] if before else None, after[0] if after else None)
 
     def _position(self, index: int) -> int | None:
-        if self.found is None:
-            return index if self._shuffle is None else int(self._shuffle.positions([index])[0])
+        if self._shuffle is not None and isinstance(self.found, range):
+            return int(self._shuffle.positions([index])[0])
         at = bisect_left(self.found, index)
         if at == len(self.found) or self._shuffle is None:
             return None if at == len(self.found) else at
@@ -311,11 +308,11 @@ class Questions:
     def selection(self, query: Query) -> Selection:
         """Return the samples found so far that a query asks for, in its order."""
         conditions, seed = self._conditions(query), query.get("seed", "")
-        scan = self._scans.searches.get((self, conditions))
-        found: Sequence[int] | None
-        found = None if not conditions else [] if scan is None else scan.visitor.found
-        # As many as there are now: a scan may find more meanwhile.
-        found = None if found is None else found[: len(found)]
+        found: Sequence[int] = range(len(self._dataset))
+        if conditions:
+            scan = self._scans.searches.get((self, conditions))
+            found = [] if scan is None else scan.visitor.found
+            found = found[: len(found)]  # those that there are now: a scan may find more meanwhile
         if step := query.get("step", ""):
             batch = self._steps.get(parsed_number(step, "step"))
             if batch is None:
@@ -323,7 +320,7 @@ class Questions:
                     f"step: expected the one that the page was started with, found {step}; start "
                     f"`wids browse` with --step {step}"
                 )
-            found = batch if found is None else sorted({*batch}.intersection(found))
+            found = sorted({*batch}.intersection(found)) if conditions else batch
         return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
 
     def search(self, query: Query) -> dict[str, Any]:
