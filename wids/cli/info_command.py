@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("specs", nargs="+", help="JSON specs or their URLs, patterns, folders")
     parser.add_argument("-t", "--table", action="store_true", help="one line for each spec")
-    parser.add_argument(
-        "--json", action="store_true", help="for scripts: one JSON object on each line"
-    )
+    shared.add_flag(parser, "--json", "for scripts: one JSON object on each line")
     parser.add_argument(
         "-c",
         "--columns",

@@ -49,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--maxcount", type=shared.positive, help="most samples in a shard")
     parser.add_argument("--maxsize", metavar="SIZE", help="largest shard, such as 500MB (1GB)")
-    parser.add_argument(
+    shared.add_flag(
+        parser,
         "--keep-shards",
-        action="store_true",
-        help="keep the shards of the input, and write only those in which samples change",
+        "keep the shards of the input, and write only those in which samples change",
     )
     shared.add_flag(
         parser,
@@ -79,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="version of the map, to be changed with it: a run with the same version resumes; "
         "without one it starts over",
     )
-    parser.add_argument(
-        "--restart", action="store_true", help="write the shards of an interrupted run again"
-    )
+    shared.add_flag(parser, "--restart", "write the shards of an interrupted run again")
     shared.add_parts(parser)
     shared.add_processes(parser)
     shared.add_reading(parser)

@@ -161,17 +161,6 @@ def _part(text: str) -> JobPart:
     return _without_quoting(JobPart.parse, text)
 
 
-def add_columns(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names columns."""
-    parser.add_argument(
-        "-c",
-        "--columns",
-        action="append",
-        required=True,
-        help="NAME=PATH, separated by commas, such as height=.json/height; can be repeated",
-    )
-
-
 def named_columns(texts: list[str]) -> dict[str, str]:
     """Return the paths of columns by their names; a path without a name is its own.
 

@@ -24,7 +24,13 @@ EXAMPLE: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     shared.add_spec(parser)
-    shared.add_columns(parser)
+    parser.add_argument(
+        "-c",
+        "--columns",
+        action="append",
+        required=True,
+        help="NAME=PATH, separated by commas, such as height=.json/height; can be repeated",
+    )
     parser.add_argument("-o", "--output", required=True, help="the Parquet file")
     parser.add_argument(
         "--errors",
