@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -46,8 +48,8 @@ def test_a_search_does_not_change_the_order() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 4])
-@pytest.mark.parametrize("found", [None, [3, 5, 8, 13, 21]])
-def test_neighbours(seed: int | None, found: list[int] | None) -> None:
+@pytest.mark.parametrize("found", [range(30), [3, 5, 8, 13, 21]])
+def test_neighbours(seed: int | None, found: Sequence[int]) -> None:
     """Each sample has the one before and after it on the page; others have no place."""
     selection = Selection(found, 30, seed)
     page = selection.page(0, 30)
@@ -55,6 +57,6 @@ def test_neighbours(seed: int | None, found: list[int] | None) -> None:
         before = page[position - 1] if position else None
         after = page[position + 1] if position + 1 < len(page) else None
         assert selection.place(index) == (position, before, after)
-    if found:
+    if found != range(30):
         assert selection.place(4) == selection.place(29) == (None, None, None)
     assert Selection([], 30, seed).page(0, 9) == []
