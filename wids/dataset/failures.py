@@ -1,6 +1,6 @@
 """Leave samples that cannot be produced out of their batch, or replace them by the next good ones.
 
-`Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with a `Failed`
+`Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with its error
 in the place of each such sample, whether it is damaged itself or its whole shard is. Broken shards
 are noted where they are opened (`wids.shards.shard_facts`).
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
@@ -34,17 +33,6 @@ _MIN_MOST: Final = 1000
 """Samples that fail as long as none succeeds, or of which half may fail: more are no damage."""
 
 _READ, _ALONE, _WITH_SHARD, _EPOCH = range(4)
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Stands in the place of a sample that cannot be produced.
-
-    Attributes:
-        error: The reason.
-    """
-
-    error: WidsError
 
 
 class Failures:
@@ -142,14 +130,14 @@ class Failures:
         try:
             for index, sample in enumerate(access.with_on_error(failed).in_turn()):
                 num_read += 1
-                if not isinstance(sample, Failed):
+                if not isinstance(sample, WidsError):
                     yield sample
                     continue
                 self.count_read(num_read)
                 num_read = 0
                 self.pass_over(access, [sample])
                 if self.policy == "next":
-                    yield from _replaced(access, {index: sample.error}).values()
+                    yield from _replaced(access, {index: sample}).values()
         finally:
             self.count_read(num_read)
 
@@ -198,7 +186,7 @@ class Failures:
         Raises:
             WidsError: More have failed than is allowed; or samples lack a field.
         """
-        errors = {n: sample.error for n, sample in enumerate(samples) if isinstance(sample, Failed)}
+        errors = {n: each for n, each in enumerate(samples) if isinstance(each, WidsError)}
         if errors:
             _raise_missing([error for error in errors.values() if _is_missing(error)])
             begun, length = self._counts.common[_READ], max(1, len(access))
@@ -285,10 +273,10 @@ def _raise_missing(errors: Sequence[WidsError]) -> None:
         raise _with_reason(errors[0], f"on_error passes over damage alone{names}")
 
 
-def failed(error: WidsError) -> Failed:
-    """Return what stands in the place of a sample, or raise an error that is not its own."""
+def failed(error: WidsError) -> WidsError:
+    """Return an error, which stands in the place of a sample; raise one that is not its own."""
     if error.is_of_shard or isinstance(error, SampleError | ShardFormatError):
-        return Failed(error)
+        return error
     raise error
 
 
@@ -310,9 +298,9 @@ def _replaced(access: SampleAccess, errors: Mapping[int, WidsError]) -> dict[int
         ]
         samples = collecting.batch(following)
         for index, at, sample in zip(list(reached), following, samples, strict=True):
-            if isinstance(sample, Failed):
-                _raise_missing([sample.error] if _is_missing(sample.error) else [])
-                reached[index] = at, sample.error
+            if isinstance(sample, WidsError):
+                _raise_missing([sample] if _is_missing(sample) else [])
+                reached[index] = at, sample
             else:
                 found[index] = sample
                 del reached[index]
