@@ -30,7 +30,6 @@ from wids.storage.cache.store import BackgroundFetch
 from wids.storage.download import Download
 from wids.storage.transport import urls
 from wids.storage.transport.gate import has_room
-from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -467,7 +466,7 @@ class FetchWindow:
     def _has_room(self, url: str) -> bool:
         """Whether all parts of earlier shards are requested, and one more request is worth it."""
         fetching = list(self._fetching.items())
-        server = urls.origin(rewritten(url))
+        server = urls.origin(urls.rewritten(url))
         if not fetching or not server:  # no gate counts what commands and files do
             return len(fetching) < _MOST_COMMANDS
         # Nor does one know yet which parts a shard has that just began.

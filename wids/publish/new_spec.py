@@ -43,7 +43,6 @@ from wids.shards.tars.index import Repeated, ShardIndex, index_tar
 from wids.storage import fetch, upload
 from wids.storage.arrays import IntArray, LazySequence, chosen
 from wids.storage.download import Report
-from wids.storage.fetch import Fetcher
 from wids.storage.progress import PartsBar
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.remote_lengths import ENDLESS_NBYTES, known_lengths, known_sum, open_parts
@@ -177,7 +176,7 @@ def first_look(cost: DownloadCost) -> DownloadCost:
     return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
 
 
-def _retried(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
+def _retried(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:
     try:
         return _attempt(fetcher, repeated, task)
     except MismatchError:
@@ -185,7 +184,7 @@ def _retried(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
         return _attempt(fetcher, repeated, task)
 
 
-def _attempt(fetcher: Fetcher, repeated: Repeated, task: Task) -> Attempt:
+def _attempt(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:
     """Describe a remote shard by its headers, if that costs less than reading all of it."""
     url, key_split = task
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)

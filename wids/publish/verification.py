@@ -46,7 +46,6 @@ from wids.shards.tars.shard import Shard
 from wids.storage import fetch
 from wids.storage.cache.store import Cache
 from wids.storage.download import Report
-from wids.storage.fetch import Fetcher
 from wids.storage.files import file_digest
 from wids.storage.progress import PartsBar
 from wids.storage.remote_lengths import known_lengths, known_sum
@@ -364,7 +363,7 @@ def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> Checked
         share: Part of the samples to compare with checksums; None to read all bytes, and compare
             them with the digests that the spec states, or else with the checksums.
     """
-    cache = Cache(folder, Fetcher())
+    cache = Cache(folder, fetch.Fetcher())
     # Looked up once, so that the same copies are checked and counted below, even if another
     # process evicts some meanwhile.
     copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}

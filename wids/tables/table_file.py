@@ -32,7 +32,6 @@ from wids.storage import files
 from wids.storage.arrays import IntArray
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
-from wids.storage.files import fastest_crc32
 from wids.storage.transport import urls
 from wids.tables.column_values import INDEX, KEY
 from wids.tables.table import check_arrow, read_table
@@ -92,7 +91,7 @@ def _spans(metadata: Any, number: int) -> Iterator[tuple[int, int]]:
 
 
 def _crc32(source: Any, spans: Iterable[tuple[int, int]]) -> int:
-    crc32, value = fastest_crc32(), 0
+    crc32, value = files.fastest_crc32(), 0
     for start, nbytes in spans:
         source.seek(start)
         for at in range(0, nbytes, _PIECE_NBYTES):

@@ -34,7 +34,6 @@ from wids.look.html import data_url, escaped, field_html, paragraph_html
 from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
 from wids.look.page.questions import PageScans, Questions, conditions_in
-from wids.look.preview import MAX_PAGE_NBYTES, Peekable, num_affordable
 from wids.look.text import class_names, share_text, shortened, value_text
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
@@ -414,7 +413,7 @@ class PeekPages(Site):
         python: Code that names the shards in Python, for people to copy.
     """
 
-    def __init__(self, peek: Peekable, python: str = "shards") -> None:
+    def __init__(self, peek: preview.Peekable, python: str = "shards") -> None:
         self._peek = peek
         self._python = python
         super().__init__(
@@ -467,7 +466,7 @@ class _ShardPages(Pages):
     """The answers for one shard, as for a dataset of the samples that are known of it."""
 
     def __init__(
-        self, peek: Peekable, python: str, questions: Questions, indexing: threading.Lock
+        self, peek: preview.Peekable, python: str, questions: Questions, indexing: threading.Lock
     ) -> None:
         super().__init__(peek, f"shard/{peek.number}/", python, questions)
         self._actions["index"] = self._index_shard
@@ -506,8 +505,8 @@ class _ShardPages(Pages):
         peek.read_on(start + count)
         if _selects(query):
             return super().samples(query)
-        rest_nbytes = MAX_PAGE_NBYTES - (peek.num_read_nbytes - before)
-        shown = max(num_affordable(peek, start, count, rest_nbytes), 1)
+        rest_nbytes = preview.MAX_PAGE_NBYTES - (peek.num_read_nbytes - before)
+        shown = max(preview.num_affordable(peek, start, count, rest_nbytes), 1)
         answer = super().samples({**query, "count": str(shown)})
         if _can_continue(peek):
             answer["next"] = start + len(answer["cards"])
@@ -521,7 +520,7 @@ def _path_in(rest: str) -> str:
     return rest.partition("/")[2]
 
 
-def _can_continue(peek: Peekable) -> bool:
+def _can_continue(peek: preview.Peekable) -> bool:
     """Return whether a shard may have more samples than those that are known."""
     glimpse = peek.glimpse
     return glimpse is not None and glimpse.can_continue
@@ -532,7 +531,7 @@ def _selects(query: Query) -> bool:
     return bool(conditions_in(query) or query.get("seed"))
 
 
-def _what_is_known(peek: Peekable) -> dict[str, Any]:
+def _what_is_known(peek: preview.Peekable) -> dict[str, Any]:
     """Return the number of samples of a shard, None if that is not known yet, and remarks."""
     glimpse = peek.glimpse
     return {
