@@ -268,7 +268,7 @@ def filled(arguments: Iterable[str], url: str) -> list[str]:
 def looked_at(browser: Any) -> None:
     """Write what a page of `wids browse` consists of, and end it."""
     for path in ("about", "samples", "sample/1", "shard/0/about", "shard/0/sample/1", "nothing"):
-        status, _, body = browser._site.answer(path, {})
+        status, _, body = browser.site.answer(path, {})
         sys.stdout.write(f"{path} {status} ")
         sys.stdout.write(body if isinstance(body, str) else bytes(body).decode())
     raise KeyboardInterrupt

@@ -105,9 +105,10 @@ def _announce(browser: Browser) -> None:
     """Print the address of the page, and how to reach it from another machine."""
     # Flushed, since a program that started this one waits for the line while the server runs.
     print(browser.url, flush=True)
+    port = browser.server_port
     print(
         "Anyone with this address can look at the dataset, from this machine; press Ctrl-C to "
-        f"stop.\nFrom another machine: ssh -N -L {browser.port}:127.0.0.1:{browser.port} "
+        f"stop.\nFrom another machine: ssh -N -L {port}:127.0.0.1:{port} "
         f"{socket.gethostname()}, then open the same address there.",
         file=sys.stderr,
     )

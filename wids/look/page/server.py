@@ -98,43 +98,53 @@ _HEADERS: Final = {
 }
 
 
-class Browser:
-    """Pages behind a loopback address.
+class Browser(ThreadingHTTPServer):
+    """Pages behind a loopback address: the listening socket, and its open connections.
 
     Args:
         site: The pages. Their dataset must stay open.
         port: The port to listen on; 0 for a free one.
 
     Attributes:
-        port: The port that it listens on.
+        site: As passed.
         url: The address of the page, with the token.
 
     Raises:
         OSError: The port is in use, or may not be used.
     """
 
+    # Or Ctrl-C would wait for each player that is still connected.
+    daemon_threads = True
+    # With the default of five, more that arrive at the same time would be delayed by a second.
+    request_queue_size = 128
+
     def __init__(self, site: Site, port: int = 0) -> None:
-        self._site = site
-        # SEC-13: loopback alone is no protection, since every user of the machine can connect to
-        # it.
-        self._token = secrets.token_urlsafe(16)
+        self.site = site
         try:
-            self._server = _Server(("127.0.0.1", port), self._site, self._token)
+            super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            self._site.close()
+            site.close()
             raise OSError(
                 f"port {port}: expected one that is free, found {error.strerror}; choose another "
                 "(--port), or none, for a free one"
             ) from error
+        # SEC-13: loopback alone is no protection, since every user of the machine can connect to
+        # it.
+        token = secrets.token_urlsafe(16)
+        self.url = f"http://127.0.0.1:{self.server_port}/{token}/"
+        self._token = token.encode()
+        self._hosts = allowed_hosts(self.server_port)
         self._is_serving = False
-        self.port: int = self._server.server_port
-        self.url = f"http://127.0.0.1:{self.port}/{self._token}/"
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        # Those whose request has not arrived; the oldest first.
+        self._waiting: dict[socket.socket, None] = {}
 
     def serve(self) -> None:
         """Answer requests until another thread calls `close`, or until Ctrl-C."""
         self._is_serving = True
         try:
-            self._server.serve_forever(poll_interval=0.1)
+            self.serve_forever(poll_interval=0.1)
         finally:
             self._is_serving = False
 
@@ -142,28 +152,9 @@ class Browser:
         """Stop answering and release the port."""
         # `shutdown` waits for the loop of `serve_forever` to end, forever where it never began.
         if self._is_serving:
-            self._server.shutdown()
-        self._server.server_close()
-        self._site.close()
-
-
-class _Server(ThreadingHTTPServer):
-    """The listening socket with its open connections, and what their handlers share."""
-
-    # Or Ctrl-C would wait for each player that is still connected.
-    daemon_threads = True
-    # With the default of five, more that arrive at the same time would be delayed by a second.
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], site: Site, token: str) -> None:
-        super().__init__(address, _Handler)
-        self.site = site
-        self._token = token.encode()
-        self._hosts = allowed_hosts(self.server_port)
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        # Those whose request has not arrived; the oldest first.
-        self._waiting: dict[socket.socket, None] = {}
+            self.shutdown()
+        self.server_close()
+        self.site.close()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - as in the base
         """Return whether there is room for a connection; refuse it otherwise (SEC-53)."""
@@ -232,7 +223,7 @@ def allowed_hosts(port: int) -> set[str]:
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
-    server: _Server
+    server: Browser
     server_version, sys_version = "wids", ""
     timeout = _REQUEST_TIMEOUT_S
 
