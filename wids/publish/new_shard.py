@@ -7,9 +7,9 @@ A thread stores and hashes while the next samples are put together. The bytes ar
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -136,6 +136,9 @@ def write_published(
 ) -> ShardRecord:
     """Write a shard and return its description.
 
+    A shard of the same bytes that is there already is not an error: an interrupted run may have
+    published it and not noted it.
+
     Args:
         task: The shard.
         samples: Its samples.
@@ -148,9 +151,18 @@ def write_published(
     """
     with ThreadPoolExecutor(1, "wids-write") as thread:
         writer = writer_class(task.path, thread, how)
-        with _published_once(writer, task.path, how.storage_options):
-            for sample in samples:
-                append(writer, sample)
+        try:
+            with writer:
+                for sample in samples:
+                    append(writer, sample)
+        except FileExistsError as error:
+            if not _is_same_file(writer, task.path, how.storage_options):
+                if error.errno is None:  # it already says what to do
+                    raise
+                raise FileExistsError(
+                    f"{urls.redact(task.path)}: expected no file, or the shard that an interrupted "
+                    "run wrote, found another file; move it away and run again"
+                ) from error
     identity = TarIdentity.of_file(os.stat(task.path)) if urls.is_local(task.path) else None
     return written_record(writer, task.path, identity, task.source)
 
@@ -161,26 +173,6 @@ def written_record(
     """Return the description of a shard that was written; for arguments see `ShardRecord`."""
     assert writer.index is not None  # noqa: S101 - as always, except for a stream
     return record_of(url, writer.index, writer.nbytes, writer.sha256, identity, source)
-
-
-@contextmanager
-def _published_once(writer: TarWriter, url: str, storage_options: upload.Options) -> Iterator[None]:
-    """Open a writer for the block; a shard of the same bytes, published earlier, is not an error.
-
-    An interrupted run may have published a shard and not noted it.
-    """
-    try:
-        with writer:
-            yield
-    except FileExistsError as error:
-        if _is_same_file(writer, url, storage_options):
-            return
-        if error.errno is None:  # it already says what to do
-            raise
-        raise FileExistsError(
-            f"{urls.redact(url)}: expected no file, or the shard that an interrupted run wrote, "
-            "found another file; move it away and run again"
-        ) from error
 
 
 def _is_same_file(writer: TarWriter, url: str, storage_options: upload.Options) -> bool:
