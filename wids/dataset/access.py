@@ -328,9 +328,31 @@ class Access:
         # True and False in a batch are 1 and 0, as for dataset[i]; only a view takes a mask.
         positions = select_batch(self.positions, indices)
         samples: list[Any] = [None] * len(positions)
-        groups, open_shard = self.reader.of_batch(positions)
+        reader, transformations = self.reader, self.transformations
+        groups, open_shard = reader.of_batch(positions)
+        local = reader.fetches_for_many
+        verify = reader.verifies_decoded if transformations else reader.verifies_raw
         for number, places, local_indices in groups:
-            self._read_into(samples, places, number, local_indices, open_shard)
+            shard = None
+            try:
+                shard = open_shard(number, local)
+                labels = reader.labels(number, self.dataset_name)
+                found = shard.read_many(local_indices, verify=verify, labels=labels)
+            except WidsError as error:  # names the shard
+                start = reader.starts[number]
+                for place, local_index in zip(places, local_indices, strict=True):
+                    # One by one, so that only those that fail are replaced. A shard that cannot be
+                    # opened is not tried for each of them.
+                    samples[place] = (
+                        self._stand_in(error, start + local_index)
+                        if shard is None
+                        else self.read(start + local_index, number, local, reader.open)
+                    )
+                continue
+            if transformations:
+                found = self.transformed_together(found)
+            for place, sample in zip(places, found, strict=True):
+                samples[place] = sample
         return samples
 
     def in_turn(self) -> Iterator[Any]:
@@ -349,39 +371,6 @@ class Access:
             else:
                 this_process.num_samples += 1
                 yield self.read(position, number, local, reader.open)
-
-    def _read_into(
-        self,
-        batch: list[Any],
-        places: list[int],
-        number: int,
-        local_indices: list[int],
-        open_shard: OpenByNumber,
-    ) -> None:
-        """Read, label and transform samples of one shard, into their places in a batch."""
-        reader, transformations = self.reader, self.transformations
-        local = reader.fetches_for_many
-        verify = reader.verifies_decoded if transformations else reader.verifies_raw
-        shard = None
-        try:
-            shard = open_shard(number, local)
-            labels = reader.labels(number, self.dataset_name)
-            samples = shard.read_many(local_indices, verify=verify, labels=labels)
-        except WidsError as error:  # names the shard
-            start = reader.starts[number]
-            for place, local_index in zip(places, local_indices, strict=True):
-                # One by one, so that only those that fail are replaced. A shard that cannot be
-                # opened is not tried for each of them.
-                batch[place] = (
-                    self._stand_in(error, start + local_index)
-                    if shard is None
-                    else self.read(start + local_index, number, local, reader.open)
-                )
-            return
-        if transformations:
-            samples = self.transformed_together(samples)
-        for place, sample in zip(places, samples, strict=True):
-            batch[place] = sample
 
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Return what the transformations make of labelled samples."""
