@@ -168,7 +168,10 @@ def plan_shards(
                 continue
             edges.pop()
         if checks_keys and rename is not None:
-            hashes = _renamed_hashes(reader, positions, rename, dataset_name)
+            labels = (labels_of(reader, place, dataset_name) for place in positions.tolist())
+            keys = [_new_key(rename, each) for each in labels]
+            starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
+            hashes = text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
         for places in map(slice, edges, edges[1:]) if checks_keys else ():
             _check_distinct(reader, positions[places], hashes[places], rename, dataset_name)
         totals = np.add.reduceat(nbytes[: edges[-1]], edges[:-1])
@@ -320,14 +323,6 @@ def _input_edges(reader: ShardReader, positions: IntArray) -> array[int]:
     numbers = np.searchsorted(reader.edges[1:], positions, side="right")
     borders = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
     return array("q", [0, *borders, len(numbers)])
-
-
-def _renamed_hashes(
-    reader: ShardReader, positions: IntArray, rename: Rename, name: str
-) -> WordArray:
-    keys = [_new_key(rename, labels_of(reader, place, name)) for place in positions.tolist()]
-    starts = np.cumsum([0, *(len(key) + 1 for key in keys)])
-    return text_hashes(np.frombuffer(b"\0".join(keys) + b"\0", np.uint8), starts)
 
 
 def _new_key(rename: Rename, labels: dict[str, Any]) -> bytes:
