@@ -49,45 +49,6 @@ from wids.storage.transport import urls
 _PICTURE_PIXELS: Final = 1200
 
 
-def link_of(prefix: str, kind: str, index: int, field: str) -> str:
-    """Return the relative URL of a field of a sample."""
-    # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
-    # because a slash in a field would end the name.
-    return f"{prefix}{kind}/{index}/{quote(to_bytes(field), safe='')}"
-
-
-def field_row(
-    field: str,
-    nbytes: int,
-    data: bytes | None,
-    *,
-    link: str,
-    file_name: str,
-    classes: Sequence[str] = (),
-    poster: str = "",
-    facts: str = "",
-) -> str:
-    """Return a field as a row of a table: its name, its size, a link to save it, and its value.
-
-    Args:
-        field: The name of the field.
-        nbytes: Its length.
-        data: Its bytes; None if they were not read.
-        link: Where its bytes are served.
-        file_name: The name of the file that it is saved as.
-        classes: Names of classes, by their numbers.
-        poster: Where a picture of it is served, if it is a video.
-        facts: Length and rate of audio or video.
-    """
-    label, size = escaped(printable(field)), ", ".join(filter(None, (nbytes_text(nbytes), facts)))
-    save = f'href="{link}?save=1" download="{escaped(file_name)}"'
-    return (
-        f'<tr><th scope="row"><code>{label}</code><small>{escaped(size)}</small>'
-        f'<a {save} aria-label="save {label}">save</a>'
-        f"</th><td>{_player(field, link, poster, save) or _body(field, data, classes)}</td></tr>"
-    )
-
-
 def _player(field: str, link: str, poster: str, save: str) -> str:
     """Return the player of audio or video, with what the page shows where it cannot play it."""
     tag, label = media_kind(field), escaped(printable(field))
@@ -115,35 +76,6 @@ def _body(field: str, data: bytes | None, classes: Sequence[str]) -> str:
     except Exception as error:  # noqa: BLE001 - one odd field must not hide the others
         text = shortened(printable(f"cannot be shown: {message_of(error)}"), 300)
         return f'<span class="bad">{escaped(text)}</span>'
-
-
-def picture_entry(field: str, data: bytes | None, nbytes: int, larger: str) -> dict[str, Any]:
-    """Return a picture of a sample as the page shows it, or the reason why it cannot be shown.
-
-    Args:
-        field: The name of the field.
-        data: Its bytes; None if they were not read.
-        nbytes: Their number.
-        larger: Where the picture is served with more pixels.
-    """
-    entry: dict[str, Any] = {"field": field, "label": printable(field), "problem": ""}
-    if data is None:
-        return {**entry, "problem": f"{nbytes_text(nbytes)}: too large to show; save it instead"}
-    try:
-        small = thumbnail(data, _PICTURE_PIXELS)
-    except ValueError as error:
-        reason = shortened(printable(str(error)), 300)
-        text = f"not a picture that can be shown, {nbytes_text(nbytes)}"
-        return {**entry, "problem": f"{text}: {reason}"}
-    is_whole = max(small.width, small.height) <= _PICTURE_PIXELS
-    return {
-        **entry,
-        "src": data_url(small.data, small.media_type),
-        "larger": "" if is_whole else larger,
-        "width": small.width,
-        "height": small.height,
-        "text": small.description,
-    }
 
 
 MAX_PAGE: Final = 120
@@ -244,7 +176,7 @@ class Pages(Site):
                 {
                     "index": index,
                     "html": card.html,
-                    "audio": card.audio and link_of(self._prefix, "field", index, card.audio),
+                    "audio": card.audio and self._link("field", index, card.audio),
                 }
                 for index, card in zip(indices, cards, strict=True)
             ],
@@ -267,20 +199,10 @@ class Pages(Site):
             sample = selection[index]
         key = printable(shard_index.key(local_index))
         stem = key.rpartition("/")[2]
-        classes = class_names(self._dataset.spec)
         images = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
         order = [each.field for each in self.stats]
         rows = "".join(
-            field_row(
-                field,
-                nbytes,
-                sample.get(field),
-                link=link_of(self._prefix, "field", index, field),
-                file_name=stem + printable(field),
-                classes=classes,
-                poster=self._poster_of(index, [field]),
-                facts=preview.facts_of_field(self._dataset, index, field),
-            )
+            self._field_row(index, field, nbytes, sample.get(field), stem)
             for field, nbytes in sizes.items()
         )
         damage = damage_text(damaged_fields(shard_index, local_index, sample))
@@ -290,17 +212,66 @@ class Pages(Site):
             "key": key,
             "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
-                picture_entry(
-                    field,
-                    sample.get(field),
-                    sizes[field],
-                    f"{link_of(self._prefix, 'picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}",
-                )
+                self._picture_entry(index, field, sizes[field], sample.get(field))
                 for field in preferred(images, order, query.get("picture", ""))
             ],
             "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
             "local_index": local_index,
             **place._asdict(),
+        }
+
+    def _field_row(self, index: int, field: str, nbytes: int, data: bytes | None, stem: str) -> str:
+        """Return a field as a row of a table: its name, its size, a link to save it, and its value.
+
+        Args:
+            index: The sample.
+            field: The name of the field.
+            nbytes: Its length.
+            data: Its bytes; None if they were not read.
+            stem: The beginning of the name of the file that it is saved as.
+        """
+        link, poster = self._link("field", index, field), self._poster_of(index, [field])
+        facts = preview.facts_of_field(self._dataset, index, field)
+        label = escaped(printable(field))
+        size = escaped(", ".join(filter(None, (nbytes_text(nbytes), facts))))
+        save = f'href="{link}?save=1" download="{escaped(stem + printable(field))}"'
+        shown = _player(field, link, poster, save)
+        shown = shown or _body(field, data, class_names(self._dataset.spec))
+        return (
+            f'<tr><th scope="row"><code>{label}</code><small>{size}</small>'
+            f'<a {save} aria-label="save {label}">save</a></th><td>{shown}</td></tr>'
+        )
+
+    def _picture_entry(
+        self, index: int, field: str, nbytes: int, data: bytes | None
+    ) -> dict[str, Any]:
+        """Return a picture of a sample as the page shows it, or why it cannot be shown.
+
+        Args:
+            index: The sample.
+            field: The name of the field.
+            nbytes: Its length.
+            data: Its bytes; None if they were not read.
+        """
+        entry: dict[str, Any] = {"field": field, "label": printable(field), "problem": ""}
+        if data is None:
+            text = f"{nbytes_text(nbytes)}: too large to show; save it instead"
+            return {**entry, "problem": text}
+        try:
+            small = thumbnail(data, _PICTURE_PIXELS)
+        except ValueError as error:
+            reason = shortened(printable(str(error)), 300)
+            text = f"not a picture that can be shown, {nbytes_text(nbytes)}"
+            return {**entry, "problem": f"{text}: {reason}"}
+        is_whole = max(small.width, small.height) <= _PICTURE_PIXELS
+        larger = f"{self._link('picture', index, field)}?pixels={_MAX_ZOOM_PIXELS}"
+        return {
+            **entry,
+            "src": data_url(small.data, small.media_type),
+            "larger": "" if is_whole else larger,
+            "width": small.width,
+            "height": small.height,
+            "text": small.description,
         }
 
     def _picture(self, rest: str, query: Query) -> Answer:
@@ -324,7 +295,13 @@ class Pages(Site):
         """Return where the picture of the first video among some fields is served, or ``""``."""
         video = next((field for field in fields if media_kind(field) == "video"), "")
         has_poster = video and find_spec("av") is not None
-        return link_of(self._prefix, "poster", index, video) if has_poster else ""
+        return self._link("poster", index, video) if has_poster else ""
+
+    def _link(self, kind: str, index: int, field: str) -> str:
+        """Return the relative URL of a field of a sample."""
+        # From the stored bytes, since `quote` refuses lone surrogates; and with no safe characters,
+        # because a slash in a field would end the name.
+        return f"{self._prefix}{kind}/{index}/{quote(to_bytes(field), safe='')}"
 
     def _poster(self, rest: str, _: Query) -> Answer:
         """Answer with a picture of a video, made from a few megabytes of it at most."""
