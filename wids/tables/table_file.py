@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -106,14 +106,6 @@ _MAX_GROUP: Final = 1 << 20
 _METADATA: Final = b"wids"
 
 
-class _TableLookup(NamedTuple):
-    """Where to look for a saved table, and which of its rows are wanted; None for all."""
-
-    spec: DatasetSpec
-    store: Cache
-    positions: Positions | None
-
-
 def fingerprint(spec: DatasetSpec) -> str:
     """Return a digest of the shards of a spec: their names, counts, lengths and digests, in order.
 
@@ -172,23 +164,21 @@ def save_table(
         ['__index__', '__key__', '.cls']
     """
     check_arrow()
-    lookup = _lookup(dataset, allow_pipe, storage_options)
+    spec, _, _ = _lookup(dataset, allow_pipe, storage_options)
     name = os.fspath(output)
     if not urls.is_local(name):
         raise ValueError(
             f"output: expected a file on this machine, found {urls.redact(name)}; save it here and "
             "copy it beside the published spec"
         )
-    edges = (
-        dataset.reader.edges if isinstance(dataset, IndexedDataset) else _edges(lookup.spec, table)
-    )
+    edges = dataset.reader.edges if isinstance(dataset, IndexedDataset) else _edges(spec, table)
     _check_rows(table, int(edges[-1]))
     paths = {name: name for name in table.column_names if name not in (INDEX, KEY)}
     path = os.path.abspath(urls.local_path(name))
-    saved = _written(table, lookup.spec, edges, paths | dict(columns or {}), path)
+    saved = _written(table, spec, edges, paths | dict(columns or {}), path)
     if isinstance(dataset, (str, os.PathLike)) and is_local_document(os.fspath(dataset)):
         name_table(urls.local_path(os.fspath(dataset)), saved)
-    return replace(lookup.spec, table=saved)
+    return replace(spec, table=saved)
 
 
 def _edges(spec: DatasetSpec, table: pa.Table) -> IntArray:
@@ -300,10 +290,10 @@ def load_table(
 
     if isinstance(columns, str):
         raise TypeError(f"columns: expected a list of names, found the text {columns!r}")
-    lookup = _lookup(dataset, allow_pipe, storage_options)
+    spec, store, positions = _lookup(dataset, allow_pipe, storage_options)
     if columns is not None:
         columns = [INDEX, KEY, *(c for c in columns if c not in (INDEX, KEY))]
-    with _opened(lookup, columns) as (name, file):
+    with _opened(spec, store, columns) as (name, file):
         try:
             table = file.read(columns)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -311,7 +301,6 @@ def load_table(
     # A table that is sorted with pyarrow and saved again keeps its fingerprint.
     if not np.array_equal(table[INDEX].to_numpy(), np.arange(len(table))):
         raise _damaged(name, "its rows are in another order than the samples")
-    positions = lookup.positions
     if positions is None or (isinstance(positions, range) and positions == range(len(table))):
         return table
     return table.take(pa.array(np.asarray(positions, np.int64)))
@@ -325,7 +314,7 @@ def saved_columns(dataset: IndexedDataset) -> dict[str, str]:
         ModuleNotFoundError: pyarrow is not installed.
     """
     check_arrow()
-    with _opened(_TableLookup(dataset.spec, dataset.reader.store, None), ()) as (_, file):
+    with _opened(dataset.spec, dataset.reader.store, ()) as (_, file):
         columns: dict[str, str] = _own(file)["columns"]
         return columns
 
@@ -357,24 +346,27 @@ def read_or_load(dataset: IndexedDataset, columns: Mapping[str, str]) -> pa.Tabl
 
 def _lookup(
     dataset: IndexedDataset | Shards, allow_pipe: bool, storage_options: Mapping[str, Any] | None
-) -> _TableLookup:
+) -> tuple[DatasetSpec, Cache, Positions | None]:
+    """Return where to look for a saved table, and which of its rows are wanted; None for all."""
     if isinstance(dataset, IndexedDataset):
-        return _TableLookup(dataset.spec, dataset.reader.store, dataset.positions)
+        return dataset.spec, dataset.reader.store, dataset.positions
     folder = cache_folder(None)
     fetcher = Fetcher(storage_options, None, os.path.join(folder, "shards"))
     spec = load_with(fetcher, dataset, None, allow_pipe=allow_pipe)
-    return _TableLookup(spec, Cache(folder, fetcher), None)
+    return spec, Cache(folder, fetcher), None
 
 
 @contextmanager
-def _opened(lookup: _TableLookup, columns: Collection[str] | None) -> Iterator[tuple[str, Any]]:
+def _opened(
+    spec: DatasetSpec, store: Cache, columns: Collection[str] | None
+) -> Iterator[tuple[str, Any]]:
     """Provide the name of a saved table, and the Parquet file, checked against the spec.
 
     Args:
-        lookup: Where it is.
+        spec: Names it.
+        store: Where a remote one is copied to.
         columns: The columns that will be read; None for all.
     """
-    spec = lookup.spec
     if spec.table is None:
         label = f"the spec {spec.name!r}" if spec.name else "the spec"
         raise TableError(
@@ -385,22 +377,24 @@ def _opened(lookup: _TableLookup, columns: Collection[str] | None) -> Iterator[t
     if spec.table.fingerprint != expected:  # before anything is fetched
         raise _stale(name, expected, spec.table.fingerprint)
     with ExitStack() as stack:
-        file, damage = _checked(stack, lookup, spec.table, columns)
-        if damage and discard(lookup.store, spec.table.url):  # the copy, and not the table
+        file, damage = _checked(stack, spec, store, columns)
+        if damage and discard(store, spec.table.url):  # the copy, and not the table
             stack.close()
-            file, damage = _checked(stack, lookup, spec.table, columns)
+            file, damage = _checked(stack, spec, store, columns)
         if damage:
             raise _damaged(name, f"{damage} does not have the checksum that the spec states")
         yield name, file
 
 
 def _checked(
-    stack: ExitStack, lookup: _TableLookup, saved: SavedTable, columns: Collection[str] | None
+    stack: ExitStack, spec: DatasetSpec, store: Cache, columns: Collection[str] | None
 ) -> tuple[Any, str]:
     """Open a saved table until the stack ends; return it, and what of it is damaged, or ``""``."""
     import pyarrow as pa
 
-    path = stack.enter_context(local_file(lookup.store, saved.url))
+    saved = spec.table
+    assert saved is not None  # noqa: S101 - or there is nothing to open
+    path = stack.enter_context(local_file(store, saved.url))
     try:
         source = stack.enter_context(pa.OSFile(path))
     except OSError as error:
@@ -410,7 +404,7 @@ def _checked(
     if crc32s and footer_checksum(source) != crc32s[0]:
         return None, "its footer"
     name = urls.redact(saved.url)
-    file = _parsed(source, name, lookup.spec, saved.fingerprint)
+    file = _parsed(source, name, spec, saved.fingerprint)
     num_expected = 1 + file.metadata.num_columns
     if crc32s and len(crc32s) != num_expected:
         raise TableError(
