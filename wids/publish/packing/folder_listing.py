@@ -214,31 +214,21 @@ _Table = tuple[list[str], list[tuple[int, dict[str, Any]]]]
 """The names of all columns, and each row with the number of its line."""
 
 
-class NamedFile(NamedTuple):
-    """A file that a row names.
-
-    Attributes:
-        role: What the column name says of it: ``"mask"`` for ``mask_file_name``, ``""`` for
-            ``file_name``, with a number for each of several: ``"frame.0"``.
-        path: Path in the folder that is packed, its parts separated by ``/``.
-    """
-
-    role: str
-    path: str
-
-
 @dataclass(frozen=True)
 class MetadataRow:
     """One row.
 
     Attributes:
         place: Where it is: ``metadata.csv, line 3``.
-        files: The files that it names, those without a value left out.
+        files: Role and path of each file that it names, those without a value left out. The role is
+            what the name of the column says: ``"mask"`` for ``mask_file_name``, ``""`` for
+            ``file_name``, with a number for each of several: ``"frame.0"``. The path is that in the
+            folder that is packed, its parts separated by ``/``.
         values: Its other columns.
     """
 
     place: str
-    files: tuple[NamedFile, ...]
+    files: tuple[tuple[str, str], ...]
     values: Mapping[str, Any]
 
 
@@ -288,7 +278,7 @@ def _row(place: str, folder: str, columns: Mapping[str, Any]) -> MetadataRow:
         for number, name in enumerate(names):
             if name:
                 part = f"{role}.{number}".removeprefix(".") if is_list else role
-                files.append(NamedFile(part, _joined(folder, name)))
+                files.append((part, _joined(folder, name)))
     return MetadataRow(place, tuple(files), values)
 
 

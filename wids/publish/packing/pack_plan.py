@@ -133,8 +133,8 @@ class SampleTable:
         by_role: set[str] = set()  # files that are fields of another file's sample
         own: set[str] = set()
         for row in rows:
-            found = [(f.role, by_path[f.path]) for f in row.files if f.path in by_path]
-            lost = [f.path for f in row.files if f.path not in by_path]
+            found = [(role, by_path[path]) for role, path in row.files if path in by_path]
+            lost = [path for _, path in row.files if path not in by_path]
             if lost or not found:
                 self.rows_without_files.append(f"{row.place}: {', '.join(lost) or 'no name'}")
             if found:
