@@ -136,11 +136,11 @@ def _check(options: argparse.Namespace, folder: str) -> int:
         raise ValueError("wids cache check: expected a spec whose copies to check, found none")
     spec = loaded_spec(options.spec, options)
     share = None if options.sample is None else parse_share(options.sample, "--sample")
-    checked = check_copies(spec, folder, share)
-    for problem in checked.problems:
+    num_copies, num_samples, problems = check_copies(spec, folder, share)
+    for problem in problems:
         print(printable(str(problem)))
-    samples = count_text(checked.num_samples, "sample")
+    samples = count_text(num_samples, "sample")
     what = "copies" if share is None else f"{samples} in copies"
-    counts = f"{checked.num_copies:,} of {len(spec.shards):,} shards"
+    counts = f"{num_copies:,} of {len(spec.shards):,} shards"
     print(f"checked {what} of {counts}", file=sys.stderr)
-    return 1 if checked.problems else 0
+    return 1 if problems else 0

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -339,22 +339,9 @@ def _pack_mismatch(
     return [Problem(urls.redact(shared.url), text)]
 
 
-@dataclass(frozen=True)
-class CheckedCopies:
-    """What was compared, and what is wrong.
-
-    Attributes:
-        num_copies: How many shards have a copy.
-        num_samples: Samples that were compared with the checksums in the index of their copy.
-        problems: What is damaged.
-    """
-
-    num_copies: int
-    num_samples: int
-    problems: list[Problem]
-
-
-def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> CheckedCopies:
+def check_copies(
+    spec: DatasetSpec, folder: str, share: float | None
+) -> tuple[int, int, list[Problem]]:
     """Compare the copies of a dataset with the spec and their checksums.
 
     Args:
@@ -362,6 +349,10 @@ def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> Checked
         folder: The cache folder.
         share: Part of the samples to compare with checksums; None to read all bytes, and compare
             them with the digests that the spec states, or else with the checksums.
+
+    Returns:
+        How many shards have a copy, how many samples were compared with the checksums in the index
+        of their copy, and what is damaged.
     """
     cache = Cache(folder, fetch.Fetcher())
     # Looked up once, so that the same copies are checked and counted below, even if another
@@ -380,7 +371,7 @@ def check_copies(spec: DatasetSpec, folder: str, share: float | None) -> Checked
             count, found = _check_copy(path, index_path, 1.0 if share is None else share)
             num_samples, problems = num_samples + count, problems + found
     num_copies = sum(path is not None for path in copies.values())
-    return CheckedCopies(num_copies, num_samples, problems)
+    return num_copies, num_samples, problems
 
 
 def parse_share(text: str, name: str) -> float:
