@@ -150,10 +150,9 @@ def verify_spec(
         def indexes() -> Iterator[tuple[str, int, ShardIndex]]:
             for number, (shard, (found, record)) in enumerate(results):
                 problems.extend(found)
-                shard_index = None if record is None else record.index()
-                if record is not None and shard_index is not None:
-                    pack_problems.extend(_pack_mismatch(packs, number, record, shard_index))
-                    if whole is None:
+                if record is not None:
+                    pack_problems.extend(_pack_mismatch(packs, number, record))
+                    if whole is None and (shard_index := record.index()) is not None:
                         packed.append(shard)
                         yield os.path.basename(urls.path_of(shard.url)), record.nbytes, shard_index
                 bar.finish(sizes[shard.url])
@@ -317,9 +316,7 @@ def _opened_packs(
     return packs, problems
 
 
-def _pack_mismatch(
-    packs: Packs, number: int, record: ShardRecord, made: ShardIndex
-) -> list[Problem]:
+def _pack_mismatch(packs: Packs, number: int, record: ShardRecord) -> list[Problem]:
     """Return what is wrong with the index of a shard in its pack, as a list of at most one."""
     if number not in packs:
         return []
@@ -331,9 +328,10 @@ def _pack_mismatch(
     name, identity = os.path.basename(urls.path_of(record.url)), TarIdentity(record.nbytes)
     found = pack.index(number, record.nbytes, record.key_split)
     if found is not None and pack.is_named(number, name):
-        if not len(found.payload_crcs):  # a pack need not have the checksums of members
-            made = made.without_payload_crcs()
-        if index_file.dump(found, identity) == index_file.dump(made, identity):
+        blob, made = record.blob, None if len(found.payload_crcs) else record.index()
+        if made is not None:  # a pack need not have the checksums of members
+            blob = index_file.dump(made.without_payload_crcs(), identity)
+        if index_file.dump(found, identity) == blob:
             return []
     text = f"its index of {name} does not match the shard; rebuild the pack"
     return [Problem(urls.redact(shared.url), text)]
