@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,23 +81,32 @@ def test_a_large_file_is_committed_at_the_end(
 def test_a_server_that_refuses_the_last_part(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None
 ) -> None:
-    """The upload is retried, aborted and an error; what was there stays (SPEC-30)."""
+    """The upload is retried, aborted and an error; what was there stays (SPEC-30).
+
+    The server has stored the other parts by then: moto answers 500 to an abort while another thread
+    stores a part, and keeps the upload.
+    """
     monkeypatch.setattr(upload_targets, "PART_NBYTES", PART_NBYTES)
     monkeypatch.setattr("wids.storage.transport.retry.MAX_FAILURES", 2)
     if old is not None:
         publish(f"{bucket.url}/a.bin", old, storage_options=bucket.options)
     bucket.requests.clear()
-    bucket.fault = lambda _, path: 400 if "partNumber=3" in path else None
-    with raises(UploadError, f"{bucket.url}/a.bin", "tried") as caught:
+
+    def fault(_: str, path: str) -> int | None:
+        if "partNumber=3" not in path:
+            return None
+        ids = {"Bucket": bucket.name, "Key": "a.bin", "UploadId": path.partition("uploadId=")[2]}
+        parts = partial(bucket.system.call_s3, "list_parts", **ids)
+        wait_for(lambda: len(parts().get("Parts", [])) == 2, "the other parts")
+        return 400
+
+    bucket.fault = fault
+    with raises(UploadError, f"{bucket.url}/a.bin", "tried 2 times"):
         publish(f"{bucket.url}/a.bin", bytes(11 << 20), storage_options=bucket.options)
-    # An attempt that ends otherwise, such as by a connection that breaks off, does not count.
     begun = [path for method, path in bucket.requests if method == "POST" and "uploads" in path]
-    assert len(begun) >= 2
-    assert f"tried {len(begun)} times" in str(caught.value)
+    assert len(begun) == 2
     assert bucket.names() == ([] if old is None else ["a.bin"])
-    # obstore asks once to abort an upload, and its parts may be arriving at that moment.
-    assert [path for method, path in bucket.requests if method == "DELETE" and "uploadId" in path]
-    wait_for(lambda: len(bucket.unfinished()) < len(begun), "the end of an upload")
+    assert bucket.unfinished() == []
 
 
 @pytest.mark.usefixtures("quick_retries")
