@@ -267,11 +267,6 @@ def open_descriptors() -> dict[str, str]:
     return found
 
 
-def open_tars() -> list[str]:
-    """Return the tars that this process has open: other files may be those of earlier tests."""
-    return [target for target in open_descriptors().values() if target.endswith(".tar")]
-
-
 def num_open(path: Path) -> int:
     """Return how often this process has open a file, or the files of a folder.
 

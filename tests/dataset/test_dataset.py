@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_descriptors, open_tars, raises, settle, write_shards, write_tar
+from conftest import num_open, open_descriptors, raises, settle, write_shards, write_tar
 
 import wids.dataset.shard_list
 from wids import (
@@ -434,13 +434,12 @@ def test_threads_share_a_dataset(train: Path) -> None:
     assert errors == []
 
 
-def test_closed_dataset_opens_again(dataset: ShardListDataset) -> None:
+def test_closed_dataset_opens_again(dataset: ShardListDataset, train: Path) -> None:
     """Closing releases the files; a later read opens them again."""
-    before = len(open_tars())
     dataset[0]
-    assert len(open_tars()) == before + 1
+    assert num_open(train.parent) == 1
     dataset.close()
-    assert len(open_tars()) == before
+    assert num_open(train.parent) == 0
     assert dataset[0][".cls"] == 0
 
 

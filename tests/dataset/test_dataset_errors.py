@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import open_tars, raises, sample_members, write_tar
+from conftest import num_open, raises, sample_members, write_tar
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -107,11 +107,10 @@ def test_collected_errors_hold_no_files(tmp_path: Path) -> None:
     errors: list[WidsError] = []
     shards = [(tmp_path / "bad.tar", 1), (tmp_path / "worse.tar", 1)]
     with ShardListDataset(shards, on_error=errors.append) as dataset:
-        before = len(open_tars())
         for _ in range(20):
             dataset.__getitems__([0, 1])
         assert len(errors) == 40
-        assert len(open_tars()) == before
+        assert num_open(tmp_path) == 0
 
 
 # Shards with another number of samples.
