@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from tabs import Chromium
 
 # A case may take any time: one of 10 ms took more than the 200 allowed, on a busy machine. So may
-# its making: hypothesis 6.100 allows a second for all of the first ten. `few` cases are for other
-# versions of packages (`.ci/pythons lowest`), on which random ones hardly depend.
-for _profile, _count in (("wids", 50), ("few", 20)):
-    hypothesis.settings.register_profile(
-        _profile,
-        max_examples=_count,
-        deadline=None,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    )
+# its making: hypothesis 6.100 allows a second for all of the first ten.
+hypothesis.settings.register_profile(
+    "wids",
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("wids")
 
 # On a busy machine any request may take a second, and be sent twice; tests count requests. Also in
 # processes that a fixture of a module starts.
 os.environ["WIDS_HEDGE"] = "0"
+# The tests start hundreds of processes, each of which would compile wids.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of torch spin while they wait for each other. Where several processes test at a time,
     # they took ten times as long as one thread.

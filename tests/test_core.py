@@ -110,13 +110,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
                 *(sys.executable, str(Path(__file__).with_name("alone.py")), str(folder)),
                 *(server.url, json.dumps([[*chain(*EXTENSIONS.values())], *EXTENSIONS.values()])),
             ],
-            env={
-                **os.environ,
-                "WIDS_CACHE": str(folder / "cache"),
-                # Each process compiles wids otherwise, where its folder has no bytecode.
-                "PYTHONDONTWRITEBYTECODE": "",
-                "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
-            },
+            env={**os.environ, "WIDS_CACHE": str(folder / "cache")},
             capture_output=True,
             text=True,
             check=True,

@@ -139,9 +139,9 @@ def test_output_that_is_not_read_to_its_end(train: Path) -> None:
 
 
 def test_start_is_quick_and_without_torch(train: Path) -> None:
-    """The fastest of five starts takes a fraction of a second of processor time."""
-    times = []
-    for _ in range(5):
+    """One of five starts takes a fraction of a second of processor time."""
+    times: list[float] = []
+    while len(times) < 5 and min(times, default=9) >= 0.6:
         start = os.times()
         assert run_process("info", train)[0] == 0
         done = os.times()

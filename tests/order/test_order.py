@@ -129,7 +129,7 @@ def test_streams_differ() -> None:
 
 def test_very_long_ranges_are_cut_exactly() -> None:
     """Products of lengths that exceed 64 bits do not overflow."""
-    edges = chunk_edges(np.array([10**12], np.int64), 0, 10**12, 10**5)
+    edges = chunk_edges(np.array([10**15], np.int64), 0, 10**15, 10**9)
 
-    assert (edges[0], edges[-1], len(edges)) == (0, 10**12, 10**7 + 1)
-    assert (np.diff(edges) == 10**5).all()
+    assert (edges[0], edges[-1], len(edges)) == (0, 10**15, 10**6 + 1)
+    assert (np.diff(edges) == 10**9).all()

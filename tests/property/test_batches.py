@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 indices = st.lists(st.integers(-20, 19), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(indices, st.lists(st.integers(-30, 29), min_size=20, max_size=20), st.integers(1, 5))
 def test_batch_equals_one_by_one(
     folder: Path, indices: list[int], chosen: list[int], lru_size: int
@@ -39,7 +39,7 @@ def test_batch_equals_one_by_one(
             assert view.__getitems__(indices) == one_by_one
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(indices)
 def test_failed_samples_are_replaced_in_place(folder: Path, indices: list[int]) -> None:
     """Each sample that fails is replaced by the result of ``on_error`` for it."""

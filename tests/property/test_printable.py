@@ -226,7 +226,7 @@ def test_errors_of_servers_are_printable(server: Server) -> None:
 
 
 @given(names)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_urls_in_messages_are_printable(name: str) -> None:
     """Also in logs and progress bars, whose texts are made of what `redact` returns (SEC-52)."""
     for url in (name, f"https://h/{name}", f"pipe:{name} {name}", f"{name}://h/{name}?{name}"):

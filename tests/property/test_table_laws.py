@@ -84,7 +84,7 @@ def read_with_tarfile(paths: list[Path]) -> dict[str, dict[str, bytes]]:
     return samples
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     shards=st.lists(SAMPLES, min_size=1, max_size=3),
     steps=st.lists(KEYS | st.sampled_from(["0", "-1", "1"]), max_size=2),

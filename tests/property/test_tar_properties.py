@@ -237,14 +237,14 @@ damages = st.lists(
 quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=60, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS))
 def test_scan_equals_tarfile(specified: list[Any], tar_format: int) -> None:
     """Names, offsets and sizes equal tarfile's, for links, duplicates and names in any script."""
     check_scan(specified, tar_format)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=80, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), damages)
 @example(
     # The link leads from the second file to the first.
@@ -259,7 +259,7 @@ def test_damage_is_never_a_wrong_member(
     check_damage(specified, tar_format, damage)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=60, deadline=None, suppress_health_check=quiet)
 @given(members, st.sampled_from(FORMATS), st.one_of(st.just([]), damages))
 def test_headers_alone_make_the_same_index(
     specified: list[Any], tar_format: int, damage: list[Any]
@@ -296,7 +296,7 @@ def test_damage_is_never_a_wrong_member_at_length(
     check_damage(specified, tar_format, damage)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=4096))
 def test_random_bytes_are_not_a_tar(data: bytes) -> None:
     """Noise is an error, and zeros are an empty archive; there is no hang and no member."""

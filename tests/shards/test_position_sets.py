@@ -44,7 +44,7 @@ def random_positions(seed: int) -> IntArray:
 
 @pytest.mark.parametrize("form", [bits_of, runs_of])
 @given(seed=st.integers(0, 1 << 30), cut=st.slices(40), step=st.sampled_from([1, 1, 2, -1]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_a_set_is_the_sequence_of_its_positions(
     form: Callable[[IntArray], PositionSet], seed: int, cut: slice, step: int
 ) -> None:

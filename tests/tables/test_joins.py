@@ -56,7 +56,7 @@ chosen = st.one_of(st.just(slice(None)), st.slices(4), st.lists(st.integers(0, 3
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=40,
+    max_examples=25,
 )
 @given(sides, cuts, chosen, sides, cuts, chosen, st.sampled_from(["error", "skip", "none"]))
 def test_a_join_is_what_python_makes_of_the_tars(

@@ -82,7 +82,7 @@ HOSTILE = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(HOSTILE, st.integers(20, 90))
 def test_any_values_are_shown_on_printable_lines(values: list[Any], width: int) -> None:
     """TABLE-20, SEC-52: nothing that a terminal obeys, no line wider than the window, no crash."""

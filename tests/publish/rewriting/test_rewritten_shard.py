@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wids.publish.tar_writer import fits_one_block, header_function
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.text(st.characters(max_codepoint=300, exclude_characters="\0"), max_size=120),
     st.integers(0, 8**11 + 2),

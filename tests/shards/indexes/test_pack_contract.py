@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -75,19 +76,25 @@ class Packed:
         self.path.write_bytes(good[:at] + data + good[at + len(data) :])
 
 
-@pytest.fixture(params=list(KINDS))
-def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Packed:
-    kind = KINDS[request.param]
+@pytest.fixture(params=list(KINDS), scope="module")
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    kind, folder = KINDS[request.param], tmp_path_factory.mktemp("packed")
     indexes, tar_nbytes = [], []
     for number, stop in enumerate(accumulate(kind.lengths)):
         start = stop - kind.lengths[number]
-        data = write_tar(tmp_path / f"{number}.tar", sample_members(start, stop)).read_bytes()
+        data = write_tar(folder / f"{number}.tar", sample_members(start, stop)).read_bytes()
         indexes.append(index_tar(data, checksums=True))
         tar_nbytes.append(len(data))
-    with (tmp_path / "p.index").open("w+b") as file:
+    with (folder / "p.index").open("w+b") as file:
         names = [f"{number}.tar" for number in range(len(indexes))]
         write_pack(file, zip(names, tar_nbytes, indexes, strict=True))
-    return Packed(tmp_path / "p.index", kind, indexes, tar_nbytes)
+    return Packed(folder / "p.index", kind, indexes, tar_nbytes)
+
+
+@pytest.fixture
+def packed(written: Packed, tmp_path: Path) -> Packed:
+    """A copy, which a test may damage."""
+    return replace(written, path=Path(shutil.copy(written.path, tmp_path)))
 
 
 def test_pack_states_what_was_packed(packed: Packed) -> None:

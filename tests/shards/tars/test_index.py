@@ -101,7 +101,7 @@ def test_nul_in_a_name_is_refused() -> None:
 NAMES = st.lists(st.text(st.sampled_from("ab./é"), max_size=6).map(str.encode), max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(NAMES, st.sampled_from(["first", "last"]))
 def test_index_equals_grouping_with_dicts(names: list[bytes], rule: KeySplit) -> None:
     """The columns are equal to a dict of dicts."""

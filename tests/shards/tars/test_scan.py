@@ -157,7 +157,7 @@ NAMES = st.text(st.sampled_from("ab.é猫/ "), min_size=1, max_size=150).filter(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(NAMES, st.binary(max_size=1200)), max_size=12),
     st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
