@@ -237,6 +237,7 @@ def pictures(answers: tuple[Any, ...]) -> dict[str, tuple[Path, dict[str, Any]]]
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_pictures_as_webdataset_decodes_them(
     mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]
@@ -303,6 +304,7 @@ def test_variables_of_webdataset(
         assert len(dataset) == 1
 
 
+@pytest.mark.long
 def test_tenbin_is_the_format_of_webdataset() -> None:
     """The same arrays give the same bytes."""
     code = """

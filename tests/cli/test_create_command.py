@@ -27,7 +27,13 @@ def shards(tmp_path: Path) -> Path:
     return write_bare_shards(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["paths", "pattern", "folder", "stdin"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("pattern", "folder"),
+        *(pytest.param(form, marks=pytest.mark.long) for form in ("paths", "stdin")),
+    ],
+)
 def test_create(form: str, shards: Path) -> None:
     """Paths, a pattern, a folder and names on standard input give the same spec and pack."""
     names = sorted(map(str, shards.glob("*.tar")))
@@ -127,6 +133,7 @@ def test_create_from_a_document(server: Server, tmp_path: Path) -> None:
         assert dataset[0][".txt"] == "text 5"
 
 
+@pytest.mark.long
 def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> None:
     """Ctrl-C ends at once though a server is silent; what was indexed is not read again."""
     urls = []
@@ -222,6 +229,7 @@ def test_names_with_braces(tmp_path: Path) -> None:
     assert "2 shards" in run("create", *both, "-o", tmp_path / "b.json")[1]
 
 
+@pytest.mark.long
 def test_the_old_library_reads_the_spec(shards: Path) -> None:
     """Wids 0.1.11, run by the interpreter in ``WIDS_OLD_PYTHON``, reads a sample by the spec."""
     old_python = os.environ.get("WIDS_OLD_PYTHON")

@@ -51,6 +51,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_demo_shows_an_exact_epoch(tmp_path: Path) -> None:
     """It writes a dataset, shows a sample and an exact epoch, and says what to type next."""
     result = run_demo(tmp_path)

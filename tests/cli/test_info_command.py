@@ -38,6 +38,7 @@ def test_info(shards: Path) -> None:
     assert table[0].split()[:3] == ["file", "name", "num_samples"]
 
 
+@pytest.mark.long
 def test_tables_fit_the_window(shards: Path) -> None:
     """On a real terminal of 40 columns no line is longer."""
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))

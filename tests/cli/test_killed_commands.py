@@ -75,6 +75,7 @@ def wait_for_end(orphans: list[int]) -> None:
     wait_for(lambda: not any(map(is_running, orphans)), "the end of all workers")
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> None:
     """The next run resumes at once, as no worker holds the journal's lock (SPEC-18)."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
@@ -90,6 +91,7 @@ def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> N
     wait_for_end(orphans)
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> None:
     """The next run resumes at once, and its shards have the same bytes (PACK-17)."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")

@@ -74,6 +74,7 @@ def test_verbose_twice_shows_requests(before: str, after: str, served: str) -> N
     assert re.match(rf"GET {url}\?…: status 200, \d+ bytes in [\d.]+ ms", line[3])
 
 
+@pytest.mark.long
 def test_processes_of_a_command(served: str) -> None:
     """Processes that a command starts print their requests too."""
     status, _, err = run_process("-vv", "verify", served, "-j", "2")

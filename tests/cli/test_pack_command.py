@@ -26,6 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_pictures_that_end_early(tmp_path: Path) -> None:
     """A remark counts and names them, by the bytes of any format (PACK-19)."""
     (tmp_path / "photos").mkdir()
@@ -230,6 +231,7 @@ def test_create_says_to_use_pack(photos: Path, tmp_path: Path, pack: Run) -> Non
     assert "wids create" in pack("pack", shards, "-o", tmp_path / "b")[2]
 
 
+@pytest.mark.long
 def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
     """Ctrl-C while two processes write: no process and no part of a shard is left."""
     (tmp_path / "in").mkdir()
@@ -256,6 +258,7 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
         assert path.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.long
 def test_progress_is_in_bytes(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +274,7 @@ def test_progress_is_in_bytes(
         assert "B/s" in err
 
 
+@pytest.mark.long
 def test_a_full_disk(tmp_path: Path) -> None:
     """An error names the folder without space, no source file; the run continues (PACK-17)."""
     need(os.geteuid() == 0 and sys.platform == "linux", "root on Linux, to mount a small disk")

@@ -99,7 +99,7 @@ def test_prefetch_of_a_rank(server: Server, shards: Path) -> None:
     assert "expected --rank and --num-replicas together" in run("prefetch", spec, "--rank", 0)[2]
 
 
-@pytest.mark.parametrize("is_stalled", [True, False])
+@pytest.mark.parametrize("is_stalled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ctrl_c_ends_prefetch_soon(
     server: Server, shards: Path, own_cache: Path, *, is_stalled: bool
 ) -> None:
@@ -123,12 +123,11 @@ def test_ctrl_c_ends_prefetch_soon(
     assert not list((own_cache / "shards").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
-        "prefetch train.json",
-        pytest.param("verify train.json -j2", marks=pytest.mark.long),
-        pytest.param("create {urls} -j2 -o b.json", marks=pytest.mark.long),
+        *("prefetch train.json", "verify train.json -j2", "create {urls} -j2 -o b.json"),
     ],
 )
 def test_downloads_end_with_ctrl_c(command: str, server: Server, shards: Path) -> None:

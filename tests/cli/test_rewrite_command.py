@@ -90,6 +90,7 @@ def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "where: expected comparisons joined by `and`" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_mapped_by_a_function_of_a_module_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +199,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.long
 def test_files_that_are_replaced_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,16 @@ def test_secrets_of_a_url_are_not_shown(train: Path, server: Server) -> None:
         assert "secret" not in out
 
 
-@pytest.mark.parametrize("arguments", [[3], ["s00003"], [3, "--shard", 0], [3, "--raw"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [3],
+        *(
+            pytest.param(row, marks=pytest.mark.long)
+            for row in (["s00003"], [3, "--shard", 0], [3, "--raw"])
+        ),
+    ],
+)
 def test_damaged_bytes_are_shown_with_a_remark(arguments: list[object], shards: Path) -> None:
     """Fields that are not as the index describes them are named; the status is 1 (LOOK-17)."""
     spec, tar = shards / "train.json", shards / "train-000000.tar"

@@ -183,7 +183,11 @@ def test_json_stays_json(spec: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "has_colour"),
-    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({}, False)],
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        pytest.param({}, False, marks=pytest.mark.long),
+    ],
 )
 def test_colours(variables: dict[str, str], has_colour: bool, spec: Path) -> None:
     """A terminal has colours if it can show them and NO_COLOR is not set; pipes have none."""
@@ -230,6 +234,7 @@ def test_numbers_end_at_one_place() -> None:
     ]
 
 
+@pytest.mark.long
 def test_browse_says_how_to_reach_it(spec: Path) -> None:
     """The address is on this machine; a tunnel leads to its port from another one."""
     command = [sys.executable, "-m", "wids", "browse", str(spec)]

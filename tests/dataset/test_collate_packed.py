@@ -237,6 +237,7 @@ def test_flash_attention() -> None:
     assert torch.allclose(out[:18], alone(q, k, v), atol=1e-6)
 
 
+@pytest.mark.long
 def test_varlen_attn_of_torch() -> None:
     """So does the line for torch's own function, with a kernel for processors under it."""
     try:

@@ -311,14 +311,12 @@ def test_broken_shards_are_exceptions_unless_most_are(tmp_path: Path) -> None:
         assert list(dataset) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "line"),
     [
         ("fork", "    for _ in loader:"),
-        pytest.param(
-            *("spawn", "    return wids.ShardListDataset(shards, on_error='skip')"),
-            marks=pytest.mark.long,
-        ),
+        ("spawn", "    return wids.ShardListDataset(shards, on_error='skip')"),
     ],
 )
 def test_a_warning_of_workers_names_the_line_of_the_program_once(

@@ -185,6 +185,7 @@ class Counting:
         return {**wids.collate(samples), "num_buffers": len(mapped())}
 
 
+@pytest.mark.long
 def test_buffers_of_lengths_that_are_not_needed_any_more_are_released() -> None:
     """Batches that become longer, as those of buckets may, leave no trail of buffers."""
     heights = tuple(height for height in (100, 300, 900) for _ in range(100))

@@ -221,6 +221,7 @@ def test_a_pass_that_is_cancelled_ends_its_downloads(
     dataset.close()
 
 
+@pytest.mark.long
 def test_a_process_that_ends_during_a_pass(
     shards: list[dict[str, Any]], server: Server, own_cache: Path
 ) -> None:

@@ -43,7 +43,9 @@ def sampler(dataset: Any, **options: Any) -> wids.ChunkedSampler:
     return wids.ChunkedSampler(dataset, seed=3, chunksize=50, **options)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "num_workers", [0, 2, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 3))]
+)
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_batches_are_those_of_the_map_style_loader(
     dataset: wids.ShardListDataset, num_workers: int, batch_size: int
@@ -105,7 +107,10 @@ def test_ranks_stream_their_shares(dataset: wids.ShardListDataset) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own business
-@pytest.mark.parametrize(("num_workers", "step"), [(0, 1), (2, 1), (2, 4), (3, 2)])
+@pytest.mark.parametrize(
+    ("num_workers", "step"),
+    [(0, 1), (2, 4), *(pytest.param(*case, marks=pytest.mark.long) for case in ((2, 1), (3, 2)))],
+)
 def test_stateful_loader_resumes_at_any_batch(
     dataset: wids.ShardListDataset, num_workers: int, step: int
 ) -> None:

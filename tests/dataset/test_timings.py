@@ -14,7 +14,7 @@ import torch
 from conftest import optional
 from loopback import Server
 from served_shards import identity, serve_shards
-from slow_cases import CASES, Case, Make, attempts, local_shards
+from slow_cases import CASES, Case, Make, attempts, local_shards, slow_collate, slow_server
 from torch.utils.data import DataLoader
 
 import wids
@@ -31,7 +31,14 @@ def loader_of(case: Case, dataset: wids.ShardListDataset) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*chunk")
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        make if make in (slow_server, slow_collate) else pytest.param(make, marks=pytest.mark.long)
+        for make in CASES
+    ],
+    ids=lambda make: make.__name__,
+)
 def test_each_case_is_recognised(
     make: Make, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_loader_resumes_where_it_was_saved(number: int, folder: Path) -> None:
     assert order_cases.continued_batches(case) == case["continued"]
 
 
+@pytest.mark.long
 def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
     """A checkpoint has the state under the name of the callback, and resumes the sampler."""
     optional("lightning")

@@ -127,6 +127,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.long
 def test_looks_at_once_take_the_memory_of_two(tmp_path: Path) -> None:
     """Five looks at a picture of 64 MB when decoded take 128 MB and not 640 (SEC-53)."""
     for name, size in (("large.png", (4000, 4000)), ("small.png", (9, 9))):

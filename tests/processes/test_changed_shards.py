@@ -69,7 +69,9 @@ def path(tmp_path: Path) -> Path:
     return write_tar(tmp_path / "a.tar", sample_members(0, 400))
 
 
-@pytest.mark.parametrize("length", [0, 1, 4096, 100_000])
+@pytest.mark.parametrize(
+    "length", [4096, *(pytest.param(length, marks=pytest.mark.long) for length in (0, 1, 100_000))]
+)
 def test_truncated_shard_is_an_error(path: Path, length: int) -> None:
     """A read of a shard that was truncated raises, and never ends the process by a signal."""
     with reader(path) as process:
@@ -125,7 +127,7 @@ for take in (lambda: dataset.__getitems__([300, 399]), lambda: dataset[399]):
 """
 
 
-@pytest.mark.parametrize("changed", ["a.tar", "a.index"])
+@pytest.mark.parametrize("changed", ["a.tar", pytest.param("a.index", marks=pytest.mark.long)])
 def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
     """Once a batch has found a shard or an index truncated, single reads fail too."""
     write_tar(path, sample_members(0, 3000))

@@ -71,7 +71,7 @@ def test_many_processes_fetch_each_shard_once(
     assert temporary_files(own_cache) == []
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, pytest.param(16, marks=pytest.mark.long)])
 def test_many_processes_find_copies_that_were_edited(
     count: int, spec: str, server: Server, own_cache: Path
 ) -> None:
@@ -92,13 +92,11 @@ def test_many_processes_find_copies_that_were_edited(
     assert asked == Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_killed_at_any_point(
-    step: int, spec: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a kill at each of ten points, the next process reads everything correctly (CACHE-10).
-
-    The default run kills at two of them, one in each of these shards.
 
     A point is an event that Python's audit hooks report, such as a file opened, locked or renamed.
     """
@@ -109,7 +107,7 @@ def test_killed_at_any_point(
     # In the first shard, and in a later one.
     points = [1 + n * per_shard // 5 for n in range(5)]
     points += [3 * per_shard + 1 + n * per_shard // 5 for n in range(5)]
-    for point in points[step // 2 :: step]:
+    for point in points:
         cache = tmp_path / f"killed-{point}"
         monkeypatch.setenv("WIDS_CACHE", str(cache))
         process = start(spec, 1, point)
@@ -126,7 +124,7 @@ def test_killed_at_any_point(
         assert temporary_files(cache) == []
 
 
-@pytest.mark.parametrize("part", [0.1, 0.9])
+@pytest.mark.parametrize("part", [pytest.param(0.1, marks=pytest.mark.long), 0.9])
 def test_killed_in_the_middle_of_the_bytes(
     spec: str, server: Server, own_cache: Path, tmp_path: Path, part: float
 ) -> None:
@@ -204,7 +202,7 @@ def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> No
     assert not list((own_cache / "shards").glob("*.tar"))
 
 
-@pytest.mark.parametrize("how", ["stall", "silent"])
+@pytest.mark.parametrize("how", [pytest.param("stall", marks=pytest.mark.long), "silent"])
 def test_ctrl_c_leaves_nothing_of_a_request_that_was_sent_twice(
     how: str, spec: str, server: Server, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +222,7 @@ def test_ctrl_c_leaves_nothing_of_a_request_that_was_sent_twice(
     assert not list((own_cache / "shards").glob("*.tar"))
 
 
+@pytest.mark.long
 def test_evicted_while_another_process_reads(spec: str, server: Server, own_cache: Path) -> None:
     """A shard in use elsewhere stays; one that is deleted stays readable (CACHE-7)."""
     with wids.ShardListDataset(spec, access="download") as dataset:

@@ -65,7 +65,11 @@ def run(
 
 @pytest.mark.parametrize(
     ("num_bad", "status", "repeated"),
-    [(0, 0, ["test_unreliable"]), (1, 1, ["test_unreliable", "test_bad[0]"]), (3, 1, [])],
+    [
+        (0, 0, ["test_unreliable"]),
+        pytest.param(1, 1, ["test_unreliable", "test_bad[0]"], marks=pytest.mark.long),
+        pytest.param(3, 1, [], marks=pytest.mark.long),
+    ],
 )
 def test_up_to_three_run_once_more(
     tmp_path: Path, num_bad: int, status: int, repeated: list[str]
@@ -76,7 +80,13 @@ def test_up_to_three_run_once_more(
     assert bool(noted) == (status == 0)
 
 
-@pytest.mark.parametrize("folder", ["simulation", "property", "storage"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "storage",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("simulation", "property")),
+    ],
+)
 def test_only_tests_of_processes_run_once_more(tmp_path: Path, folder: str) -> None:
     """Any other test that fails fails the run, though it would pass alone."""
     assert run(tmp_path, folder) == (1, [], "")

@@ -23,11 +23,10 @@ SCRIPT = Path(__file__).with_name("fork_amid_imports.py")
     "way",
     [
         "numpy.ma",
-        "downloads",
         "ranges",
         *(
             pytest.param(way, marks=pytest.mark.long)
-            for way in ("prefetcher", "table", "timings", "loaders")
+            for way in ("downloads", "prefetcher", "table", "timings", "loaders")
         ),
     ],
 )

@@ -33,7 +33,11 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "start_method", [None, "fork", pytest.param("spawn", marks=pytest.mark.long), "forkserver"]
+    "start_method",
+    [
+        *(None, "fork"),
+        *(pytest.param(method, marks=pytest.mark.long) for method in ("spawn", "forkserver")),
+    ],
 )
 def test_workers_read_every_sample(spec: Path, start_method: str | None) -> None:
     """A dataset that was used works in workers of every kind, with default collation."""
@@ -121,6 +125,7 @@ def test_stateful_loader_resumes_at_any_batch(spec: Path, num_workers: int, is_a
             assert indices(resumed) == epochs[2]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_state_after_an_epoch_is_the_next_one(spec: Path) -> None:
     """A state from after the last batch continues with the next epoch, and skips none."""
@@ -195,7 +200,7 @@ def test_state_of_a_loader_goes_to_other_ranks(tmp_path: Path, num_workers: int,
 
 
 @pytest.mark.parametrize("kind", ["ahead", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_counted_state_goes_to_other_ranks(tmp_path: Path, num_workers: int, kind: str) -> None:
     """The same with a plain loader, whose workers run ahead, and a count (ORDER-50)."""
     with ShardListDataset(write_shards(tmp_path, [130, 11, 140, 219])) as dataset:
@@ -231,7 +236,7 @@ def test_a_stream_keeps_its_own_state_on_its_ranks(spec: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.long), True])
 def test_epochs_that_are_set_are_complete(spec: Path, num_workers: int, drop_last: bool) -> None:
     """A loader restores inside ``iter()``; an epoch that was set before starts at its beginning.
 

@@ -124,6 +124,7 @@ def check_costs(site: str, port: int, folder: Path) -> None:
         wids.load_spec(f"{site}/big-*.tar")
 
 
+@pytest.mark.long
 def test_s3(shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 by way of fsspec: keys in storage_options or in the environment, in workers too."""
     need(
@@ -188,6 +189,7 @@ def check_listing(port: int, options: dict[str, str]) -> None:
         s3fs.S3FileSystem.clear_instance_cache()
 
 
+@pytest.mark.long
 def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to pass, at once and without the keys (SPEC-22)."""
     need(
@@ -278,6 +280,7 @@ def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
     assert sum("/storage/" in path for path in server.requests) == 3
 
 
+@pytest.mark.long
 def test_ftp(shards: list[Path]) -> None:
     """FTP by way of fsspec, which needs nothing but the standard library."""
     need(find_spec("pyftpdlib"), "pyftpdlib (pip install '.[test-all]')")

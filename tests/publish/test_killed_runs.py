@@ -53,7 +53,9 @@ def kill_at(number: int, work: Callable[[], object]) -> bool:
     return not in_child(killed)
 
 
-@pytest.mark.parametrize("work", [rewrite, pack, write])
+@pytest.mark.parametrize(
+    "work", [*(pytest.param(work, marks=pytest.mark.long) for work in (rewrite, pack)), write]
+)
 def test_the_next_run_leaves_nothing(work: Callable[[Path, Path], None], tmp_path: Path) -> None:
     """Unfinished shards, packs, specs and locks are gone, however fresh they are (REWRITE-21)."""
     write_shards(tmp_path, [5, 3])

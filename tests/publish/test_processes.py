@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from events import LONG_S, wait_for
 
 PROGRAM = """
@@ -111,6 +112,7 @@ with process_pool(2, 2) as executor:
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_has_no_time_to_clean_up(tmp_path: Path) -> None:
     """The file that it was writing is deleted, however busy its main thread is."""
     command = [sys.executable, "-c", BUSY]
@@ -142,6 +144,7 @@ with process_pool(2, 2) as executor:
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_after_tasks_were_cancelled() -> None:
     """The pool ends its other workers, and nothing is printed but the reason."""
     command = [sys.executable, "-c", CANCELLED]
@@ -189,6 +192,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_processes_of_others_go_on() -> None:
     """A pool that ends early ends its own workers, and no other child of the program."""
     command = [sys.executable, "-c", OTHERS]

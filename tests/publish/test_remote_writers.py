@@ -185,7 +185,10 @@ with wids.ShardWriter(sys.argv[1] + "/train-%06d.tar", maxcount=12) as writer:
         pytest.param(
             "train.index", ["train-000000.tar", "train-000001.tar"], marks=pytest.mark.long
         ),
-        ("train.json", ["train-000000.tar", "train-000001.tar", "train.index"]),
+        pytest.param(
+            *("train.json", ["train-000000.tar", "train-000001.tar", "train.index"]),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_killed_writer(bucket: Bucket, where: str, left: list[str], tmp_path: Path) -> None:

@@ -310,6 +310,7 @@ def test_resuming_keeps_name_and_description(tmp_path: Path) -> None:
     assert (spec.name, spec.extras["info"], len(spec.shards)) == ("mine", "a description", 2)
 
 
+@pytest.mark.long
 def test_webdataset_and_tar_read_what_is_written(tmp_path: Path) -> None:
     """Other programs read the shards as a WebDataset."""
     need(importlib.util.find_spec("webdataset"), "pip install webdataset")

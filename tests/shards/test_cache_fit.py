@@ -66,7 +66,8 @@ def site(server: Server, tmp_path: Path) -> Site:
     return Site(server, tmp_path)
 
 
-@pytest.mark.parametrize("is_ahead", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_chunk_that_the_cache_does_not_hold(site: Site, is_ahead: bool) -> None:
     """The dataset is downloaded many times, with a warning; with its settings once (ORDER-28).
 

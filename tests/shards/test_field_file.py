@@ -120,6 +120,7 @@ def test_another_tar_is_noticed(tmp_path: Path, server: Server) -> None:
             file.read(10)
 
 
+@pytest.mark.long
 def test_a_clip_of_a_remote_film(tmp_path: Path, server: Server) -> None:
     """A clip reads the index of the film and the bytes near the clip, in workers too."""
     optional("av")

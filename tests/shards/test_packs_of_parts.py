@@ -125,6 +125,7 @@ def test_a_table_of_parts_reads_their_fields_alone(
     assert parts.num_sent() < 20_000
 
 
+@pytest.mark.long
 def test_views_joins_and_workers_use_the_packs(parts: Parts) -> None:
     """Of both sides of a join, in a pickle, and in workers that are spawned."""
     captions = {f"s{n:05d}": {".caption": f"caption {n}"} for n in range(40)}

@@ -200,7 +200,13 @@ def executors() -> list[Callable[[], Executor]]:
     ]
 
 
-@pytest.mark.parametrize("make", executors(), ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(executors()[0], id="threads"),
+        pytest.param(executors()[1], id="processes", marks=pytest.mark.long),
+    ],
+)
 def test_any_executor_reads_the_same(
     numbered: ShardListDataset, make: Callable[[], Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +450,7 @@ def test_a_shard_longer_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert dataset.table([".cls"])[".cls"].to_pylist() == expected
 
 
+@pytest.mark.long
 def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     """TABLE-8: the memory of a table does not grow with what is beside its fields."""
     samples = [{".bin": bytes(100_000), ".cls": b"1"} for _ in range(500)]

@@ -254,6 +254,7 @@ def test_searches_of_several_shards_follow_each_other(
         assert (answer["state"], answer["found"]) == ("stopped", 2)
 
 
+@pytest.mark.long
 def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is answered, one search runs at a time, the last one to its end (LOOK-5)."""
     monkeypatch.setattr("wids.tables.search._BLOCK", 1)

@@ -237,6 +237,7 @@ def send_slowly(connection: socket.socket, sent: list[bytes]) -> None:
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_idle_connections_keep_nobody_out(spec: Path) -> None:
     """Of many connections without a request the oldest are closed; the page works (SEC-53)."""
     before = threading.active_count()

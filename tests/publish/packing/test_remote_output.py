@@ -81,6 +81,7 @@ def test_an_upload_that_fails_is_resumed(
     assert not journal.exists()
 
 
+@pytest.mark.long
 def test_the_command_ends_with_ctrl_c(source: Path, bucket: Bucket, tmp_path: Path) -> None:
     """It does not wait for uploads to a server that hangs, and leaves no temporary file."""
     bucket.fault = lambda method, path: "stall" if method == "PUT" and "out-" in path else None

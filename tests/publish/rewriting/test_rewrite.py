@@ -289,7 +289,8 @@ wids.rewrite(dataset[::-1], OUT, maxcount=10, map=waiting, version="1")
 """
 
 
-@pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3, 6), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("counts", [(1, 3, 6)])
 def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]) -> None:
     """Complete shards are not written again, and the bytes are those of one run (REWRITE-8)."""
     spec = write_shards(tmp_path, [40, 41])

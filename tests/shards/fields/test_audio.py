@@ -62,7 +62,13 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("extension", FILES)
+@pytest.mark.parametrize(
+    "extension",
+    [
+        pytest.param(name, marks=() if name in ("wav", "mp3") else pytest.mark.long)
+        for name in FILES
+    ],
+)
 def test_files_of_ffmpeg(extension: str, tmp_path: Path) -> None:
     """Each format, as ffmpeg writes it, has the samples that soundfile reads from the file."""
     data = converted(tmp_path, wav(), *FILES[extension], f"out.{extension}")
@@ -339,6 +345,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / sam
 """
 
 
+@pytest.mark.long
 def test_a_long_sound_takes_its_memory_once(tmp_path: Path) -> None:
     """40 MB of samples, of a flac of a few kilobytes, are not copied to be joined (SEC-65)."""
     for name, num_frames in (("short", 10), ("long", 5_000_000)):

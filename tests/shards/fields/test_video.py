@@ -40,7 +40,13 @@ def shown(frames: torch.Tensor) -> list[npt.NDArray[np.uint8]]:
     return list(frames.permute(0, 2, 3, 1).numpy())
 
 
-@pytest.mark.parametrize("extension", ["mp4", "mov", "mkv", "webm", "avi"])
+@pytest.mark.parametrize(
+    "extension",
+    [
+        "mp4",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("mov", "mkv", "webm", "avi")),
+    ],
+)
 def test_files_of_ffmpeg(extension: str, tmp_path: Path) -> None:
     """Each format, as ffmpeg writes it, has the frames and sound that PyAV reads from the file."""
     need(FFMPEG, "ffmpeg")

@@ -387,7 +387,16 @@ def test_documents_in_a_list_keep_their_names() -> None:
     assert [shard.dataset for shard in both.shards] == ["A", "B"]
 
 
-@pytest.mark.parametrize("text", ["[],", "{},", '{"":[]},', '"a",', "0,", "[[],[]],"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[],", "0,"),
+        *(
+            pytest.param(text, marks=pytest.mark.long)
+            for text in ("{},", '{"":[]},', '"a",', "[[],[]],")
+        ),
+    ],
+)
 def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
     """Sixty megabytes of small values, of gigabytes, are not parsed (SEC-39, SHARDS-9)."""
     path = tmp_path / "bomb.json"
@@ -400,13 +409,16 @@ def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
     assert time.process_time() - started_s < 3
 
 
-def test_values_of_all_documents_are_counted(tmp_path: Path) -> None:
+def test_values_of_all_documents_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many documents are not more than one (SPEC-11)."""
+    monkeypatch.setattr(parsing, "MAX_VALUES", 10_000)
     path = tmp_path / "many.json"
-    path.write_text(json.dumps({"shardlist": ["a.tar"], "more": [0] * 2_000_000}))
+    path.write_text(json.dumps({"shardlist": ["a.tar"], "more": [0] * 2_000}))
     parts = [{"source_url": "many.json"}] * 100
 
-    with raises(SpecError, "many.json: expected at most", "10000000 values"):
+    with raises(SpecError, "many.json: expected at most", "10000 values"):
         load_spec({"datasets": parts}, base=tmp_path)
 
 

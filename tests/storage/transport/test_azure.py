@@ -55,6 +55,7 @@ def _create(endpoint: str, container: str) -> None:
     urllib.request.urlopen(request, timeout=30).close()  # noqa: S310 - on loopback
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", ["az://data", "abfs://data", f"abfss://data@{ACCOUNT}.h"])
 def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are written at once and in parts, read, listed, compared, moved and removed."""

@@ -82,7 +82,7 @@ def test_a_range_that_does_not_come_is_requested_again(
 
 
 @pytest.mark.usefixtures("_unbounded")
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", [SILENT, STALLED])
 def test_a_part_of_a_download_that_does_not_come_is_requested_again(
     server: Server, fault: Fault, number: int, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +168,7 @@ def test_a_download_of_which_another_version_arrives_starts_over(
     assert saved(f"{server.url}/a", storage_options=PATIENT) == OTHER
 
 
+@pytest.mark.long
 def test_the_rest_of_a_file_without_versions_is_not_requested_again(server: Server) -> None:
     """Nothing would reveal that it is of another version; what has not begun is."""
     url = server.page("/a", DATA, faults=[SILENT, STALLED], has_tag=False)
@@ -308,6 +309,7 @@ class Uneven(Page):
         return super().answer(request, fault)
 
 
+@pytest.mark.long
 def test_at_most_one_request_in_twenty_is_sent_twice(server: Server) -> None:
     """However many are late; without a version they are read from their beginning."""
     server.pages["/a"] = Uneven(DATA)
@@ -335,7 +337,11 @@ def test_one_request_is_kept_for_what_has_stalled() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"hedge": False}, {"http://": {"hedge": 0, "deadline_s": 1.5}}, {}]
+    "options",
+    [
+        *(pytest.param(case, marks=pytest.mark.long) for case in ({"hedge": False}, {})),
+        {"http://": {"hedge": 0, "deadline_s": 1.5}},
+    ],
 )
 def test_nothing_is_sent_twice_where_that_is_off(
     server: Server, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

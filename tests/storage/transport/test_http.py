@@ -235,7 +235,11 @@ def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("fresh_contexts")
 @pytest.mark.parametrize(
     "answers",
-    [[], [TUNNEL], [TUNNEL, b"\x16\x03\x03\x40\x00", *[b"\0"] * 300]],
+    [
+        [],
+        pytest.param([TUNNEL], marks=pytest.mark.long),
+        [TUNNEL, b"\x16\x03\x03\x40\x00", *[b"\0"] * 300],
+    ],
     ids=["of the proxy", "of the server", "slow"],
 )
 def test_a_silent_tunnel_ends_at_the_deadline(

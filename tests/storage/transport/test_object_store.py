@@ -155,7 +155,7 @@ def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
             yield dataset
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, method: str) -> None:
     """Obstore's threads do not survive a fork; workers read nevertheless, without hanging."""
     assert dataset[3][".txt"] == "text 3"
@@ -403,7 +403,7 @@ def test_an_option_without_a_counterpart(bucket: Bucket) -> None:
     assert ObjectStores(bucket.options).driver(url) is None
 
 
-@pytest.mark.parametrize("has_driver", [True, False])
+@pytest.mark.parametrize("has_driver", [pytest.param(True, marks=pytest.mark.long), False])
 def test_without_obstore(bucket: Bucket, *, has_driver: bool) -> None:
     """The fsspec driver reads, if it is installed; else the error names the extra."""
     bucket.system.pipe(f"{bucket.name}/a.tar", b"0123456789")
@@ -462,6 +462,7 @@ def test_a_proxy(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"".join(stream.chunks) == DATA[3:9]
 
 
+@pytest.mark.long
 def test_spawned_processes_get_a_store_of_their_own(site: str) -> None:
     """The transport can be pickled after it was used."""
     transport = stores(site)

@@ -179,6 +179,7 @@ def test_every_kind_of_read_waits(store: Store, caplog: pytest.LogCaptureFixture
     assert "answers again" in back
 
 
+@pytest.mark.long
 def test_all_processes_say_once_that_a_server_is_away(store: Store, tmp_path: Path) -> None:
     """Threads of forked processes that wait for a server print a line, and one when it is back."""
     program = f"""

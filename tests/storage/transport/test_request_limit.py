@@ -173,8 +173,8 @@ def test_what_is_read_first_arrives_first(num_ranks: int, rate: int) -> None:
     assert first_shard_s(num_ranks, rate * MB, in_order=False, most_s=late_s) >= late_s
 
 
-@pytest.mark.parametrize("rate", [5, 20, 60])
-@pytest.mark.parametrize("most", [6, 20, 60, 10**9])
+@pytest.mark.parametrize("rate", [5, pytest.param(20, marks=pytest.mark.long), 60])
+@pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.long), 60, 10**9])
 @pytest.mark.parametrize("latency_s", [0.001, 0.05])
 def test_it_gets_what_the_network_has(rate: int, most: int, latency_s: float) -> None:
     """Four fifths of what is possible, and at most a tenth of the requests is refused."""
