@@ -21,6 +21,7 @@ import tarfile
 import threading
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,7 @@ def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
+    monkeypatch.setattr("wids.errors._secrets", OrderedDict())  # messages hide any "secret" else
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
     # If this machine stops, the server seems slow, and files would arrive in shorter parts.
