@@ -290,8 +290,7 @@ wids.rewrite(dataset[::-1], OUT, maxcount=10, map=waiting, version="1")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("counts", [(1, 3, 6)])
-def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]) -> None:
+def test_killed_at_any_point_and_resumed(tmp_path: Path) -> None:
     """Complete shards are not written again, and the bytes are those of one run (REWRITE-8)."""
     spec = write_shards(tmp_path, [40, 41])
     program = tmp_path / "program.py"
@@ -305,7 +304,7 @@ def test_killed_at_any_point_and_resumed(tmp_path: Path, counts: tuple[int, ...]
         assert job.wait(120) == 0
     folder = tmp_path / "killed"
     kept: dict[str, int] = {}
-    for count in (*counts, 100):
+    for count in (1, 3, 6, 100):
         with start("killed", count) as job:
             until_s = time.monotonic() + 120
             while job.poll() is None:
