@@ -108,8 +108,8 @@ def test_python_block_runs(
         code = each.code.replace("https://example.com", server.url)
         for package in re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE):
             need(importlib.util.find_spec(package), f"pip install {package}")
-        # A fresh namespace, as if the block were typed into a new file.
-        exec(compile(code, f"{each.page}:{each.line}", "exec"), {"__name__": "readme"})  # noqa: S102
+        # A fresh namespace, as if the block were typed into a new file and that were run.
+        exec(compile(code, f"{each.page}:{each.line}", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(ROOT).as_posix())
