@@ -116,6 +116,7 @@ def theirs(shards: list[Path]) -> list[Sample]:
     ]
 
 
+@pytest.mark.long
 def test_gnu_tar_of_a_folder(tmp_path: Path) -> None:
     """Shards of the ``tar`` command: keys, fields and bytes."""
     need(shutil.which("tar"), "no tar command on this machine")
@@ -257,6 +258,7 @@ def test_pictures_as_webdataset_decodes_them(
             check_equal(found, value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [*MODES, *DEEP])
 def test_values_that_differ_from_webdatasets(
     mode: str, pictures: dict[str, tuple[Path, dict[str, Any]]]

@@ -23,11 +23,11 @@ from wids.cli import demo_command
 from wids.cli.main import main
 
 HERE = [block for block in PYTHON if block not in ON_CLUSTERS]
-# Processes take seconds to start, so that blocks of docs that start some run in the long run.
+# Processes take seconds to start, and transformers to import: blocks of docs with them are long.
 LONG = [
     block
     for block in PYTHON
-    if block.page != "README.md" and re.search("num_workers|subprocess", block.code)
+    if block.page != "README.md" and re.search("num_workers|subprocess|transformers", block.code)
 ]
 # It leaves the shards that it has read to the garbage collector.
 STREAMS = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -185,7 +185,7 @@ def test_json_stays_json(spec: Path) -> None:
     ("variables", "has_colour"),
     [
         ({"TERM": "xterm"}, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        pytest.param({"TERM": "xterm", "NO_COLOR": "1"}, False, marks=pytest.mark.long),
         pytest.param({}, False, marks=pytest.mark.long),
     ],
 )

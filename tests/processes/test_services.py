@@ -217,6 +217,7 @@ def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert "tried" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
     """``hf:`` lists a repository, and a sample costs its own bytes and four requests (SPEC-22)."""
     need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test-all]')")

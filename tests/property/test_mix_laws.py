@@ -286,7 +286,7 @@ def test_sources_are_exhausted_before_they_repeat(job: Job) -> None:
                 assert max(own) - min(own) <= (1 if mix.num_runs == 1 else most)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 3, 8])
+@pytest.mark.parametrize("num_replicas", [1, 3, pytest.param(8, marks=pytest.mark.long)])
 def test_sources_of_70_and_23_stay_together_for_ever(num_replicas: int) -> None:
     """After 30,000 draws, more than 300 passes, no sample came more than twice more than another.
 

@@ -177,6 +177,7 @@ def error_of(call: Callable[[], Any]) -> Exception | None:
     return None
 
 
+@pytest.mark.long
 @given(names)
 @example("\x1b[2J")
 @example("\n")

@@ -119,7 +119,7 @@ def test_killed_at_any_step(work: Write, step: int, tmp_path: Path) -> None:
     assert number > 10
 
 
-@WORKS
+@pytest.mark.parametrize("work", [write, pytest.param(pack, marks=pytest.mark.long)])
 def test_readers_of_a_bucket(work: Write, bucket: Bucket) -> None:
     """At each request of an undisturbed run, readers find one dataset or none (PACK-16)."""
     output, options = f"{bucket.url}/x/out", {"storage_options": bucket.options}

@@ -519,6 +519,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("module", "name", "mutant"), MUTANTS)
 def test_a_broken_cache_is_found(
     module: Any, name: str, mutant: object, monkeypatch: pytest.MonkeyPatch

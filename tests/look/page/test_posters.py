@@ -130,6 +130,7 @@ def served(folder: Path, server: Server) -> str:
     return f"{server.url}/films.json"
 
 
+@pytest.mark.long
 def test_remote_films(tmp_path: Path, server: Server) -> None:
     """The poster of a remote film costs at most 5 MB, and its facts nothing."""
     with browsing(served(tmp_path / "site", server)) as client:

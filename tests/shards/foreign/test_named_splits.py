@@ -139,7 +139,7 @@ def test_a_hostile_document_is_an_error_of_its_own(name: str, text: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("split.yaml", "[" * 100_000),
+        pytest.param("split.yaml", "[" * 100_000, marks=pytest.mark.long),
         ("split.yaml", "split_parts: {train: .inf}"),
         ("split.yaml", "split_parts: {train: [.inf]}"),
         ("split.json", "[" * 100_000),

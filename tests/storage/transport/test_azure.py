@@ -91,6 +91,7 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
     assert not upload.exists(f"{prefix}/x/b.bin", azurite)
 
 
+@pytest.mark.long
 def test_errors_of_azure(azurite: dict[str, Any]) -> None:
     """A wrong key and a container that does not exist are errors that say what to do."""
     transport = ObjectStores(azurite)
@@ -102,6 +103,7 @@ def test_errors_of_azure(azurite: dict[str, Any]) -> None:
     assert wrong not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_dataset_in_azure(azurite: dict[str, Any], tmp_path: Path) -> None:
     """A writer publishes there, and the dataset is read from there."""
     with wids.ShardWriter("az://data/t-%06d.tar", maxcount=3, storage_options=azurite) as writer:

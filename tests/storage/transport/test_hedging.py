@@ -83,7 +83,7 @@ def test_a_range_that_does_not_come_is_requested_again(
 
 @pytest.mark.usefixtures("_unbounded")
 @pytest.mark.parametrize("number", [0, 1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("fault", [SILENT, STALLED])
+@pytest.mark.parametrize("fault", [SILENT, pytest.param(STALLED, marks=pytest.mark.long)])
 def test_a_part_of_a_download_that_does_not_come_is_requested_again(
     server: Server, fault: Fault, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +179,7 @@ def test_the_rest_of_a_file_without_versions_is_not_requested_again(server: Serv
     assert len(server.log) >= 3
 
 
+@pytest.mark.long
 def test_a_whole_file_does_not_replace_its_rest(server: Server) -> None:
     """The first request of a server without ranges goes on; its beginning is sent for nothing."""
     stalled = Fault(after_nbytes=300_000, how="stall")

@@ -175,7 +175,7 @@ def test_what_is_read_first_arrives_first(num_ranks: int, rate: int) -> None:
 
 @pytest.mark.parametrize("rate", [5, pytest.param(20, marks=pytest.mark.long), 60])
 @pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.long), 60, 10**9])
-@pytest.mark.parametrize("latency_s", [0.001, 0.05])
+@pytest.mark.parametrize("latency_s", [pytest.param(0.001, marks=pytest.mark.long), 0.05])
 def test_it_gets_what_the_network_has(rate: int, most: int, latency_s: float) -> None:
     """Four fifths of what is possible, and at most a tenth of the requests is refused."""
     network = Network(rate * MB, 1000 * MB, most, latency_s)
