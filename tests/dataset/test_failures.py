@@ -241,6 +241,7 @@ def test_a_mistake_of_the_program_ends_the_epoch(
         assert view.num_failed < 150
 
 
+@pytest.mark.long
 def test_more_than_half_of_a_thousand_is_no_damage(tmp_path: Path) -> None:
     """The commonest cause is raised; up to a half is passed over (VIEW-46)."""
     shards = whole(tmp_path, 1200)

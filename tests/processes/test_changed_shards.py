@@ -157,6 +157,7 @@ print(dataset.get_by_key("s00399")["__index__"])
 """
 
 
+@pytest.mark.long
 def test_truncated_pack_is_ignored(path: Path) -> None:
     """A pack that loses its end is ignored for shards that are opened later (INDEX-8)."""
     other = write_tar(path.with_name("b.tar"), sample_members(400, 3400))

@@ -23,10 +23,9 @@ SCRIPT = Path(__file__).with_name("fork_amid_imports.py")
     "way",
     [
         "numpy.ma",
-        "ranges",
         *(
             pytest.param(way, marks=pytest.mark.long)
-            for way in ("downloads", "prefetcher", "table", "timings", "loaders")
+            for way in ("downloads", "ranges", "prefetcher", "table", "timings", "loaders")
         ),
     ],
 )

@@ -277,6 +277,7 @@ while True:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_two_appends_at_once(spec: Path, tmp_path: Path) -> None:
     """They wait for one another, and nothing is lost (SPEC-36)."""
     code = "import sys, wids; wids.append_shards(sys.argv[1], [sys.argv[2]])"

@@ -24,6 +24,7 @@ def record(number: int) -> ShardRecord:
     return ShardRecord(url, "first", identity, 10, 10**8, f"{number:064x}", b"index")
 
 
+@pytest.mark.long
 def test_a_shard_takes_sixteen_bytes() -> None:
     """A coordinator of millions of tasks keeps two numbers of each (INDEX-30)."""
     tracemalloc.start()

@@ -69,6 +69,7 @@ def test_a_glimpse_grows_on_demand(server: Server, tmp_path: Path) -> None:
     assert glimpse.shard().read(299)[".txt"] == b"photo 299"
 
 
+@pytest.mark.long
 def test_large_members_are_passed_over(server: Server, tmp_path: Path) -> None:
     """A first member of many megabytes is named and not read; the next header is one request."""
     members = [
@@ -90,6 +91,7 @@ def test_large_members_are_passed_over(server: Server, tmp_path: Path) -> None:
     assert len(glimpse.shard().read_part(1, ".mp4", 10, 20)) == 10
 
 
+@pytest.mark.long
 def test_requests_of_one_look_are_limited(server: Server, tmp_path: Path) -> None:
     """A look ends after 24 requests, however far the wanted sample is."""
     url = serve(server, tmp_path, ((f"{n}.bin", bytes(600_000)) for n in range(60)))

@@ -96,6 +96,7 @@ def test_a_version_that_was_replaced_by_this_very_upload(bucket: Bucket) -> None
     assert bucket.system.cat(url) == b"new"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_retries")
 def test_a_writer_survives_lost_answers(bucket: Bucket) -> None:
     """No answer to an upload arrives at first, and the dataset is complete (SPEC-43)."""

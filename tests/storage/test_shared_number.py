@@ -51,7 +51,7 @@ def test_no_count_of_a_thread_is_lost() -> None:
     assert number.value == 3 + 4 * _TIMES
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_no_count_of_a_process_is_lost(method: str) -> None:
     """The threads of a process that was forked or spawned add to the same number."""
     number = SharedNumber()
@@ -83,7 +83,7 @@ def _values(numbers: list[SharedNumber], other: Any, found: Any) -> None:
         found.put(other.value)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "forkserver"])
 def test_other_shared_memory_is_passed_too(method: str) -> None:
     """A process that is started takes any number of them, and the program's own shared values."""
     context = multiprocessing.get_context(method)
@@ -107,6 +107,7 @@ def test_a_copy_of_an_array_is_independent(kind: str) -> None:
     assert list(SharedArray(kind, [1, 2]).values) == [1, 2]
 
 
+@pytest.mark.long
 def test_processes_share_an_array() -> None:
     """A spawned process writes where this one reads."""
     array = SharedArray("q", 2)

@@ -111,7 +111,7 @@ class Passed:
 
 
 @pytest.mark.usefixtures("counting")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_processes_count_together(method: str) -> None:
     """What processes counted stays when they end, and a copy made by hand does not count here."""
     before = stages.counted()

@@ -372,6 +372,7 @@ def test_large_values_are_decoded_one_after_another(
     assert peak_nbytes < 10_000_000
 
 
+@pytest.mark.long
 def test_compressed_values_are_decoded_one_after_another(tmp_path: Path) -> None:
     """Of many small fields, no more than one is decoded and in memory at a time (SEC-53)."""
     value = b'{"n": %d, "parts": [' + b",".join([b"[]"] * 33_000) + b"]}"  # 2 MB when decoded

@@ -284,6 +284,7 @@ def test_channels_of_an_m4a(tmp_path: Path) -> None:
         wids.Decoder(audio="numpy")({".m4a": path.read_bytes()})
 
 
+@pytest.mark.long
 def test_streams_of_an_m4a(tmp_path: Path) -> None:
     """An m4a of 64 streams is decoded, and one of 65 is refused (SEC-65)."""
     optional("av")

@@ -89,6 +89,7 @@ def test_replaced_tar_is_scanned_again_when_it_is_opened_again(
         assert keys_and_texts(dataset) == EXPECTED
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
 def test_other_processes_scan_a_replaced_tar_again(tmp_path: Path) -> None:
     """The index that another process stored is not used for the new tar."""

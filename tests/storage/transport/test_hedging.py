@@ -143,6 +143,7 @@ class Nth(Page):
 OTHER = DATA[::-1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_unbounded")
 def test_a_second_answer_of_another_version_is_not_mixed_with_the_first(server: Server) -> None:
     """A read of which nothing was known is of the new version; another one is an error."""

@@ -330,6 +330,7 @@ ask_lengths(fetcher, names)
     assert child.returncode
 
 
+@pytest.mark.long
 def test_the_end_of_a_pass_ends_the_waits_of_its_threads(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
