@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -294,7 +294,7 @@ class RoundsAgain(Rounds):
             return _by_bucket(left, self._bucket[left], num_runs)
         return _one_after_another(left, num_runs)
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:  # noqa: D102 - inherited
         return len(self._rounds)
 
@@ -313,14 +313,8 @@ class RoundsAgain(Rounds):
         dealt = self._rounds[start:, run]
         reader = _Reader(self.whole, self._run[dealt], self._number[dealt])
         wanted = zip(self._run[dealt].tolist(), self._number[dealt].tolist(), strict=True)
-        batches = [reader.batch(*each) for each in _first(wanted)]
-        while batches:
+        while batches := [reader.batch(*each) for each in islice(wanted, _BLOCK_LENGTH)]:
             yield batches
-            batches = [reader.batch(*each) for each in _first(wanted)]
-
-
-def _first(wanted: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [each for _, each in zip(range(_BLOCK_LENGTH), wanted)]  # noqa: B905 - the rest stays
 
 
 class _Reader:

@@ -295,7 +295,6 @@ class PackedRounds(Rounds):
     # Batches.
 
     def _reach(self, run: int, number: int) -> int:
-        """Return the number of batches of a run, or ``number`` if it has more."""
         known, size = self._known[run], self._budgets.window
         # A window that is known to begin has a batch; whether the first one does is not known.
         if known.num_batches is None and number > known.last * size + bool(known.last):
@@ -309,10 +308,6 @@ class PackedRounds(Rounds):
         """Number of batches that each run has by itself."""
         return np.array([self._reach(run, sys.maxsize) for run in range(self._num_runs)])
 
-    @cached_property
-    def num_rounds(self) -> int:  # noqa: D102 - inherited
-        return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
-
     def has_round(self, number: int) -> bool:  # noqa: D102 - inherited
         has_one = (self._reach(run, number + 1) > number for run in range(self._num_runs))
         if self._drop_last:
@@ -322,15 +317,9 @@ class PackedRounds(Rounds):
         ends = (each.num_batches or each.last * size for each in known)
         return any(end > number for end in ends) or any(has_one)
 
-    @cached_property
-    def _surplus(self) -> int:
-        lengths = [self.own_lengths(run) for run in range(self._num_runs)]
-        total = -sum(int(of_run.sum()) for of_run in lengths)
-        for run in range(self._num_runs) if self.num_rounds else ():
-            own = lengths[self._source(run)]
-            again, first = divmod(self.num_rounds, len(own))
-            total += again * int(own.sum()) + int(own[:first].sum())
-        return total
+    @property
+    def _num_indices(self) -> int:
+        return sum(int(self.own_lengths(run).sum()) for run in range(self._num_runs))
 
     @cached_property
     def num_left_out(self) -> int:  # noqa: D102 - inherited
@@ -364,25 +353,6 @@ class PackedRounds(Rounds):
             if len(order) > skipped:
                 yield [[indices[position] for position in found[at]] for at in order[skipped:]]
             skipped = 0
-
-    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        at = start
-        for block in self.own_batches(run, start):
-            stop = at + len(block)
-            if self._drop_last:
-                stop = min(self._reach(other, stop) for other in range(self._num_runs))
-            if stop > at:
-                yield block[: stop - at]
-            if stop < at + len(block):
-                return
-            at = stop
-        # The run is read to its end; what follows repeats it, if another run has more.
-        while not self._drop_last and at < self.num_rounds:
-            source = self._source(run)
-            for block in self.own_batches(source, at % int(self._num_batches[source])):
-                if at < self.num_rounds:
-                    yield block[: self.num_rounds - at]
-                at += len(block)
 
     @property
     def fill(self) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -320,10 +319,10 @@ class Rounds:
         self._buckets = buckets
         self._drop_last = drop_last
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         """Number of batches of each run."""
-        raise NotImplementedError
+        return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
 
     def has_round(self, number: int) -> bool:
         """Return whether each run has a batch of this number."""
@@ -334,10 +333,25 @@ class Rounds:
         """Number of batches that each run has by itself."""
         raise NotImplementedError
 
+    def _reach(self, run: int, number: int) -> int:
+        """Return the number of batches that a run has by itself, or ``number`` if it has more."""
+        return min(number, int(self._num_batches[run]))
+
     @property
+    def _num_indices(self) -> int:
+        """Number of indices of which batches are made."""
+        raise NotImplementedError
+
+    @cached_property
     def _surplus(self) -> int:
         """Number of indices in batches that repeat others; minus that of those in no batch."""
-        raise NotImplementedError
+        total = -self._num_indices
+        for run in range(self._num_runs) if self.num_rounds else ():
+            lengths = self.own_lengths(self._source(run))
+            again, first = divmod(self.num_rounds, len(lengths))
+            # With `drop_last` a run may have more batches than rounds, and `again` is 0.
+            total += again * int(lengths.sum()) + int(lengths[:first].sum())
+        return total
 
     @property
     def num_repeated(self) -> int:
@@ -351,7 +365,26 @@ class Rounds:
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield the batches of a run from a round on, many at a time."""
-        raise NotImplementedError
+        at = start
+        for block in self.own_batches(run, start):
+            stop = at + len(block)
+            # A run has all its own batches, unless others have fewer and `drop_last`. So the first
+            # batch does not wait until those of the other runs are counted.
+            if self._drop_last and self._num_runs > 1:
+                stop = min(self._reach(other, stop) for other in range(self._num_runs))
+            if stop > at:
+                yield block[: stop - at]
+            if stop < at + len(block):
+                return
+            at = stop
+        # The run is read to its end; what follows repeats it, if another run has more.
+        while not self._drop_last and at < self.num_rounds:
+            source = self._source(run)
+            for block in self.own_batches(source, at % int(self._num_batches[source])):
+                yield block[: self.num_rounds - at]
+                at += len(block)
+                if at >= self.num_rounds:
+                    return
 
     def own(self, run: int) -> tuple[IntArray, IntArray]:
         """Return the numbers of the batches of a run that repeat no other, and their buckets.
@@ -402,19 +435,9 @@ class SeparateRounds(Rounds):
         number: IntArray = ((self._counts + rounded_up) // self._buckets.sizes).sum(1)
         return number
 
-    @cached_property
-    def num_rounds(self) -> int:  # noqa: D102 - inherited
-        return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
-
-    @cached_property
-    def _surplus(self) -> int:
-        total = -int(self._counts.sum())
-        for run in range(self._num_runs) if self.num_rounds else ():
-            lengths = self.own_lengths(self._source(run))
-            again, first = divmod(self.num_rounds, len(lengths))
-            # With `drop_last` a run may have more batches than rounds, and `again` is 0.
-            total += again * int(lengths.sum()) + int(lengths[:first].sum())
-        return total
+    @property
+    def _num_indices(self) -> int:
+        return int(self._counts.sum())
 
     def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
         full, partial = self._own(run)
@@ -437,22 +460,6 @@ class SeparateRounds(Rounds):
             if start < at + len(block):
                 yield block.between(max(start - at, 0), len(block))
             at += len(block)
-
-    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        # A run has all its own batches, unless others have fewer and `drop_last`. So the first
-        # batch does not wait until those of the other runs are counted.
-        stop = self.num_rounds if self._drop_last and self._num_runs > 1 else sys.maxsize
-        at = 0
-        while at < stop:
-            for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-                if start - at < (end := min(len(block), stop - at)):
-                    yield block.between(max(start - at, 0), end)
-                at += len(block)
-                if at >= stop:
-                    return
-            # The run is read to its end; what follows repeats it, if another run has more.
-            stop = self.num_rounds
-            run = self._source(run) if stop else run
 
 
 def nearest(run: int, others: IntArray) -> int:
