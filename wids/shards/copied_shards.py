@@ -35,7 +35,6 @@ from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
 from wids.storage.cache.verified import note_path
 from wids.storage.files import STEM_LENGTH, stem_of_temporary
 from wids.storage.transport import urls
-from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -231,11 +230,9 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
 def _paths(shard: ShardSpec, folder: str) -> Iterator[str]:
     """Yield the paths that the files of a shard can have."""
     copy = copy_path(folder, remote_file(shard))
-    place = rewritten(shard.url)
-    is_local = urls.is_local(place)
     # The user may have placed the file in the folder (CACHE-4).
     name = os.path.basename(urls.path_of(shard.url))
-    local = urls.local_path(place) if is_local else os.path.join(folder, name)
+    local = urls.local_place(shard.url) or os.path.join(folder, name)
     yield from (copy, copy + _INDEX, note_path(folder, copy), note_path(folder, local))
     for key_split in KEY_SPLITS:
         yield local_index_path(folder, local, key_split)

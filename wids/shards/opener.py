@@ -32,7 +32,6 @@ from wids.storage import locks, stages
 from wids.storage.cache.cache_names import is_settled
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.transport import urls
-from wids.storage.transport.urls import rewritten
 
 if TYPE_CHECKING:
     from wids.shards.copied_shards import CopiedShards
@@ -55,8 +54,7 @@ class LocalShards:
         try:
             return self._paths[number]
         except KeyError:
-            place = rewritten(self._facts.shards[number].url)
-            path = urls.local_path(place) if urls.is_local(place) else None
+            path = urls.local_place(self._facts.shards[number].url)
             if path is not None:
                 # `localname` may return a cache path, as for remote shards; no local one is there.
                 named = self._facts.store.named_path(self._facts.shards[number].url)

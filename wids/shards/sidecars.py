@@ -39,7 +39,6 @@ from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.files import file_digest, read_or_map
 from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
-from wids.storage.transport.urls import rewritten
 
 _logger = logging.getLogger(__name__)
 
@@ -170,9 +169,9 @@ def local_file(store: Cache, url: str) -> Iterator[str]:
         NotFoundError: There is no such remote file.
         FetchError: It cannot be fetched.
     """
-    place = rewritten(url)
-    if urls.is_local(place):
-        yield urls.local_path(place)
+    local_path = urls.local_place(url)
+    if local_path is not None:
+        yield local_path
         return
     try:
         copy = open_copy(store, versioned_file(store.fetcher, url)[0])
@@ -190,7 +189,7 @@ def discard(store: Cache, url: str) -> bool:
     Raises:
         FetchError: Its server cannot be reached.
     """
-    if urls.is_local(rewritten(url)):
+    if urls.local_place(url) is not None:
         return False
     store.discard(versioned_file(store.fetcher, url)[0])
     return True
@@ -225,9 +224,9 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
         url: Where the pack is.
         num_shards: Number of shards that the pack should have.
     """
-    place = rewritten(url)
-    if urls.is_local(place):
-        return load_pack(urls.local_path(place), None, num_shards)
+    local_path = urls.local_place(url)
+    if local_path is not None:
+        return load_pack(local_path, None, num_shards)
     fetcher = store.fetcher
     try:
         remote_file, nbytes = versioned_file(fetcher, url)
@@ -329,7 +328,7 @@ class Packs:
         self._packs: dict[str, Pack | None] = {}
         for shared in self._shared[:_MAX_SHARED]:
             is_short = shared.stop - shared.start <= _MAX_OPENED
-            if is_short and urls.is_local(rewritten(shared.url)):
+            if is_short and urls.local_place(shared.url) is not None:
                 self._open(shared)  # now, so that processes forked later share the memory
 
     def index(

@@ -317,9 +317,10 @@ def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> 
             return found
         known = found
     # Ten modules, which most programs do not need.
-    from wids.shards.specs.spec_tables import SpecTables
+    from wids.shards.specs.spec_tables import table_of
 
-    return SpecTables(folder, fetcher).read(url, limit_nbytes, known)
+    table = table_of(folder, fetcher, url, known)
+    return fetcher.read(url, limit_nbytes) if table is None else table
 
 
 def _trail(chain: tuple[str, ...]) -> str:

@@ -13,10 +13,10 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import IO, Any, Final, NamedTuple, overload
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -28,15 +28,13 @@ from wids.shards.specs.parsing import LARGE_NBYTES, SHORT_NBYTES
 from wids.shards.specs.shard_sequences import LazyShards
 from wids.shards.specs.shard_table import DamagedTableError, State, TableFile
 from wids.shards.tars.headers import KeySplit
-from wids.storage import files
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache import cache_names
-from wids.storage.cache.cache_names import is_settled, make_folder, save_quietly
+from wids.storage.cache.cache_names import is_settled, new_file, save_quietly
 from wids.storage.cache.leases import turn
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.files import read_or_map
 from wids.storage.transport import urls
-from wids.storage.transport.urls import rewritten
 
 MAX_TABLED_NBYTES: Final = 8 << 30
 _START_NBYTES: Final = 64 << 10
@@ -139,63 +137,46 @@ class ShardTable(LazyShards):
         return frozenset(not urls.is_local(self.context.join(name)) for name in names)
 
 
-class _Note(NamedTuple):
-    """The digest of a document in a state."""
-
-    state: State
-    sha256: str
-
-
-class SpecTables:
-    """Reads documents, large ones by their tables.
+def table_of(
+    folder: str, fetcher: Fetcher, url: str, known: tuple[int, str] | None
+) -> TableFile | None:
+    """Return the table of a large document; None if the document has to be parsed.
 
     Args:
         folder: The cache folder.
         fetcher: Reads URLs.
+        url: Path or URL of the document.
+        known: The length and tag of a remote document, if a request has shown them.
+
+    Raises:
+        FetchError: It cannot be read.
+        SpecError: It is too long to be parsed, and has no table.
     """
+    state = _state(fetcher, url, known)
+    least_nbytes = LARGE_NBYTES if urls.local_place(url) is None else SHORT_NBYTES
+    if state is None or not least_nbytes < state.nbytes <= MAX_TABLED_NBYTES:
+        return None
+    document = _Document(folder, fetcher, url, state)
+    return document.known() or document.made_in_turn()
 
-    def __init__(self, folder: str, fetcher: Fetcher) -> None:
-        self._folder = folder
-        self._fetcher = fetcher
 
-    def read(
-        self, url: str, limit_nbytes: int, known: tuple[int, str] | None = None
-    ) -> bytes | TableFile:
-        """Return the bytes of a document, or its table if it is large.
-
-        Args:
-            url: Path or URL.
-            limit_nbytes: Most bytes of a document without a table.
-            known: The length and tag of a remote document, if a request has shown them.
-
-        Raises:
-            FetchError: It cannot be read, or is too long.
-            SpecError: An entry of a large document is malformed.
-        """
-        state = self._state(url, known)
-        least_nbytes = SHORT_NBYTES if urls.is_local(rewritten(url)) else LARGE_NBYTES
-        if state is not None and least_nbytes < state.nbytes <= MAX_TABLED_NBYTES:
-            document = _Document(self._folder, self._fetcher, url, state)
-            table = document.known() or document.made_in_turn()
-            if table is not None:
-                return table
-        return self._fetcher.read(url, limit_nbytes)
-
-    def _state(self, url: str, known: tuple[int, str] | None) -> State | None:
-        """Return the state of a document; None if unknown."""
-        place = rewritten(url)
-        if urls.is_local(place):
-            try:
-                status = os.stat(urls.local_path(place))
-            except (OSError, ValueError):
-                return None
-            return State(status.st_size, _time_tag(status.st_mtime_ns))
-        if known is not None:
-            return State(*known)
-        # One byte: as cheap as a conditional request, and every transport has it.
-        self._fetcher.bind_options(url)
-        nbytes, tag = self._fetcher.head(url)
-        return None if nbytes is None or not tag else State(nbytes, tag)
+def _state(fetcher: Fetcher, url: str, known: tuple[int, str] | None) -> State | None:
+    """Return the state of a document; None if unknown."""
+    path = urls.local_place(url)
+    if path is not None:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            return None
+        # A younger file can change without a new time; it is compared by its digest.
+        tag = str(status.st_mtime_ns) if is_settled(status.st_mtime_ns) else ""
+        return State(status.st_size, tag)
+    if known is not None:
+        return State(*known)
+    # One byte: as cheap as a conditional request, and every transport has it.
+    fetcher.bind_options(url)
+    nbytes, found = fetcher.head(url)
+    return None if nbytes is None or not found else State(nbytes, found)
 
 
 class _Document:
@@ -210,8 +191,7 @@ class _Document:
 
     def __init__(self, folder: str, fetcher: Fetcher, url: str, state: State) -> None:
         self._folder, self._fetcher, self._url, self._state = folder, fetcher, url, state
-        place = rewritten(url)
-        path = urls.local_path(place) if urls.is_local(place) else None
+        path = urls.local_place(url)
         self._source = path or url
         self._noted_state = state if path is None else _identity(path, state)
         self._note_path = cache_names.document_note_path(folder, url)
@@ -220,9 +200,9 @@ class _Document:
     def known(self) -> TableFile | None:
         """Return the table of the document, if the cache has it and the document's state."""
         note = _loaded_note(self._note_path) if self._state.tag else None
-        if note is None or note.state != self._noted_state:
+        if note is None or note[0] != self._noted_state:
             return None
-        return self._of_digest(bytes.fromhex(note.sha256))
+        return self._of_digest(bytes.fromhex(note[1]))
 
     def made_in_turn(self) -> TableFile | None:
         """Return the table of the document, made by this process or by another one meanwhile.
@@ -278,12 +258,16 @@ class _Document:
         if sha256 is None and facts.get("state") != list(state or ()):
             return None
         if sha256 not in (None, header.document_sha256):
-            _warn_of_other(urls.redact(self._beside))
+            _logger.warning(
+                "%s: it was made from another version of its JSON document, which is read instead; "
+                "save the spec again with `wids.load_spec(…).save(…)`",
+                urls.redact(self._beside),
+            )
             return None
         path = self._fetched_path(header.document_sha256)
         try:
             with (
-                _new_file(path) as file,
+                new_file(path) as file,
                 downloaded(self._fetcher, self._beside) as source,
                 open(source, "rb") as data,
             ):
@@ -323,7 +307,7 @@ class _Document:
             del data  # the table is written from values that take several times as much
             if not (isinstance(document, dict) and isinstance(document.get("shardlist"), list)):
                 return None
-            with _new_file(path) as new:
+            with new_file(path) as new:
                 entries = _checked(document["shardlist"], name)
                 shard_table.write_table(new, entries, document, sha256, self._state)
         except ValueError:
@@ -359,11 +343,6 @@ def _identity(path: str, state: State) -> State:
     return State(state.nbytes, f"{state.tag} {status.st_ctime_ns} {status.st_ino}")
 
 
-def _time_tag(mtime_ns: int) -> str:
-    # A younger file can change without a new time; it is compared by its digest.
-    return str(mtime_ns) if is_settled(mtime_ns) else ""
-
-
 def _intact(path: str, sha256: bytes) -> TableFile | None:
     """Return the table in the cache at a path; None if it is not of this document, or damaged."""
     try:
@@ -374,27 +353,11 @@ def _intact(path: str, sha256: bytes) -> TableFile | None:
     return table if table is not None and table.header.document_sha256 == sha256 else None
 
 
-def _warn_of_other(path: str) -> None:
-    _logger.warning(
-        "%s: it was made from another version of its JSON document, which is read instead; save "
-        "the spec again with `wids.load_spec(…).save(…)`",
-        path,
-    )
-
-
-def _loaded_note(path: str) -> _Note | None:
-    """Return the note that this user stored at a path, if there is one."""
+def _loaded_note(path: str) -> tuple[State, str] | None:
+    """Return the state and the digest that this user noted at a path, if there is a note."""
     data = read_or_map(path, is_own=True)
     with suppress(ValueError, TypeError):
         if data is not None:
             nbytes, tag, sha256 = json.loads(bytes(data))
-            return _Note(State(nbytes, tag), sha256)
+            return State(nbytes, tag), sha256
     return None
-
-
-@contextmanager
-def _new_file(path: str) -> Iterator[IO[bytes]]:
-    """Write a file of the cache, which appears when it is complete."""
-    make_folder(os.path.dirname(path))
-    with files.replacing(path, mode=0o600, sync=False) as file:
-        yield file

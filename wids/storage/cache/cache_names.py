@@ -11,10 +11,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from wids.storage import files, locks
 from wids.storage.transport import urls
@@ -176,7 +176,8 @@ def is_settled(mtime_ns: int) -> bool:
 def save_quietly(path: str, data: bytes) -> bool:
     """Write a file of the cache atomically; return whether that was possible."""
     with suppress(OSError):  # read-only, full, or another user's
-        _save(path, data)
+        with new_file(path) as file:
+            file.write(data)
         return True
     return False
 
@@ -195,7 +196,8 @@ def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
     reason = ""
     for path in paths:
         try:
-            _save(path, data)
+            with new_file(path) as file:
+                file.write(data)
         except OSError as error:
             reason = reason or error.strerror or str(error)
         else:
@@ -212,15 +214,16 @@ def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
     return None
 
 
-def _save(path: str, data: bytes) -> None:
-    """Write a file of the cache atomically.
+@contextmanager
+def new_file(path: str) -> Iterator[IO[bytes]]:
+    """Write a file of the cache, which appears when it is complete.
 
     Processes that save the same file at once do not disturb each other: they save equal bytes.
     """
     make_folder(os.path.dirname(path))
     # Every reader checks the content, so there is no need to wait for the disk.
     with files.replacing(path, mode=0o600, sync=False) as file:
-        file.write(data)
+        yield file
 
 
 def make_folder(path: str) -> None:

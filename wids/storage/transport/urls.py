@@ -373,6 +373,12 @@ def rewritten(url: str) -> str:
     return _by_aistore(url, endpoint) if endpoint else url
 
 
+def local_place(url: str) -> str | None:
+    """Return the path of the local file that is opened in place of ``url``; None for others."""
+    place = rewritten(url)
+    return local_path(place) if is_local(place) else None
+
+
 def _by_aistore(url: str, endpoint: str) -> str:
     name = scheme(url)
     if name != "ais" and name not in os.environ.get("USE_AIS_FOR", "").split(":"):
