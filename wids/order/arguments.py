@@ -67,31 +67,26 @@ def lengths_of(dataset: Sized) -> Any:
     return _of_concatenation(dataset, wrapper.datasets)
 
 
-class EpochTeller:
-    """Sets the epoch of the datasets that have ``set_epoch``, inside torch's wrappers too.
+def tell_epoch(datasets: Sequence[Any], epoch: int) -> None:
+    """Set the epoch of some datasets.
 
     A dataset of shards also learns that a pass will read it (CACHE-15).
 
     Args:
-        dataset: The dataset of a sampler.
+        datasets: Those of a sampler, as `with_epochs` finds them.
+        epoch: The epoch.
     """
-
-    def __init__(self, dataset: Any) -> None:
-        self._datasets = list(_with_epochs(dataset))
-
-    def __call__(self, epoch: int) -> None:
-        """Set the epoch."""
-        for dataset in self._datasets:
-            dataset.set_epoch(epoch)
-            # By names, as above: the order of an epoch knows no dataset.
-            announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
-            if announce is not None:
-                announce()
+    for dataset in datasets:
+        dataset.set_epoch(epoch)
+        # By names, as above: the order of an epoch knows no dataset.
+        announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
+        if announce is not None:
+            announce()
 
 
 def spec_digests(dataset: Any) -> dict[str, str]:
     """Return what `digests_of` does for the spec of a dataset, or for those of its parts."""
-    specs = (getattr(part, "spec", None) for part in _with_epochs(dataset))
+    specs = (getattr(part, "spec", None) for part in with_epochs(dataset))
     found = [digests_of(spec) for spec in specs if isinstance(spec, DatasetSpec)]
     shared = set.intersection(*map(set, found)) if found else ()
     return {fact: "+".join(each[fact] for each in found) for fact in sorted(shared)}
@@ -99,18 +94,18 @@ def spec_digests(dataset: Any) -> dict[str, str]:
 
 def may_differ(dataset: Any) -> bool:
     """Whether each rank has counted the samples of its dataset, and may have passed over shards."""
-    accesses = (getattr(part, "sample_access", None) for part in _with_epochs(dataset))
+    accesses = (getattr(part, "sample_access", None) for part in with_epochs(dataset))
     return any(getattr(access, "may_differ", False) for access in accesses)
 
 
-def _with_epochs(dataset: Any) -> Iterator[Any]:
+def with_epochs(dataset: Any) -> Iterator[Any]:
     """Yield the datasets with a ``set_epoch`` among those that a dataset consists of."""
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
         return
     wrapper = unwrapped(dataset)
     for each in wrapper.datasets if wrapper else ():
-        yield from _with_epochs(each)
+        yield from with_epochs(each)
 
 
 def _of_concatenation(dataset: Sized, parts: list[Any]) -> Any:

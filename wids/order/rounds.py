@@ -158,39 +158,15 @@ def _smallest(count: int) -> npt.DTypeLike:
     return np.min_scalar_type(max(count - 1, 0))
 
 
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """Neighbouring batches of a run.
-
-    Attributes:
-        indices: Indices, of which each batch is a slice.
-        starts: Place of the first index of each batch, shape ``(num_batches,)``.
-        stops: Place after the last one, same shape.
-    """
-
-    indices: IntArray
-    starts: IntArray
-    stops: IntArray
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def between(self, start: int, stop: int) -> list[list[int]]:
-        """Return some of the batches as lists."""
-        # All at once, because a numpy slice takes longer than a slice of a list.
-        indices = self.indices.tolist()
-        starts, stops = self.starts[start:stop].tolist(), self.stops[start:stop].tolist()
-        return [indices[a:b] for a, b in zip(starts, stops, strict=True)]
-
-
 def batches(
-    blocks: Iterable[IntArray], buckets: Buckets, *, partial: bool = True
-) -> Iterator[Batches]:
+    blocks: Iterable[IntArray], buckets: Buckets, start: int, *, partial: bool = True
+) -> Iterator[list[list[int]]]:
     """Yield the batches of a run, in the order of their last indices; then the partial ones.
 
     Args:
         blocks: The indices of the run.
         buckets: Their buckets.
+        start: Number of batches to leave out.
         partial: Whether to yield partial batches.
     """
     carried = np.empty(0, np.int64)
@@ -200,14 +176,22 @@ def batches(
         groups = Groups.of(buckets.numbers[indices], len(buckets.names))
         number, starts = groups.complete(buckets.sizes)
         stops = starts + buckets.sizes[number]
-        in_time = np.argsort(groups.positions[stops - 1])
-        yield Batches(indices[groups.positions], starts[in_time], stops[in_time])
+        in_time = np.argsort(groups.positions[stops - 1])[start:]
+        start = max(start - len(stops), 0)
+        yield _lists(indices[groups.positions], starts[in_time], stops[in_time])
         carried = indices[np.sort(groups.rest(buckets.sizes))]
     if partial and len(carried):
         groups = Groups.of(buckets.numbers[carried], len(buckets.names))
-        filled = np.flatnonzero(groups.counts)
+        filled = np.flatnonzero(groups.counts)[start:]
         starts = groups.firsts[filled]
-        yield Batches(carried[groups.positions], starts, starts + groups.counts[filled])
+        yield _lists(carried[groups.positions], starts, starts + groups.counts[filled])
+
+
+def _lists(indices: IntArray, starts: IntArray, stops: IntArray) -> list[list[int]]:
+    """Return slices of indices as lists."""
+    # All at once, because a numpy slice takes longer than a slice of a list.
+    values = indices.tolist() if len(starts) else []
+    return [values[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def full_batches(
@@ -455,11 +439,8 @@ class SeparateRounds(Rounds):
         return full, np.zeros_like(counts) if self._drop_last else counts % sizes
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        at = 0
-        for block in batches(self._run_blocks(run), self._buckets, partial=not self._drop_last):
-            if start < at + len(block):
-                yield block.between(max(start - at, 0), len(block))
-            at += len(block)
+        run_blocks = self._run_blocks(run)
+        return batches(run_blocks, self._buckets, start, partial=not self._drop_last)
 
 
 def nearest(run: int, others: IntArray) -> int:

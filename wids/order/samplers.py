@@ -25,12 +25,13 @@ from torch.utils.data import DistributedSampler, get_worker_info
 from wids.errors import MismatchError, warn
 from wids.order import epoch_order, fit
 from wids.order.arguments import (
-    EpochTeller,
     at_least,
     index_range,
     may_differ,
     shard_lengths,
+    tell_epoch,
     warn_of_unsorted_view,
+    with_epochs,
 )
 from wids.order.elastic import (
     EpochPlace,
@@ -126,7 +127,7 @@ class ChunkedSampler(EpochSampler[int]):
         self._lengths = shard_lengths(dataset, lengths)
         if shuffle and lengths is None:  # unshuffled, the order is the view's, as it was chosen
             warn_of_unsorted_view(dataset, len(self._lengths), type(self).__name__)
-        self._tell_epoch = EpochTeller(dataset)
+        self._tell_epoch = partial(tell_epoch, list(with_epochs(dataset)))
         self._range = index_range(num_samples, int(self._lengths.sum()))
         self.seed = at_least(0, seed, "seed")
         self.shuffle = bool(shuffle)
