@@ -23,10 +23,6 @@ from wids.storage.remote_lengths import ask_lengths, check_found
 
 _logger = logging.getLogger(__name__)
 
-
-_PATIENCE_S: Final = 2.0
-"""How long to wait for downloads to notice that they are cancelled, mostly half a second."""
-
 _WAIT_S: Final = 0.2
 """How often the bar is updated."""
 
@@ -70,10 +66,11 @@ def fetch_all(
         return
     is_known = None not in nbytes_of.values()
     total_nbytes = sum(nbytes or 0 for nbytes in nbytes_of.values()) if is_known else None
-    threads = ReadingThreads(num_threads, "wids-fetch")
-    tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
-    with Bar(description, total_nbytes, "B", wanted=progress) as bar:
+    bar = Bar(description, total_nbytes, "B", wanted=progress)
+    # After an error it waits a moment: a download that is cancelled deletes its temporary file.
+    with ReadingThreads(num_threads, "wids-fetch") as threads, bar:
         try:
+            tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
             pending = set(tasks)
             while pending:
                 done, pending = wait(pending, _WAIT_S, FIRST_EXCEPTION)
@@ -86,12 +83,7 @@ def fetch_all(
         except BaseException:
             for background_fetch in fetches.values():
                 background_fetch.cancelled.set()
-            # No unlimited wait: a server may hang, and the caller wants the error.
-            threads.shutdown(wait=False, cancel_futures=True)
-            # But a short one: a download that notices its cancellation deletes its temporary file.
-            wait(tasks, timeout=_PATIENCE_S)
             raise
-    threads.shutdown()
 
 
 _NUM_THREADS: Final = 4
@@ -119,7 +111,8 @@ def count_samples(
     """
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
-        counts[number] = opener.known_count(number)
+        index = opener.known_index(number)
+        counts[number] = None if index is None else len(index)
     missing = [number for number in unstated if counts[number] is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [

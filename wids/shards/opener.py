@@ -301,11 +301,6 @@ class ShardOpener:
             found = self._range_index(number)
         return None if found is None else found[0]
 
-    def known_count(self, number: int) -> int | None:
-        """Return the number of samples in `known_index`."""
-        index = self.known_index(number)
-        return None if index is None else len(index)
-
     def fetch(self, number: int, background: BackgroundFetch) -> None:
         """Fetch a remote shard before it is opened; see `Cache.fetch`."""
         if self.local.path(number) is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,7 +114,12 @@ class BrokenShards:
 
     def watched(self, number: int, read_range: ReadRange) -> ReadRange:
         """Return a callable that reads parts of a shard, and notes the shard if it has changed."""
-        return partial(self._read, number, read_range)
+
+        def read(start: int, stop: int) -> bytes | memoryview:
+            with self.watch(number):
+                return read_range(start, stop)
+
+        return read
 
     def error(self, number: int) -> WidsError:
         """Return the error of a shard that was noted."""
@@ -127,14 +131,6 @@ class BrokenShards:
         error = kind(message)
         error.is_of_shard = True
         return error
-
-    def _read(
-        self, number: int, read_range: ReadRange, start: int, stop: int
-    ) -> bytes | memoryview:
-        if self._flags is None:
-            return read_range(start, stop)
-        with self.watch(number):
-            return read_range(start, stop)
 
     def _note(self, flags: Any, number: int, error: WidsError) -> None:
         error.is_of_shard = True

@@ -20,7 +20,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Final, TypeVar
 
 _END: Final = struct.Struct("<4s4H2LH")
@@ -173,16 +172,7 @@ _MAX_GIVEN_UP: Final = 2
 """Most decoders that may run on after they were given up: what they occupy is still occupied."""
 _given_up: Final[set[threading.Thread]] = set()
 _limits: Final = threading.local()
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Let `check_time` raise in this thread once this time is over."""
-    _limits.until_s = time.monotonic() + seconds
-    try:
-        yield
-    finally:
-        del _limits.until_s
+"""When nobody waits for a thread of `within_s` any more."""
 
 
 def check_time() -> None:
@@ -209,8 +199,8 @@ def within_s(seconds: float, decode: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            with time_limit(seconds):
-                result.set_result(decode())
+            _limits.until_s = time.monotonic() + seconds
+            result.set_result(decode())
         except BaseException as error:  # noqa: BLE001 - raised by `result` below
             result.set_exception(error)
 

@@ -164,7 +164,7 @@ class ShardIndex:
         """
         member = self.members(local_index).get(field)
         if member is None:
-            raise missing_field_error(name, self.key(local_index), field)
+            raise KeyError(f"{name}: the sample {self.key(local_index)!r} has no field {field}")
         return member
 
     def place(self, local_index: int, field: str, name: str) -> tuple[int, int]:
@@ -427,8 +427,3 @@ class MemberLog:
             head_crcs=head_crcs.astype(np.uint32),
             payload_crcs=payload_crcs.astype(np.uint32),
         )
-
-
-def missing_field_error(name: str, key: str, field: str) -> KeyError:
-    """Return the error for a field that a sample of a shard does not have."""
-    return KeyError(f"{name}: the sample {key!r} has no field {field}")

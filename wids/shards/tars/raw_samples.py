@@ -87,14 +87,6 @@ def changed_payload_error(name: str, member: str) -> ShardFormatError:
     )
 
 
-def changed_index_error(name: str) -> ShardFormatError:
-    """Return the error for a mapped index that changed while its shard was open."""
-    return ShardFormatError(
-        f"{name}: expected its index as when it was opened, found one of another length; it was "
-        "changed in place: open the dataset again, and replace files by renaming"
-    )
-
-
 class ReadableShard:
     """A shard whose samples can be read from any number of threads: a tar, or a joined one.
 
@@ -170,7 +162,11 @@ class ReadableShard:
     def check(self) -> None:
         """Raise `ShardFormatError` if a mapped file has changed its length since it was opened."""
         if not self.index.is_intact():
-            raise changed_index_error(self.name)
+            raise ShardFormatError(
+                f"{self.name}: expected its index as when it was opened, found one of another "
+                "length; it was changed in place: open the dataset again, and replace files by "
+                "renaming"
+            )
 
 
 class PooledShard(ReadableShard):
