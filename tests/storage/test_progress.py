@@ -74,7 +74,7 @@ def test_a_bar_of_parts(
 ) -> None:
     """It has the bytes of all parts, those of the one in progress, and the time left (SPEC-26)."""
     monkeypatch.setattr(progress, "DELAY_S", 0)
-    with PartsBar("reading", 2, 4_000_000, "shard", wanted=True) as bar:
+    with PartsBar("reading", 2, 4_000_000, wanted=True) as bar:
         bar.move(500_000)
         bar._bar.mininterval = 0  # show each step
         bar._bar.start_t -= 10
@@ -85,7 +85,7 @@ def test_a_bar_of_parts(
     assert "1.00M/4.00M" in shown
     assert "1 of 2 shards" in shown
     assert re.search(r"2\.00M/4\.00M \[00:1\d<00:", shown)
-    with PartsBar("reading", 2, None, "shard", wanted=True) as bar:
+    with PartsBar("reading", 2, None, wanted=True) as bar:
         bar.move(500_000)
         bar.finish(1_000_000)
     assert "0/2 [" in capsys.readouterr().err

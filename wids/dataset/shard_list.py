@@ -998,7 +998,7 @@ class ShardListDataset(TorchDataset):
         """
         from wids.shards.remote_shard import open_field
 
-        return open_field(self.reader, self.locate(index), field)
+        return open_field(self.reader.open, self.locate(index), field)
 
     def member(self, index: int, field: str) -> tuple[str, int, int]:
         """Return the shard that has a field of a sample, where it begins there, and its length.

@@ -203,7 +203,7 @@ def facts_of_field(dataset: ReadableDataset, index: int, field: str) -> str:
     with dataset.only([field]) as selection:
         place = selection.locate(index)
         return field_facts.facts_of_file(
-            field, lambda: open_field(selection.reader, place, field, _MAX_HEADER_NBYTES)
+            field, lambda: open_field(selection.reader.open, place, field, _MAX_HEADER_NBYTES)
         )
 
 

@@ -392,7 +392,7 @@ class Describer:
         """Describe the shards that the journal does not have yet."""
         missing = self.missing(self.distinct(shards), log)
         nbytes = _known_nbytes(self.fetcher, missing)
-        with PartsBar("reading shards", len(missing), nbytes, "shard", wanted=self.progress) as bar:
+        with PartsBar("reading shards", len(missing), nbytes, wanted=self.progress) as bar:
             wanted = () if self.digests else enumerate(missing)
             numbers = (
                 number

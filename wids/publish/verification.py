@@ -130,7 +130,7 @@ def verify_spec(
         if not locate:
             sizes = known_lengths(fetcher, stated, is_tolerant=True)
         bar = stack.enter_context(
-            PartsBar("verifying", len(sizes), known_sum(sizes.values()), "shard", wanted=progress)
+            PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
         all_packs = () if locate else spec.all_packs()
         packs, pack_problems = _opened_packs(stack, fetcher, all_packs, on_remark)

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -380,20 +380,16 @@ _BUFFER_NBYTES: Final = 256 << 10
 """Bytes of a request: video is read in steps of 32 kB, each of which would cost a round trip."""
 
 
-class OpensShards(Protocol):
-    """Opens shards by number, as `ShardReader` does."""
-
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
-
-
 def open_field(
-    reader: OpensShards, place: tuple[int, int], field: str, limit_nbytes: float = math.inf
+    open_shard: Callable[..., ReadableShard],
+    place: tuple[int, int],
+    field: str,
+    limit_nbytes: float = math.inf,
 ) -> io.BufferedReader:
     """Open a field as a binary file that can seek.
 
     Args:
-        reader: The shards.
+        open_shard: Opens a shard by its number, as `ShardReader.open` does.
         place: The number of the shard that has the sample, and its index there.
         field: The field, with its leading dot.
         limit_nbytes: Most bytes to read in all; reading more is an error.
@@ -403,7 +399,7 @@ def open_field(
         FetchError: The shard cannot be opened.
     """
     number, local_index = place
-    shard = reader.open(number, local=False)
+    shard = open_shard(number, local=False)
     _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes
 
@@ -413,7 +409,7 @@ def open_field(
         if left_nbytes < 0:
             raise OSError(f"more than {limit_nbytes:,} bytes would have to be read")
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
-        return reader.open(number, local=False).read_part(local_index, field, start, stop)
+        return open_shard(number, local=False).read_part(local_index, field, start, stop)
 
     return io.BufferedReader(_FieldFile(nbytes, read), _BUFFER_NBYTES)
 

@@ -82,13 +82,12 @@ class Bar:
 
 
 class PartsBar(Bar):
-    """A bar over several parts, in bytes if the length of each is known; in parts otherwise.
+    """A bar over several shards, in bytes if the length of each is known; in shards otherwise.
 
     Args:
         description: What is in progress.
         num_parts: How many parts there are.
         nbytes: Length of all of them; None if it is not known.
-        noun: What a part is.
         wanted: As for `Bar`.
     """
 
@@ -97,13 +96,12 @@ class PartsBar(Bar):
         description: str,
         num_parts: int,
         nbytes: int | None,
-        noun: str,
         *,
         wanted: bool | None = None,
     ) -> None:
-        total, unit = (num_parts, noun) if nbytes is None else (nbytes, "B")
+        total, unit = (num_parts, "shard") if nbytes is None else (nbytes, "B")
         super().__init__(description, total, unit, wanted=wanted)
-        self._num_parts, self._noun = num_parts, noun
+        self._num_parts = num_parts
         self._num_done = self._done_nbytes = 0
 
     def finish(self, nbytes: int | None) -> None:
@@ -115,7 +113,7 @@ class PartsBar(Bar):
     def move(self, nbytes: int, _: int | None = None) -> None:
         """Show how many bytes of the part in progress are finished."""
         if self.unit == "B":
-            note = f"{self._num_done:,} of {self._num_parts:,} {self._noun}s"
+            note = f"{self._num_done:,} of {self._num_parts:,} shards"
             self.reach(self._done_nbytes + nbytes, note=note)
         else:
             self.reach(self._num_done)

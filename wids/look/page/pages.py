@@ -309,7 +309,8 @@ class Pages(Site):
         if media_kind(field) != "video":
             raise KeyError(f"{field}: expected a field with video")
         with self._dataset.only([field]) as selection:
-            video = open_field(selection.reader, selection.locate(index), field, _MAX_POSTER_NBYTES)
+            place = selection.locate(index)
+            video = open_field(selection.reader.open, place, field, _MAX_POSTER_NBYTES)
             try:
                 picture = poster(video, _MAX_CARD_PIXELS)
             except ValueError:  # the browser asked for a picture: an empty one, and no error

@@ -298,7 +298,7 @@ class Clips:
 
 
 def decode_frames(
-    film: VideoBytes, max_nbytes: int | None = None
+    film: bytes, max_nbytes: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """Return all frames and all audio, as ``torchvision.io.read_video(pts_unit="sec")`` does.
 
@@ -313,22 +313,14 @@ def decode_frames(
     return torch.from_numpy(pixels), torch.from_numpy(sound), info
 
 
-def _all_of(
-    film: VideoBytes, max_nbytes: int | None
-) -> tuple[Pixels, audio.Samples, dict[str, float]]:
+def _all_of(film: bytes, max_nbytes: int | None) -> tuple[Pixels, audio.Samples, dict[str, float]]:
     with VideoReader(film, max_nbytes) as reader:
         pixels = reader.all_frames()
     info: dict[str, float] = {"video_fps": reader.rate}
     if reader.audio_rate is None:
         return pixels, np.zeros((1, 0), np.float32), info
-    data = film if isinstance(film, bytes) else _whole(film)
-    sound, rate = audio.read_by_ffmpeg(data, audio.Audio(max_nbytes=max_nbytes))
+    sound, rate = audio.read_by_ffmpeg(film, audio.Audio(max_nbytes=max_nbytes))
     return pixels, sound, {**info, "audio_fps": rate}
-
-
-def _whole(film: IO[bytes]) -> bytes:
-    film.seek(0)
-    return film.read()
 
 
 def check_film(film: VideoBytes) -> None:
