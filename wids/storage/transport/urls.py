@@ -262,11 +262,6 @@ def is_below(url: str, prefix: str) -> bool:
     return origin(url) == origin(prefix) and f"{path}/".startswith(f"{top}/")
 
 
-def quoted(path: str) -> str:
-    """Percent-encode the characters that the path of a URL may not contain."""
-    return quote(path)
-
-
 def unquoted(text: str) -> str:
     """Decode ``%20`` and other percent-encoded characters."""
     return unquote(text)
@@ -384,7 +379,7 @@ def _by_aistore(url: str, endpoint: str) -> str:
     if name != "ais" and name not in os.environ.get("USE_AIS_FOR", "").split(":"):
         return url
     provider = _AIS_PROVIDERS.get(name, name)
-    return f"{endpoint.rstrip('/')}/{provider}/{quoted(url.partition('://')[2])}"
+    return f"{endpoint.rstrip('/')}/{provider}/{quote(url.partition('://')[2])}"
 
 
 def _by_rules(url: str, rules: str) -> str:
