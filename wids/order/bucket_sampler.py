@@ -12,6 +12,7 @@ from typing import Any
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
 from wids.order.elastic import EpochPlace, History
+from wids.order.epoch_order import runs_of
 from wids.order.passes import EpochSampler
 from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
@@ -86,12 +87,12 @@ class RoundsSampler(EpochSampler[list[int]]):
 
     def _steps_at(self, index: int, place: EpochPlace) -> list[tuple[int, int]]:
         _, num_replicas = self._replica()
-        rounds, width = self._rounds(place), self._num_runs // num_replicas
+        rounds, num_runs = self._rounds(place), self._num_runs
         return [
             (rank, position)
             for rank in range(num_replicas)
             for position, batch in enumerate(
-                BatchSequence(rounds, range(rank * width, (rank + 1) * width))
+                BatchSequence(rounds, runs_of(num_runs, rank, num_replicas))
             )
             if index in batch
         ]
@@ -111,9 +112,7 @@ class RoundsSampler(EpochSampler[list[int]]):
         return self._fingerprint() | self.sampler._expected_by(state, whole=whole)
 
     def _my_runs(self) -> range:
-        rank, num_replicas = self._replica()
-        width = self._num_runs // num_replicas
-        return range(rank * width, (rank + 1) * width)
+        return runs_of(self._num_runs, *self._replica())
 
     def _rounds(self, place: EpochPlace) -> Rounds:
         """Return the batches of an epoch, or of its rest; the latest two are cached."""

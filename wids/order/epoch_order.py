@@ -309,7 +309,7 @@ class OrderSettings:
 
 def rank_length(settings: Runs, rank: int, num_replicas: int) -> int:
     """Return the number of indices that a rank yields in an epoch."""
-    return sum(settings.run_length(run) for run in _numbers_of(settings, rank, num_replicas))
+    return sum(settings.run_length(run) for run in runs_of(settings.num_runs, rank, num_replicas))
 
 
 def rank_blocks(
@@ -319,7 +319,7 @@ def rank_blocks(
 
     A rank reads ``num_runs / num_replicas`` neighbouring runs, one index of each in turn.
     """
-    numbers = _numbers_of(settings, rank, num_replicas)
+    numbers = runs_of(settings.num_runs, rank, num_replicas)
     round_, turn = divmod(position, len(numbers))
     blocks = [run.blocks(round_) for run in settings.runs(seed, epoch, numbers)]
     for block in blocks[0] if len(blocks) == 1 else interleaved(blocks):
@@ -457,8 +457,9 @@ def shuffled_chunks(
     return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
 
 
-def _numbers_of(settings: Runs, rank: int, num_replicas: int) -> range:
-    per_rank = settings.num_runs // num_replicas
+def runs_of(num_runs: int, rank: int, num_replicas: int) -> range:
+    """Return the numbers of the runs that a rank reads in turn."""
+    per_rank = num_runs // num_replicas
     return range(rank * per_rank, (rank + 1) * per_rank)
 
 
