@@ -317,10 +317,6 @@ class PackedRounds(Rounds):
         ends = (each.num_batches or each.last * size for each in known)
         return any(end > number for end in ends) or any(has_one)
 
-    @property
-    def _num_indices(self) -> int:
-        return sum(int(self.own_lengths(run).sum()) for run in range(self._num_runs))
-
     @cached_property
     def num_left_out(self) -> int:  # noqa: D102 - inherited
         if not self._budgets.skips:

@@ -321,20 +321,20 @@ class Rounds:
         """Return the number of batches that a run has by itself, or ``number`` if it has more."""
         return min(number, int(self._num_batches[run]))
 
-    @property
-    def _num_indices(self) -> int:
-        """Number of indices of which batches are made."""
-        raise NotImplementedError
+    def _num_indices(self, lengths: list[IntArray]) -> int:
+        """Return how many indices batches are made of, by the lengths of those of each run."""
+        return sum(int(of_run.sum()) for of_run in lengths)
 
     @cached_property
     def _surplus(self) -> int:
         """Number of indices in batches that repeat others; minus that of those in no batch."""
-        total = -self._num_indices
+        lengths = [self.own_lengths(run) for run in range(self._num_runs)]
+        total = -self._num_indices(lengths)
         for run in range(self._num_runs) if self.num_rounds else ():
-            lengths = self.own_lengths(self._source(run))
-            again, first = divmod(self.num_rounds, len(lengths))
+            own = lengths[self._source(run)]
+            again, first = divmod(self.num_rounds, len(own))
             # With `drop_last` a run may have more batches than rounds, and `again` is 0.
-            total += again * int(lengths.sum()) + int(lengths[:first].sum())
+            total += again * int(own.sum()) + int(own[:first].sum())
         return total
 
     @property
@@ -419,9 +419,8 @@ class SeparateRounds(Rounds):
         number: IntArray = ((self._counts + rounded_up) // self._buckets.sizes).sum(1)
         return number
 
-    @property
-    def _num_indices(self) -> int:
-        return int(self._counts.sum())
+    def _num_indices(self, lengths: list[IntArray]) -> int:  # noqa: ARG002
+        return int(self._counts.sum())  # with `drop_last`, some are in no batch
 
     def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
         full, partial = self._own(run)
