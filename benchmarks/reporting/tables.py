@@ -386,11 +386,10 @@ def networks(results: Results) -> str:
         found = results.network.get(row.name, {})
         beside = ", ".join(
             f"{program} {number(statistics.median(values[BESIDE]))} {unit}"
-            for program, unit, values in (
-                (*metric.split(", "), values)
-                for metric, values in found.items()
-                if BESIDE in values
+            for (program, _, unit), values in (
+                (metric.rpartition(", "), values) for metric, values in found.items()
             )
+            if BESIDE in values
         )
         for bound in row.bounds:
             values = found.get(bound.metric, {}).get(OWN, [])
