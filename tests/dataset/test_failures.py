@@ -230,7 +230,7 @@ def test_a_mistake_of_the_program_ends_the_epoch(
     """A hundred samples that all fail raise with their cause and its traceback (VIEW-46)."""
     with ShardListDataset(whole(tmp_path, 400), on_error=policy) as dataset:
         list(dataset)  # other views count by themselves
-        view = dataset.map(fails(lambda number: number < 150))
+        view = dataset.map(fails(lambda number: number < 200))
         loader = DataLoader(view, batch_size=10, num_workers=num_workers, collate_fn=list)
         expected = ["NameError: jgp is not defined"]
         # With "next" the first sample tries a hundred others.
@@ -238,7 +238,8 @@ def test_a_mistake_of_the_program_ends_the_epoch(
         text = error_text(loader)
         assert [part for part in expected if part not in text] == []
         assert "in mistaken" in text  # from workers too, as torch passes tracebacks on
-        assert view.num_failed < 150
+        # Each of two workers may read two more batches before the loop gets the error.
+        assert view.num_failed <= 150
 
 
 @pytest.mark.long
