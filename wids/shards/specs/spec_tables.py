@@ -275,6 +275,7 @@ class _Document:
                 file.flush()
                 if (table := shard_table.open_table(file.name)) is not None:
                     table.check()
+                del table  # Windows renames no file that is mapped
         except (OSError, ValueError) as error:  # of the server, or damaged
             name = urls.redact(self._beside)
             _logger.warning("%s: %s; the JSON document is read instead", name, str(error))
