@@ -168,7 +168,7 @@ def _look(
 ) -> Look:
     """Return the function that is called for samples whose shape is not known with their labels."""
     starts, blocks, sizes = columns
-    field_ids, names = index.field_ids.data, index.fields
+    stops, field_ids, names = starts[1:], index.field_ids.data, index.fields
     numbers: dict[bytes, int] = {}
     new_number = count(_UNIFORM + 2, 2)
 
@@ -176,13 +176,13 @@ def _look(
         state, first = known[local_index], starts[local_index]
         number = _UNIFORM if state == _UNREAD_UNIFORM else state & ~1
         if not number:
-            ids = field_ids[first : starts[local_index + 1]].tobytes()
+            ids = field_ids[first : stops[local_index]].tobytes()
             number = numbers.get(ids, 0) or next(new_number)
             if number < _END:
                 numbers[ids] = number  # a shape that two threads meet may have two numbers
         shape = shapes[number] if number < _END else None
         if shape is None:
-            fields = [names[i] for i in field_ids[first : starts[local_index + 1]]]
+            fields = [names[i] for i in field_ids[first : stops[local_index]]]
             shape = _shape(fields, wanted, labels)
         members = shape[1]
         is_large = False
