@@ -309,6 +309,7 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # two minutes, most of which Ray needs to start and to checkpoint
 def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a local Ray of two workers, killed with all its processes, each sample is used once."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # on this machine, and for this test
