@@ -473,4 +473,4 @@ def test_deep_values_of_unknown_keys(brackets: str, tmp_path: Path) -> None:
             is_loaded.append(False)
     assert is_loaded == sorted(is_loaded, reverse=True)
     assert is_loaded[:2] == [True, True]
-    assert is_loaded[-2:] == [False, False]
+    assert not is_loaded[-1]  # Python 3.13 parses deeper documents than 3.12
