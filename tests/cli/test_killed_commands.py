@@ -121,6 +121,7 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
     assert not list(tmp_path.glob(".out*"))
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_verify(shards: Path, orphans: list[int]) -> None:
     """Workers that wait for a task, and workers that have one."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")

@@ -440,7 +440,7 @@ def nested(depth: int, brackets: str) -> str:
     return brackets[:-1] * depth + ("[]" if "a" in brackets else "") + brackets[-1] * depth
 
 
-@pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
+@pytest.mark.parametrize("brackets", ["[]", pytest.param('{"a":}', marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "place",
     [
