@@ -335,7 +335,7 @@ def test_a_run_continues_with_other_weights(tmp_path: Path) -> None:
             MixedSampler(three[1:], changed, num_samples=16).load_state_dict(state)
 
 
-@pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": {}}])
+@pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": "{}"}])
 @pytest.mark.parametrize("weights", [None, 3, [], {"a": 1}, [[0, 1]], [[0, {"a": "1"}], ["9", {}]]])
 def test_a_damaged_state_of_a_mix_is_refused(
     dataset: ShardListDataset, weights: Any, damage: Any
@@ -343,7 +343,8 @@ def test_a_damaged_state_of_a_mix_is_refused(
     """Whatever stands where its weights should, it is an error of the state."""
     sampler = MixedSampler(dataset, [(0, [1, 1, 1]), (20, [1, 2, 3])])
     state = sampler.state_dict(num_consumed=21)
-    state["fingerprint"]["weights"] = weights
+    fingerprint = json.loads(state["fingerprint"]) | {"weights": weights}
+    state["fingerprint"] = json.dumps(fingerprint)
     with raises(StateError, "the state"):
         sampler.load_state_dict({**state, **damage})
 

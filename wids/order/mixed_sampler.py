@@ -16,7 +16,7 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.arguments import at_least, lengths_of, unwrapped
-from wids.order.elastic import lengths_digest, stated
+from wids.order.elastic import State, lengths_digest, stated
 from wids.order.mixing import Mix, Source, checked_weight, draws_per_period
 from wids.order.samplers import DistributedChunkedSampler
 from wids.storage.arrays import IntArray
@@ -187,18 +187,17 @@ class MixedSampler(DistributedChunkedSampler):
         ranges = [each.ranges.ravel() for name, each in self._named.items() if name in names]
         return lengths_digest(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
 
-    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:
+    def _expected_by(self, state: State, *, whole: bool = False) -> dict[str, Any]:
         expected = self._fingerprint()
+        epoch, position = state.epoch, state.position
+        if whole:
+            epoch, position = epoch + (position > 0), 0
+        found, num_runs = state.fingerprint.get("weights"), state.fingerprint["num_canonical"]
+        position += epoch * self._settings_of(num_runs).num_indices
         try:
-            epoch, position = state["epoch"], state["position"]
-            if whole:
-                epoch, position = epoch + (position > 0), 0
-            found = state["fingerprint"]["weights"]
-            num_runs = state["fingerprint"]["num_canonical"]
-            position += epoch * self._settings_of(num_runs).num_indices
             theirs, ours = (_past(each, position) for each in (found, expected["weights"]))
-        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError):
-            return expected  # of a state that is damaged
+        except (TypeError, ValueError, AttributeError):
+            return expected  # of a state that is damaged, or of another sampler
         if theirs != ours:
             raise StateError(
                 f"the state belongs to another order: weights: expected {ours!r:.400} until sample "

@@ -5,7 +5,9 @@ A batch may have a second budget, and a limit of samples. `wids.order.packed_rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,8 +16,9 @@ import numpy.typing as npt
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.bucket_sampler import RoundsSampler
-from wids.order.elastic import EpochPlace
-from wids.order.packed_rounds import Budgets, PackedRounds
+from wids.order.elastic import EpochPart, EpochPlace, canonical, check_keys
+from wids.order.epoch_order import Order, OrderSettings
+from wids.order.packed_rounds import Budgets, PackedRounds, TokenSums
 from wids.order.rounds import digest_of, integers
 from wids.order.samplers import ChunkedSampler
 
@@ -123,8 +126,9 @@ class PackedBatchSampler(RoundsSampler):
             at_least(1, window, "window"),
             self._checked_cost(cost),
         )
+        self._token_sums = TokenSums.of(self._budgets, *sampler._range)
         self._digests: dict[str, Any] = {}
-        self._known: tuple[tuple[int, int], list[Any]] | None = None
+        self._restored: tuple[tuple[int, int], list[list[int]]] | None = None
 
     def _needs(
         self, stated: Any, limit: int, name: str, limit_name: str, too_long: str
@@ -144,12 +148,14 @@ class PackedBatchSampler(RoundsSampler):
                 f'{at}; pass too_long="skip" to leave such samples out, or too_long="alone" to '
                 "have each alone in a batch that exceeds the budget"
             )
-        return values
+        # A change in place would make other batches than those of earlier states. An array that
+        # cannot be written, such as a mapped file or a column of Arrow, is not copied.
+        return values.copy() if values.flags.writeable else values
 
     def _checked_cost(self, cost: Any) -> npt.NDArray[Any] | str | None:
         if cost is None or (isinstance(cost, str) and cost in _COSTS):
             return cost
-        values = np.asarray(cost)
+        values = np.array(cost)  # a copy, as of lengths
         if values.shape != (self.dataset_length,) or values.dtype.kind not in "iuf":
             raise ValueError(
                 f"cost: expected one of {_COSTS}, or a number for each of the dataset's "
@@ -164,9 +170,7 @@ class PackedBatchSampler(RoundsSampler):
 
         Between 0 and 1. After ``len()``, it is that of the whole epoch.
         """
-        rounds: Any = self._rounds(self._place_of(self.epoch))
-        fill: float = getattr(rounds, "whole", rounds).fill
-        return fill
+        return self._packed(self._place_of(self.epoch)).fill
 
     def _fingerprint(self) -> dict[str, Any]:
         if not self._digests:  # a second for a hundred million samples
@@ -182,44 +186,75 @@ class PackedBatchSampler(RoundsSampler):
                 },
                 "window": self._budgets.window,
                 "too_long": self._too_long,
+                "packing": 2,  # the rule by which runs are cut and batches dealt out
                 "cost": cost if cost is None or isinstance(cost, str) else digest_of(cost),
             }
         return {**self.sampler._fingerprint(), **self._digests, "drop_last": self.drop_last}
 
+    def _settings_of(self, num_runs: int) -> Order:
+        settings = super()._settings_of(num_runs)
+        if not isinstance(settings, OrderSettings):
+            return settings  # of a mix
+        is_cut = num_runs > 1 and not settings.redeal
+        edges = self._token_sums.edges(num_runs) if is_cut else None
+        return replace(settings, ending="uneven", edges=edges)
+
     def _whole(self, epoch: int, num_runs: int) -> PackedRounds:
+        settings = self._settings_of(num_runs)
+        is_mix = not isinstance(settings, OrderSettings)
         rounds = PackedRounds(
-            self.sampler.run_blocks(epoch, num_runs),
+            self.sampler.run_blocks(settings, epoch),
             num_runs,
             self._budgets,
             drop_last=self.drop_last,
+            least=0 if is_mix else -(-self._token_sums.total // self.max_tokens),
             seed=self.sampler.seed if self.shuffle else None,
             epoch=epoch,
         )
-        if self._known is not None and self._known[0] == (epoch, num_runs):
-            rounds.restore(self._known[1])
+        if self._restored is not None and self._restored[0] == (epoch, num_runs):
+            rounds.restore(self._restored[1])
         return rounds
 
-    def _located(self, place: EpochPlace) -> dict[str, Any]:
-        if not place.position and not place.history:
-            return {}
-        return {"windows": self._rounds(place).located(place.position // len(self._my_runs()))}
+    def _packed(self, place: EpochPlace) -> PackedRounds:
+        """Return the packed batches of an epoch, with the runs with which it began."""
+        rounds: Any = self._rounds(place)
+        packed: PackedRounds = getattr(rounds, "whole", rounds)
+        return packed
+
+    def _blocks(self, start: EpochPlace) -> Iterator[list[list[int]]]:
+        yield from super()._blocks(start)
+        self._note_emptiness(start)
+
+    def _num_items(self, place: EpochPlace) -> int:
+        number = super()._num_items(place)
+        self._note_emptiness(place)
+        return number
+
+    def _note_emptiness(self, place: EpochPlace) -> None:
+        """Warn once if batches are far from full, when those of an epoch are counted."""
+        if remark := self._packed(place).remark():
+            self._warn(remark, once="empty")
+
+    def _located(self, place: EpochPlace, state: Mapping[str, Any]) -> dict[str, Any]:
+        _, num_replicas = self._replica()
+        now = EpochPart(num_replicas, self._num_runs, place.position)
+        first, *_ = *place.history, now
+        windows: list[list[int]] = []
+        if first.steps:  # else what belongs there is known anyway
+            round_ = first.steps // (first.num_runs // first.num_replicas)
+            windows = self._packed(place).located(round_)
+        return {"windows": windows, "windows_digest": _windows_digest(state, windows)}
 
     def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
-        num_runs = place.history[0].num_runs if place.history else self._num_runs
-        try:
-            windows = [
-                [at_least(0, number, "windows") for number in entry]
-                for entry in state.get("windows", [])
-            ]
-            is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in windows)
-        except (TypeError, ValueError):
-            is_valid = False
-        if not is_valid:
+        check_keys(state, ("windows", "windows_digest"))
+        windows = [list(entry) for entry in state["windows"]]
+        if state["windows_digest"] != _windows_digest(state, windows):
             raise StateError(
-                "the state is damaged: windows: expected a run, a window, its start and a number "
-                f"of batches in each entry, found {state['windows']!r:.80}"
+                "the state is damaged: windows: expected those that were saved in it, found "
+                f"{windows!r:.80}, which have another digest than windows_digest"
             )
-        self._known = (place.epoch, num_runs), windows
+        num_runs = place.history[0].num_runs if place.history else self._num_runs
+        self._restored = (place.epoch, num_runs), windows
         self._epochs_made.clear()
 
     @property
@@ -229,6 +264,12 @@ class PackedBatchSampler(RoundsSampler):
             f"max_tokens={self.max_tokens}, window={self._budgets.window}, "
             f"drop_last={self.drop_last})"
         )
+
+
+def _windows_digest(state: Mapping[str, Any], windows: list[list[int]]) -> str:
+    """Return a digest of the windows of a state, and of the epoch that they belong to."""
+    epoch = [state[key] for key in ("epoch", "num_replicas", "history", "fingerprint")]
+    return hashlib.sha256(canonical([epoch, windows]).encode("ascii")).hexdigest()[:16]
 
 
 def _limit(value: Any, name: str) -> int:

@@ -213,11 +213,13 @@ class ChunkedSampler(EpochSampler[int]):
             for at in range(0, len(block), _BLOCK_LENGTH):
                 yield block[at : at + _BLOCK_LENGTH].tolist()
 
-    def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
-        """Return what yields the indices of a run of an epoch that is cut into so many."""
+    def run_blocks(
+        self, settings: epoch_order.Order, epoch: int
+    ) -> Callable[[int], Iterator[IntArray]]:
+        """Return what yields the indices of a run of an epoch with these settings."""
         self._check_fit(self.dataset)
         # Of functions and numbers alone: batches go where there is no torch.
-        settings = self._settings_of(num_runs)
+        num_runs = settings.num_runs
         return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
 
     def _sequence(self, place: EpochPlace) -> RankSequence:
