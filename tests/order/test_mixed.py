@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import need, raises, sample_members, write_tar
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 
 import wids
@@ -80,6 +81,18 @@ def test_a_list_of_specs_is_mixed_evenly(tmp_path: Path) -> None:
 def test_weights_are_by_order_or_by_name(dataset: ShardListDataset, weights: Any) -> None:
     """A list has the order of the sources; a mapping has any order."""
     assert list(MixedSampler(dataset, weights)) == list(MixedSampler(dataset))
+
+
+def test_weights_of_a_frame_are_by_name(dataset: ShardListDataset) -> None:
+    """A Series has the names in its index, unless that is 0, 1, 2, …."""
+    need(importlib.util.find_spec("pandas"), "pip install pandas")
+    import pandas as pd
+
+    sizes = pd.DataFrame({"name": list("cabaaaaabb")}).groupby("name").size()
+    for weights in (sizes, sizes[::-1], sizes.reset_index(drop=True)):
+        assert list(MixedSampler(dataset, weights)) == list(MixedSampler(dataset))
+    with raises(ValueError, "weights: expected names of datasets, 'a', 'b', 'c', found 2, 1, 0"):
+        MixedSampler(dataset, sizes.reset_index(drop=True)[::-1])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from wids.order.arguments import at_least, lengths_of, unwrapped
 from wids.order.elastic import lengths_digest, stated
 from wids.order.mixing import Mix, Source, checked_weight, draws_per_period
 from wids.order.samplers import DistributedChunkedSampler
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, has_other_labels
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,11 +51,12 @@ class MixedSampler(DistributedChunkedSampler):
     Args:
         dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or anything with
             ``len()``, which is a single source.
-        weights: Numbers of any scale, by name or in the order of ``dataset.sources``; 0 draws
-            nothing. None for those that the spec states, and 1 where it states none. A list may
-            have one for each part of torch's ``ConcatDataset``, such as two views of one dataset.
-            A schedule is a list of pairs, ``[(0, weights), (2_000_000, weights)]``: a number of
-            samples of the whole job, over all epochs, and the weights from there on.
+        weights: Numbers of any scale, by name (of a Series, by its index) or in the order of
+            ``dataset.sources``; 0 draws nothing. None for those that the spec states, and 1 where
+            it states none. A list may have one for each part of torch's ``ConcatDataset``, such as
+            two views of one dataset. A schedule is a list of pairs,
+            ``[(0, weights), (2_000_000, weights)]``: a number of samples of the whole job, over all
+            epochs, and the weights from there on.
         num_samples: Samples in an epoch, of all ranks together; rounded up to a multiple of the
             runs. None for ``len(dataset)``. It may be longer than the data, or shorter.
         num_replicas: Number of ranks; None to look it up.
@@ -268,6 +269,8 @@ def _checked_weights(weights: Any, sources: Sequence[Source], what: str) -> dict
     names = [source.name for source in sources]
     if weights is None:
         weights = [1] * len(names)
+    if has_other_labels(weights):  # a Series by name, whose order may be another
+        weights = weights.to_dict()
     if not isinstance(weights, Mapping):
         try:
             values = list(weights)

@@ -18,6 +18,7 @@ from wids.order.elastic import EpochPlace
 from wids.order.packed_rounds import Budgets, PackedRounds
 from wids.order.rounds import digest_of, integers
 from wids.order.samplers import ChunkedSampler
+from wids.storage.arrays import check_labels
 
 _TOO_LONG: Final = ("error", "skip", "alone")
 _COSTS: Final = ("sum", "squares")
@@ -63,7 +64,7 @@ class PackedBatchSampler(RoundsSampler):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers, or a Series may be in another order.
         ValueError: An array has not one number of at least 0 for each sample, a sample exceeds a
             budget, or an argument is not one of those above.
 
@@ -156,6 +157,7 @@ class PackedBatchSampler(RoundsSampler):
                 f"{self.dataset_length} samples, found "
                 f"{cost if isinstance(cost, str) else f'{values.dtype} of shape {values.shape}'!r}"
             )
+        check_labels(cost, "cost")
         return values
 
     @property

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
@@ -73,6 +73,7 @@ def checked_buckets(
 
     Raises:
         ValueError: There is not one integer for each sample, or a batch size is less than 1.
+        TypeError: A Series may be in another order.
     """
     advice = ", and number others, for example with numpy.unique(values, return_inverse=True)[1]"
     values = integers(buckets, dataset_length, "buckets", advice)
@@ -95,6 +96,7 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
 
     Raises:
         ValueError: There is not one integer for each sample.
+        TypeError: A Series may be in another order.
     """
     values = np.asarray(stated)
     if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
@@ -112,6 +114,7 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
             f"{name}: expected one integer for each of the dataset's {dataset_length} samples, "
             f"found {len(values)}"
         )
+    check_labels(stated, name)
     return values
 
 

@@ -275,6 +275,7 @@ class ShardListSampler(ChunkedSampler):
 
     Raises:
         ValueError: ``lengths`` are not counts of the dataset's samples, or ``seed`` is negative.
+        TypeError: A Series of lengths may be in another order.
 
     Example:
         >>> import wids
