@@ -132,12 +132,17 @@ class PackedBatchSampler(RoundsSampler):
     ) -> npt.NDArray[Any]:
         """Return what each sample needs of a budget."""
         values = integers(stated, self.dataset_length, name, "")
-        for at in {int(np.argmin(values)), int(np.argmax(values))} if len(values) else ():
-            if not 0 <= values[at] < 1 << 63:
-                raise ValueError(
-                    f"{name}: expected at least 0, and less than 2**63, found {values[at]} of "
-                    f"sample {at}"
-                )
+        if values.dtype == bool:
+            raise ValueError(
+                f"{name}: expected numbers, found booleans; if True stands for 1, convert them "
+                "with astype(int)"
+            )
+        if len(values) and values.min() < 0:
+            at = int(np.argmin(values))
+            raise ValueError(
+                f"{name}: expected at least 0, and less than 2**63, found {values[at]} of sample "
+                f"{at}"
+            )
         if too_long == "error" and len(values) and values.max() > limit:
             at = int(np.argmax(values > limit))
             raise ValueError(
