@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -346,6 +347,27 @@ def test_a_run_continues_with_other_weights(tmp_path: Path) -> None:
             MixedSampler(two, later, num_samples=16).load_state_dict(late)
         with raises(StateError, "belongs to another order: sources: expected"):
             MixedSampler(three[1:], changed, num_samples=16).load_state_dict(state)
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+@pytest.mark.parametrize("buckets", [None, [0] * 45])
+def test_the_advice_of_a_refused_state_can_be_followed(
+    dataset: ShardListDataset, num_batches: int, buckets: Any
+) -> None:
+    """At any position, also at 0, where a schedule cannot change (ORDER-30)."""
+
+    def made(weights: Any) -> Any:
+        sampler = MixedSampler(dataset, weights)
+        return sampler if buckets is None else wids.BucketBatchSampler(sampler, buckets, 4)
+
+    former, new = {"a": 6, "b": 3, "c": 1}, {"a": 0, "b": 1, "c": 1}
+    state = made(former).state_dict(num_consumed=num_batches)
+    with raises(StateError, "until sample") as caught:
+        made(new).load_state_dict(state)
+    starts = re.findall(r"\((\d+), \{…\}\)", str(caught.value))
+    assert ("start without it" in str(caught.value)) == (not starts) == (num_batches == 0)
+    if starts:
+        made(list(zip(map(int, starts), [former, new], strict=True))).load_state_dict(state)
 
 
 @pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": {}}])

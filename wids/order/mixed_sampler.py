@@ -201,11 +201,15 @@ class MixedSampler(DistributedChunkedSampler):
         except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError):
             return expected  # of a state that is damaged
         if theirs != ours:
+            advice = (
+                f"to draw with other weights from there on, pass weights=[(0, {{…}}), ({position}, "
+                "{…})], with those of the state first"
+            )
+            if not position:
+                advice = "nothing was read before, so to draw with other weights, start without it"
             raise StateError(
                 f"the state belongs to another order: weights: expected {ours!r:.400} until sample "
-                f"{position}, where it was saved, found {theirs!r:.400} in the state; to draw with "
-                f"other weights from there on, pass weights=[(0, {{…}}), ({position}, {{…}})], "
-                "with those of the state first"
+                f"{position}, where it was saved, found {theirs!r:.400} in the state; {advice}"
             )
         # What the state has read is the same; what comes later is that of this sampler (ORDER-30).
         names = {name for _, each in _past(found, math.inf) for name in each}
