@@ -99,6 +99,10 @@ def test_columns_of_tables() -> None:
         ({"buckets": [0.5] * 20}, "found list of float64, shape (20,); fill in missing values"),
         ({"buckets": ["a"] * 20}, "expected one integer for each sample, found list of <U1"),
         ({"buckets": [[1]] * 20}, "shape (20, 1)"),
+        *(
+            ({"buckets": large}, f"expected integers from -2**63 to 2**63 - 1, found {large[0]}")
+            for large in ([2**63] * 20, [2**63, *BUCKETS[1:]], [-(2**64), *BUCKETS[1:]])
+        ),
         ({"batch_size": 0}, "batch_size: expected an integer of at least 1, found 0"),
         ({"batch_size": 2.5}, "batch_size: expected an integer of at least 1, found 2.5"),
         ({"batch_size": lambda n: 2 - n}, "batch_size(2): expected an integer of at least 1, f"),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LENGTHS: Final = "__lengths__"
 """The name of the lengths in a padded batch."""
 
+_OF_MASK: Final = "make labels of a mask by numpy.where(mask, tokens, numpy.int64(-100))"
+
 
 def by_name(sample: Any) -> dict[Any, Any]:
     """Return the values of a sample by field, or by position if it is a tuple without names.
@@ -274,14 +276,16 @@ def collate_packed(
     Args:
         samples: The samples of a batch: dicts, tuples, or the sequences themselves as arrays.
         field: The field of the tokens, or their position in tuples: integers with one axis.
-        labels: A field of labels, as many as tokens and -100 where there is nothing to learn, such
-            as in prompts. If None, the labels are the tokens.
+        labels: A field of labels: for each token the same token, or -100 where there is nothing to
+            learn, such as in prompts; ``numpy.where(mask, tokens, numpy.int64(-100))`` of a mask.
+            If None, the labels are the tokens.
         shift_labels: False for models that compare the output at a token with the label of the
             next one, as transformers' do; True for labels that are the next token already, as
             Megatron and torchtitan take them.
-        pad_to: Pad the batch to a multiple of this length, for compiled models or context
-            parallelism. With the ``max_tokens`` of the sampler, all batches have this length. The
-            padding becomes further documents, none longer than the longest of the batch.
+        pad_to: Pad the batch to a multiple of this length, and not to 0, for compiled models or
+            context parallelism. With the ``max_tokens`` of the sampler, all batches have this
+            length. The padding becomes further documents, none longer than the longest of the
+            batch.
         pad_token: The token that fills the padding.
 
     Returns:
@@ -297,8 +301,9 @@ def collate_packed(
         - All other fields, each a list with a value of each sample; None where it lacks the field.
 
     Raises:
-        ValueError: A sample lacks the field, its labels are not as many as its tokens, or one of
-            its fields has a name from above; or ``pad_to`` is less than 1.
+        ValueError: A sample lacks the field, its labels are not as many as its tokens or are other
+            numbers, a token has more than 63 bits, or one of its fields has a name from above; or
+            ``pad_to`` is less than 1.
         TypeError: The tokens or labels are not integers with one axis.
 
     Example:
@@ -339,8 +344,8 @@ def _packed(
                 f"collate_packed: {label(labels)}: expected as many labels as tokens, "
                 f"{lengths[number]}, found {len(target)} in {_called(named, number)}"
             )
-    longest, total = max(lengths), sum(lengths)
-    whole, rest = divmod(-total % pad_to, longest or 1)
+    longest, total = max(*lengths, 1), sum(lengths)
+    whole, rest = divmod(-total % pad_to if total else pad_to, longest)
     lengths += [longest] * whole + [rest] * (rest > 0)
 
     ends = np.cumsum(lengths, dtype=np.int32)
@@ -350,6 +355,15 @@ def _packed(
     inputs, learned = np.full(size, pad_token, np.int64), np.full(size, -100, np.int64)
     np.concatenate(tokens, out=inputs[:total], casting="unsafe")
     np.concatenate(targets, out=learned[:total], casting="unsafe")
+    is_wrong = (learned[:total] != inputs[:total]) & (learned[:total] != -100)
+    if is_wrong.any():
+        at = int(is_wrong.argmax())
+        raise ValueError(
+            f"collate_packed: {label(labels)}: expected each token as its own label, or -100 where "
+            f"there is nothing to learn, found {learned[at]} at token {inputs[at]} in "
+            f"{_called(named, int(documents[at]))}; {_OF_MASK}, shift labels by shift_labels=True, "
+            "and keep other targets in another field"
+        )
     learned[starts[starts < ends]] = -100
     rows = {
         "input_ids": inputs,
@@ -398,6 +412,12 @@ def _sequences(named: list[dict[Any, Any]], field: str | int | None) -> list[Any
             raise TypeError(
                 f"collate_packed: {label(field)}: expected integers with one axis, found "
                 f"{array.dtype} of shape {array.shape} in {_called(named, number)}"
+                f"{f'; {_OF_MASK}' if array.dtype == bool else ''}"
+            )
+        if array.dtype.kind == "u" and array.max(initial=0) >= 1 << 63:
+            raise ValueError(
+                f"collate_packed: {label(field)}: expected integers below 2**63, found "
+                f"{array.max()} in {_called(named, number)}"
             )
     return arrays
 

@@ -722,6 +722,7 @@ class ShardListDataset(TorchDataset):
 
         Raises:
             ValueError: The parts do not add up.
+            TypeError: A Series of labels may be in another order.
 
         Example:
             >>> train, test = dataset.split([0.67, 0.33], seed=1)

@@ -192,7 +192,7 @@ class BucketBatchSampler(RoundsSampler):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers, or a Series may be in another order.
         ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
 
     Example:

@@ -21,6 +21,7 @@ from wids.order.epoch_order import Order, OrderSettings
 from wids.order.packed_rounds import Budgets, PackedRounds, TokenSums
 from wids.order.rounds import digest_of, integers
 from wids.order.samplers import ChunkedSampler
+from wids.storage.arrays import check_labels
 
 _TOO_LONG: Final = ("error", "skip", "alone")
 _COSTS: Final = ("sum", "squares")
@@ -66,7 +67,7 @@ class PackedBatchSampler(RoundsSampler):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers, or a Series may be in another order.
         ValueError: An array has not one number of at least 0 for each sample, a sample exceeds a
             budget, or an argument is not one of those above.
 
@@ -135,12 +136,17 @@ class PackedBatchSampler(RoundsSampler):
     ) -> npt.NDArray[Any]:
         """Return what each sample needs of a budget."""
         values = integers(stated, self.dataset_length, name, "")
-        for at in {int(np.argmin(values)), int(np.argmax(values))} if len(values) else ():
-            if not 0 <= values[at] < 1 << 63:
-                raise ValueError(
-                    f"{name}: expected at least 0, and less than 2**63, found {values[at]} of "
-                    f"sample {at}"
-                )
+        if values.dtype == bool:
+            raise ValueError(
+                f"{name}: expected numbers, found booleans; if True stands for 1, convert them "
+                "with astype(int)"
+            )
+        if len(values) and values.min() < 0:
+            at = int(np.argmin(values))
+            raise ValueError(
+                f"{name}: expected at least 0, and less than 2**63, found {values[at]} of sample "
+                f"{at}"
+            )
         if too_long == "error" and len(values) and values.max() > limit:
             at = int(np.argmax(values > limit))
             raise ValueError(
@@ -162,6 +168,7 @@ class PackedBatchSampler(RoundsSampler):
                 f"{self.dataset_length} samples, found "
                 f"{cost if isinstance(cost, str) else f'{values.dtype} of shape {values.shape}'!r}"
             )
+        check_labels(cost, "cost")
         return values
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, cycle
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
@@ -75,6 +76,7 @@ def checked_buckets(
 
     Raises:
         ValueError: There is not one integer for each sample, or a batch size is less than 1.
+        TypeError: A Series may be in another order.
     """
     advice = ", and number others, for example with numpy.unique(values, return_inverse=True)[1]"
     values = integers(buckets, dataset_length, "buckets", advice)
@@ -97,13 +99,21 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
 
     Raises:
         ValueError: There is not one integer for each sample.
+        TypeError: A Series may be in another order.
     """
     values = np.asarray(stated)
-    if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
-        try:
-            values = np.array([operator.index(value) for value in values], np.int64)
-        except TypeError:
-            values = np.asarray(stated)
+    # Of integers beyond 64 bits in a list, numpy makes floats or objects.
+    listed = stated if isinstance(stated, list | tuple) else values
+    is_large = values.dtype.kind == "u" and values.max(initial=0) >= 1 << 63
+    if values.ndim == 1 and (is_large or values.dtype.kind in "Of"):
+        with suppress(TypeError):  # real floats, or missing values of pandas
+            numbers = [operator.index(value) for value in listed]
+            if numbers and not -(1 << 63) <= min(numbers) <= max(numbers) < 1 << 63:
+                raise ValueError(
+                    f"{name}: expected integers from -2**63 to 2**63 - 1, found "
+                    f"{max(numbers, key=abs)}"
+                )
+            values = np.array(numbers, np.int64)
     if values.ndim != 1 or (values.dtype.kind not in "iub" and len(values)):
         raise ValueError(
             f"{name}: expected one integer for each sample, found {type(stated).__name__} of "
@@ -114,6 +124,7 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
             f"{name}: expected one integer for each of the dataset's {dataset_length} samples, "
             f"found {len(values)}"
         )
+    check_labels(stated, name)
     return values
 
 

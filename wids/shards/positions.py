@@ -27,7 +27,7 @@ from wids.shards.position_sets import (
     narrowed,
     of_mask,
 )
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 _LARGEST: Final = (1 << 63) - 1
 _NULLS: Final = frozenset(("NoneType", "NAType"))
@@ -85,7 +85,12 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
                 f"of {len(array):,} missing; drop these rows first"
             )
     elif array.ndim == 1:
-        _check_mask(indices, array, length)
+        if len(array) != length:
+            raise IndexError(
+                f"expected a mask of {length:,} booleans, one for each sample, found "
+                f"{len(array):,}; make it from a table of this dataset or view"
+            )
+        check_labels(indices, "mask")
     return array
 
 
@@ -116,24 +121,6 @@ def _as_mask(indices: Any) -> npt.NDArray[np.bool_] | None:
         if "bool" in kinds and kinds <= {"bool", *_NULLS}:
             array = np.fromiter((item is True for item in array.tolist()), bool, len(array))
     return array if array.dtype == bool else None
-
-
-def _check_mask(indices: Any, mask: npt.NDArray[np.bool_], length: int) -> None:
-    if len(mask) != length:
-        raise IndexError(
-            f"expected a mask of {length:,} booleans, one for each sample, found {len(mask):,}; "
-            "make it from a table of this dataset or view"
-        )
-    # After sorting or filtering a frame, row 3 of a Series is not sample 3.
-    labels = getattr(indices, "index", None)
-    if type(indices).__module__.partition(".")[0] != "pandas" or labels is None:
-        return
-    if not np.array_equal(np.asarray(labels), np.arange(length)):
-        raise TypeError(
-            "expected a Series with the index 0, 1, 2, …, found one with another index, whose rows "
-            "may be in another order than the samples; pass mask.sort_index(), or mask.to_numpy() "
-            "if its rows are in the order of the samples"
-        )
 
 
 # Not `npt.NDArray[np.int64]`: with numpy 2.5 that is a typing alias, not a class.
