@@ -85,6 +85,9 @@ def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture
         out = str(tmp_path / f"both-{number}")
         assert main(["rewrite", spec, out, "--where", where]) == 0
         assert keys(tmp_path / f"both-{number}.json") == ["02"]
+    both = ["--where", "__key__ == '02'", "--where", "h < 30 and .cls == 0"]
+    assert main(["rewrite", spec, str(tmp_path / "both"), *both]) == 0
+    assert keys(tmp_path / "both.json") == ["02"]
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "w < 30"]) == 1
     assert "expected columns of the dataset's table (" in capsys.readouterr().err
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "h <"]) == 1

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="chooses the order (%(default)s)")
     order.add_argument("--sorted", action="store_true", help="order samples by key")
-    parser.add_argument(
+    classes = parser.add_mutually_exclusive_group()
+    classes.add_argument(
         "--classes",
         metavar="LIST",
         nargs="?",
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "order of a list: names with commas, a file with one in each line, or the spec of another "
         "split",
     )
-    parser.add_argument(
+    classes.add_argument(
         "--no-classes", action="store_false", dest="classes", default=None, help="they are not"
     )
     parser.add_argument(
