@@ -17,7 +17,7 @@ from events import LONG_S
 from s3 import Bucket
 
 import wids
-from wids import ShardWriter, append_shards
+from wids import ShardWriter, SpecError, append_shards
 from wids.cli.main import main
 from wids.storage import upload
 
@@ -429,3 +429,23 @@ def test_two_appends_to_a_url(
     append_shards(spec, [urls[1]], storage_options=options)
     assert texts(spec, storage_options=options) == expected(7)
     assert wids.verify_spec(spec, storage_options=options) == []
+
+
+def test_classes_of_appended_shards(spec: Path, tmp_path: Path) -> None:
+    """Other names are an error, more of them are added; a list that lacks is remarked (SPEC-62)."""
+    document = {**json.loads(spec.read_text()), "classes": ["bird", "cat"]}
+    spec.write_text(json.dumps(document))
+    new = wids.load_spec([more(tmp_path)])
+    others = replace(new, extras={"classes": ["cat"]})
+    with raises(SpecError, "new shards: expected the classes of", "2 (bird, cat), found 1 (cat)"):
+        append_shards(spec, others)
+    assert json.loads(spec.read_text()) == document
+    remarks: list[wids.Problem] = []
+    append_shards(spec, new, on_problem=remarks.append)
+    assert [r.severity for r in remarks] == ["remark"]
+    assert "the new shards state no classes" in remarks[0].text
+    longer = replace(
+        wids.load_spec([more(tmp_path, "b.tar", 26, 30)]),
+        extras={"classes": ["bird", "cat", "dog"]},
+    )
+    assert append_shards(spec, longer).classes == ["bird", "cat", "dog"]

@@ -48,6 +48,7 @@ from wids.shards.read_options import (
 )
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
+from wids.shards.specs.model import common_classes, is_of_classes
 from wids.shards.specs.shard_sequences import dataset_names
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
@@ -829,6 +830,7 @@ class ShardListDataset(TorchDataset):
         Raises:
             JoinError: Keys are missing, or not unique on one side. When a sample is read: both
                 sides have a field of one name.
+            SpecError: The classes of another dataset differ.
             FetchError: A remote shard has no index.
 
         Example:
@@ -840,6 +842,9 @@ class ShardListDataset(TorchDataset):
         from wids.tables.joins import joined_reader
 
         if isinstance(other, ShardListDataset):
+            if any(map(is_of_classes, other.reader.fields or (".cls",))):
+                names = ("the dataset", "the other dataset")
+                common_classes(zip(names, (self.classes, other.classes), strict=True))
             other = other._joinable()  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix, on, columns)
         return self._plain(self._access.selected(chosen).through(reader))
