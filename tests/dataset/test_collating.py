@@ -192,7 +192,7 @@ def test_the_type_of_a_batch_does_not_follow_the_first_value(
         ([1, torch.tensor(2.5)], "numbers|values that torch can stack"),
         (
             [np.ones(2), np.ma.array([1, 2], mask=[0, 1])],
-            "arrays that a tensor holds, found a mask",
+            "arrays without masked values",
         ),
         ([{"a": 1}, {"a": 1, "b": 2}], "dicts with the same keys, found 'b' in some of them only"),
         ([torch.tensor([2**24 + 1]), torch.tensor([0.5])], "values that torch.float32 holds"),

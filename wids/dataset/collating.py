@@ -295,10 +295,10 @@ def _arrays(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
 
     if not all(isinstance(array, np.ndarray) for array in batch):
         raise _MixedError(f"arrays alone, found {_kinds_text(batch)}")
-    if any(isinstance(array, np.ma.MaskedArray) for array in batch):
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in batch):
         raise _MixedError(
-            "arrays that a tensor holds, found a masked one; fill it, array.filled(0), and keep "
-            "array.mask as a field of its own"
+            "arrays without masked values, which a tensor has not; fill them, array.filled(…), "
+            "and keep array.mask as a field of its own"
         )
     native = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in batch]
     return default_collate_fn_map[np.ndarray](native, collate_fn_map=collate_fn_map)
