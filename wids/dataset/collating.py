@@ -5,7 +5,9 @@ Accepts a batch from which all samples were left out, and keeps the memory order
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.sending import LARGE_NBYTES, is_plain, lender, send_by_value
@@ -57,7 +59,7 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
     """
     found = [{**by_name(sample), LENGTHS: {}} for sample in samples]
     for field, filler in pad.items():
-        if field is None or field not in found[0]:
+        if field is None or not any(field in sample for sample in found):
             raise _unknown(field, by_name(samples[0]))
         if not all(field in sample for sample in found):
             raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in found])
@@ -157,12 +159,14 @@ def collate(
 
     Returns:
         A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
-        lists where values are text; for tuples, a list of these. An array becomes a tensor.
+        lists where values are text; for tuples, a list of these. An array becomes a tensor. Numbers
+        are int64, or float64 where one of them is floating-point, in whatever order they come.
 
     Raises:
         ValueError: Only some samples have a field, or arrays of a field differ in shape, beyond
             what ``pad`` evens out.
-        TypeError: A field has values that cannot become tensors.
+        TypeError: A field has values that cannot become tensors, or not without a loss: integers
+            beyond 64 bits, large ones beside fractions, masked arrays.
 
     Example:
         >>> import torch, wids
@@ -179,27 +183,131 @@ def collate(
 
 
 def _collated(samples: Sequence[Any], pad: Mapping[Any, float] | None) -> Any:
+    samples = list(samples)  # of an array, its rows
+    if not samples:
+        return {}
+    if pad is not None:
+        samples = padded(samples, pad)
+    try:
+        batch = _collated_by_type(samples)
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        raise _error_of_field(samples) from error
+    send_by_value(batch)
+    return batch
+
+
+def _collated_by_type(values: list[Any]) -> Any:
+    """Collate by torch's table, with the functions that programs added, and those below.
+
+    Torch's own follow the type of the first value. These have one result, or error, for all orders
+    of a batch, and lose nothing.
+    """
+    import numpy as np
     import torch
     from torch.utils.data._utils.collate import collate as collate_by
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    samples = list(samples)  # of an array, its rows
-    if not samples:
-        return {}
-    are_dicts = all(isinstance(sample, Mapping) for sample in samples)
-    # torch's function would drop the fields that the first sample of a batch lacks.
-    if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
-        raise _error_of_field(samples)
-    if pad is not None:
-        samples = padded(samples, pad)
+    table: dict[Any, Any] = dict(default_collate_fn_map)
+    table |= {torch.Tensor: _stack, np.ndarray: _arrays, str: _texts, bytes: _texts}
+    table |= dict.fromkeys((float, int, (np.bool_, np.number, np.object_)), _numbers)
+    table |= {dict: _mappings, Mapping: _mappings}
+    return collate_by(values, collate_fn_map=table)
+
+
+class _MixedError(TypeError):
+    """Values that do not go together; the text says what was expected, and what was found."""
+
+
+def _numbers(batch: Sequence[Any], *, collate_fn_map: Any) -> torch.Tensor:  # noqa: ARG001
+    """Return numbers as float64 if one of them is floating-point, else as int64 or bool.
+
+    Numbers of numpy that have one type keep it.
+    """
+    import numpy as np
+    import torch
+
+    kinds = set(map(type, batch))
+    if kinds == {float}:
+        return torch.tensor(batch, dtype=torch.float64)
+    if kinds == {int}:
+        with suppress(ValueError, RuntimeError, OverflowError):  # beyond 64 bits, which is named
+            return torch.tensor(batch)
+    if not all(issubclass(kind, (bool, int, float, np.bool_, np.number)) for kind in kinds):
+        raise _MixedError(f"numbers alone, found {_kinds_text(batch)}")
+    if len(kinds) == 1 and not kinds.issubset((bool, int)):
+        return torch.as_tensor(np.asarray(batch))
+    numbers = [number.item() if isinstance(number, np.generic) else number for number in batch]
+    if any(isinstance(number, float) for number in numbers):
+        for number in numbers:
+            if not isinstance(number, float) and not _is_float(number):
+                raise _MixedError(f"numbers that float64 holds, found {number} beside fractions")
+        return torch.tensor(numbers, dtype=torch.float64)
+    for number in numbers:
+        if not -(1 << 63) <= number < 1 << 63:
+            raise _MixedError(f"integers of 64 bits, found {number}; store it as text")
+    return torch.tensor(numbers)
+
+
+def _is_float(number: int) -> bool:
     try:
-        # Torch's table, with the functions that programs added.
-        functions = {**default_collate_fn_map, torch.Tensor: _stack}
-        batch = collate_by(samples, collate_fn_map=functions)
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise _error_of_field(samples) from error
-    send_by_value(batch)
+        return float(number) == number
+    except OverflowError:
+        return False
+
+
+def _mappings(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
+    """Collate dicts as torch does; it would drop the keys that the first one lacks."""
+    from torch.utils.data._utils.collate import collate as collate_by
+
+    first = batch[0]
+    if not all(issubclass(kind, Mapping) for kind in set(map(type, batch))):
+        raise _MixedError(f"dicts alone, found {_kinds_text(batch)}")
+    names = first.keys()
+    for other in batch:
+        if other.keys() != names:
+            name = next(iter(other.keys() ^ names))
+            raise _MixedError(f"dicts with the same keys, found {name!r} in some of them only")
+    found = {
+        name: collate_by([each[name] for each in batch], collate_fn_map=collate_fn_map)
+        for name in first
+    }
+    if type(first) is dict:
+        return found
+    try:
+        if not isinstance(first, MutableMapping):
+            return type(first)(found)
+        clone = copy(first)  # which may have attributes
+        clone.update(found)
+    except TypeError:
+        return found
+    return clone
+
+
+def _texts(batch: Sequence[Any], *, collate_fn_map: Any) -> Sequence[Any]:  # noqa: ARG001
+    """Return texts as they are."""
+    if not all(issubclass(kind, str | bytes) for kind in set(map(type, batch))):
+        raise _MixedError(f"texts alone, found {_kinds_text(batch)}")
     return batch
+
+
+def _arrays(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
+    """Collate arrays as torch does, in the byte order of this machine."""
+    import numpy as np
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    if not all(isinstance(array, np.ndarray) for array in batch):
+        raise _MixedError(f"arrays alone, found {_kinds_text(batch)}")
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in batch):
+        raise _MixedError(
+            "arrays without masked values, which a tensor has not; fill them, array.filled(…), "
+            "and keep array.mask as a field of its own"
+        )
+    native = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in batch]
+    return default_collate_fn_map[np.ndarray](native, collate_fn_map=collate_fn_map)
+
+
+def _kinds_text(batch: Sequence[Any]) -> str:
+    return " and ".join(sorted({type(value).__name__ for value in batch}))
 
 
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
@@ -212,6 +320,10 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
         if stacked is None:
             by_torch = default_collate_fn_map[torch.Tensor]
             stacked = by_torch(tensors, collate_fn_map=collate_fn_map)
+            kinds = {tensor.dtype for tensor in tensors}
+            if len(kinds) > 1 and not all(map(_holds, stacked, tensors)):
+                found = " and ".join(sorted(map(str, kinds)))
+                raise _MixedError(f"values that {stacked.dtype} holds, found {found}")
         return stacked
 
     first = batch[0]
@@ -222,6 +334,11 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
         return stack(batch)
     stacked = stack([tensor.permute(order) for tensor in batch])
     return stacked.permute(0, *(1 + order.index(axis) for axis in range(first.ndim)))
+
+
+def _holds(row: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a row of another type has the values of a tensor."""
+    return bool(((row.to(tensor.dtype) == tensor) | tensor.isnan()).all())
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
@@ -431,7 +548,6 @@ def _called(named: list[dict[Any, Any]], number: int) -> str:
 def _error_of_field(samples: Sequence[Any]) -> Exception:
     """Return the error of the first field, or position in tuples, that cannot be collated."""
     import torch
-    from torch.utils.data import default_collate
 
     named = list(map(by_name, samples))
     names = dict.fromkeys(name for sample in named for name in sample)
@@ -448,12 +564,14 @@ def _error_of_field(samples: Sequence[Any]) -> Exception:
             )
         values = [sample[name] for sample in named]
         try:
-            default_collate(values)
+            _collated_by_type(values)
         except TypeError as reason:
             text = (
                 f"{start} numbers, texts, arrays or tensors, found {type(values[0]).__name__}; "
                 f"decode it ({_how_to_decode(name)}) or leave it out (fields=, to_tuple())"
             )
+            if isinstance(reason, _MixedError):
+                text = f"{start} {reason}"
             # The reason for None instead of samples asks whether a map returns nothing.
             return reason if name is None and values[0] is None else TypeError(text)
         except (RuntimeError, KeyError, AttributeError) as reason:

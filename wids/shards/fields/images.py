@@ -22,6 +22,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wids.shards.fields.values import as_array
+
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
 
@@ -297,7 +299,7 @@ def _pil_image(value: Any) -> Any:
 
     if isinstance(value, Image.Image):
         return value
-    array = np.asarray(value)
+    array = as_array(value)
     # By name, so that torch is not imported to store an array.
     if type(value).__module__.partition(".")[0] == "torch" and array.ndim == 3:
         array = array.transpose(1, 2, 0)
