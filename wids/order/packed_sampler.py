@@ -6,6 +6,7 @@ A batch may have a second budget, and a limit of samples. `wids.order.packed_rou
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -250,15 +251,19 @@ class PackedBatchSampler(RoundsSampler):
         if first.steps:  # else what belongs there is known anyway
             round_ = first.steps // (first.num_runs // first.num_replicas)
             windows = self._packed(place).located(round_)
-        return {"windows": windows, "windows_digest": _windows_digest(state, windows)}
+        # In one text: the values of a distributed checkpoint may come from different ranks.
+        return {"windows": _windows_text(state, windows)}
 
     def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
-        check_keys(state, ("windows", "windows_digest"))
-        windows = [list(entry) for entry in state["windows"]]
-        if state["windows_digest"] != _windows_digest(state, windows):
+        check_keys(state, ["windows"])
+        try:
+            windows = json.loads(state["windows"])["runs"]
+        except (TypeError, ValueError, KeyError):
+            windows = None
+        if state["windows"] != _windows_text(state, windows):
             raise StateError(
-                "the state is damaged: windows: expected those that were saved in it, found "
-                f"{windows!r:.80}, which have another digest than windows_digest"
+                "the state is damaged: windows: expected the text that was saved in it, with the "
+                f"digest of its runs, found {state['windows']!r:.80}"
             )
         num_runs = place.history[0].num_runs if place.history else self._num_runs
         self._restored = (place.epoch, num_runs), windows
@@ -273,10 +278,11 @@ class PackedBatchSampler(RoundsSampler):
         )
 
 
-def _windows_digest(state: Mapping[str, Any], windows: list[list[int]]) -> str:
-    """Return a digest of the windows of a state, and of the epoch that they belong to."""
+def _windows_text(state: Mapping[str, Any], windows: Any) -> str:
+    """Return what a state has of windows, with a digest of them and of their epoch."""
     epoch = [state[key] for key in ("epoch", "num_replicas", "history", "fingerprint")]
-    return hashlib.sha256(canonical([epoch, windows]).encode("ascii")).hexdigest()[:16]
+    digest = hashlib.sha256(canonical([epoch, windows]).encode("ascii")).hexdigest()[:16]
+    return canonical({"digest": digest, "runs": windows})
 
 
 def _limit(value: Any, name: str) -> int:

@@ -149,21 +149,15 @@ def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
         pieces = [slice(at, at + _PIECE) for at in range(0, len(values), _PIECE)]
         present = np.zeros(span, bool)
         for piece in pieces:
-            present[_offsets(values[piece], low)] = True
+            present[values[piece].astype(np.int64) - low] = True
         names = np.flatnonzero(present) + low
         table = (np.cumsum(present) - 1).astype(_smallest(len(names)))
         numbers = np.empty(len(values), table.dtype)
         for piece in pieces:
-            numbers[piece] = table[_offsets(values[piece], low)]
+            numbers[piece] = table[values[piece].astype(np.int64) - low]
         return names.astype(np.int64), numbers
     found, inverse = np.unique(values, return_inverse=True)
     return found.astype(np.int64), inverse.astype(_smallest(len(found)))
-
-
-def _offsets(values: npt.NDArray[Any], low: int) -> IntArray:
-    # uint64 does not fit into int64 before the difference is taken, other types not after.
-    offsets = values - low if values.dtype == np.uint64 else values.astype(np.int64) - low
-    return offsets.astype(np.int64, copy=False)
 
 
 def _smallest(count: int) -> npt.DTypeLike:
