@@ -29,9 +29,9 @@ options = parser.parse_args()
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-lengths = np.repeat([3, 9, 30, 90], 500)  # four sources, one after another
+lengths = np.repeat([3, 9, 30, 50], 500)  # four sources, one after another
 sampler = wids.DistributedChunkedSampler(range(len(lengths)), chunksize=50)
-batches = wids.PackedBatchSampler(sampler, lengths, 300, window=16)
+batches = wids.PackedBatchSampler(sampler, lengths, 200, window=16)
 model = torch.nn.Linear(8, 8)
 fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 step = torch.zeros((), dtype=torch.int64)

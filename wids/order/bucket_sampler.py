@@ -181,9 +181,9 @@ class BucketBatchSampler(RoundsSampler):
             a budget of tokens or pixels.
         aligned: True to have the same bucket on all ranks in each step. A rank that has too few
             samples of a bucket borrows from the nearest rank that has more than its share.
-        drop_last: How ranks are made equal at the end of an epoch. False keeps incomplete batches,
-            and ranks with fewer batches repeat some of theirs; True leaves out incomplete batches,
-            and all ranks stop when the first has no more.
+        drop_last: How ranks are made equal at the end of an epoch, after ranks with fewer batches
+            were given those of others. False keeps incomplete batches, and repeats fewer than there
+            are ranks; True leaves out incomplete batches, and fewer than there are ranks.
 
     Attributes:
         sampler: The sampler inside.

@@ -33,10 +33,12 @@ class PackedBatchSampler(RoundsSampler):
 
     Pass it to a DataLoader as ``batch_sampler=``. The order of the sampler that it wraps is cut
     into windows of neighbouring samples, which are packed best-fit decreasing, and the batches of a
-    window are shuffled. So a rank reads the shards that it would read anyway, and a window at a
-    time. All ranks yield equally many batches. Each rank computes them by itself: it packs its own
+    window are shuffled. Slices of ranks have equally many tokens, so a rank mostly reads the shards
+    of its slice. Every sample comes once; batches that a rank has beyond others' go to those, and
+    fewer batches than there are ranks repeat. Each rank computes them by itself: it packs its own
     samples, half a second for a million; ``len()``, `num_repeated`, `num_left_out` and the end of
-    an epoch need those of all ranks, once an epoch. specs/sampler-order.md specifies the batches
+    an epoch need those of all ranks, once an epoch. It warns once where an epoch has more than 1.25
+    times the batches that its tokens need. specs/sampler-order.md specifies the batches
     (ORDER-70 to ORDER-77).
 
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `BucketBatchSampler`.
@@ -45,10 +47,11 @@ class PackedBatchSampler(RoundsSampler):
     saved.
 
     Args:
-        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
-            with ``even=False`` itself repeats and leaves out nothing.
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`. What its
+            ``even`` and ``drop_last`` would repeat or leave out is neither.
         lengths: The number of tokens in each sample of the dataset: array, list, Arrow array, or
-            Series, for example a column of ``dataset.table``.
+            Series, for example a column of ``dataset.table``. An array that can be written is
+            copied.
         max_tokens: Largest sum of lengths in a batch.
         max_items: Largest number of samples in a batch; None for any.
         budgets: One more budget, by name: what each sample needs of it, and what a batch has, for
@@ -56,11 +59,11 @@ class PackedBatchSampler(RoundsSampler):
         window: Number of batches that are packed, sorted and shuffled together.
         too_long: What becomes of a sample that exceeds a budget by itself: ``"error"``; ``"skip"``
             to leave it out; ``"alone"`` to have it alone in a batch that exceeds the budget.
-        drop_last: How ranks are made equal at the end of an epoch. False repeats batches of ranks
-            that have fewer; True stops all ranks when the first has no more.
+        drop_last: How ranks are made equal at the end of an epoch: False repeats fewer batches than
+            there are ranks, True leaves them out.
         cost: What makes a step take long: the ``"sum"`` of the lengths in a batch, the sum of their
             ``"squares"``, or of a cost for each sample, as an array. In each step, the batches of
-            all ranks then have about the same. None to shuffle the batches of each rank by itself.
+            all ranks then have about the same, while each has batches of its own. None to shuffle the batches of each rank by itself.
 
     Attributes:
         sampler: The sampler inside.
