@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,26 @@ def test_a_mask_of_any_kind_selects_alike(kind: str, mask: list[bool]) -> None:
 def test_a_null_in_a_mask_is_false(kind: str) -> None:
     """TABLE-15: as in SQL's WHERE, and in the filters of pandas, Arrow and polars."""
     assert list(select(range(5), MASKS[kind]([True, None, False, None, True]))) == [0, 4]
+
+
+def test_nan_in_a_mask_of_objects_is_false() -> None:
+    """TABLE-15: where pandas has it for a missing value, as after a left join."""
+    values = [True, math.nan, False, np.nan, np.True_]
+    for mask in (values, pd.Series(values, dtype=object), np.array(values, object)):
+        assert list(select(range(5), mask)) == [0, 4]
+    for mixed in ([True, 2], [2, False], np.array([True, 1.5], object), ["a", True]):
+        with raises(TypeError, "found booleans beside"):
+            select(range(5), mixed)
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_integers_that_are_a_mask_are_refused(kind: str) -> None:
+    """TABLE-15: 0 and 1 for each sample, as of np.where; other repeated indices are selected."""
+    with raises(TypeError, "a mask of 4 booleans", "astype(bool)", "dataset[:2][indices]"):
+        select(range(4), INDICES[kind]([0, 1, 1, 0]))
+    for indices in ([0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 2, 0]):
+        assert list(select(range(4), INDICES[kind](indices))) == indices
+    assert list(select(range(2), INDICES[kind]([1, 0]))) == [1, 0]
 
 
 @pytest.mark.parametrize("kind", INDICES)

@@ -63,7 +63,8 @@ class PackedBatchSampler(RoundsSampler):
             there are ranks, True leaves them out.
         cost: What makes a step take long: the ``"sum"`` of the lengths in a batch, the sum of their
             ``"squares"``, or of a cost for each sample, as an array. In each step, the batches of
-            all ranks then have about the same, while each has batches of its own. None to shuffle the batches of each rank by itself.
+            all ranks then have about the same, while each has batches of its own. None to shuffle
+            the batches of each rank by itself.
 
     Attributes:
         sampler: The sampler inside.

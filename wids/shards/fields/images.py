@@ -211,11 +211,11 @@ def _decoded(container: str, mode: str, is_float: bool, at_least: Size | None, d
     """Return an image in a container, converted to a mode of Pillow unless that is empty."""
     if container == "pil":
         image = decode_pil(data, at_least)
-        return _converted(image, mode) if mode else image
+        return converted(image, mode) if mode else image
     array = turbo_pixels(data, at_least, mode or None)
     if array is None:
         image = decode_pil(data, at_least)
-        array = _array_of(_converted(image, mode)) if mode else _stored_array(image)
+        array = _array_of(converted(image, mode)) if mode else _stored_array(image)
     if is_float:
         array = array.astype(np.float32)
         array /= np.float32(255)
@@ -224,7 +224,8 @@ def _decoded(container: str, mode: str, is_float: bool, at_least: Size | None, d
     return _channels_first(array if mode or array.ndim == 3 else array[:, :, None])
 
 
-def _converted(image: Any, mode: str) -> Any:
+def converted(image: Any, mode: str) -> Any:
+    """Return a PIL image in another mode of 8 bits; 16 bits are scaled to these."""
     from PIL import Image
 
     if image.mode[0] in "IF":  # `convert` would clip 16 bits at 255
