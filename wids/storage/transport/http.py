@@ -162,7 +162,8 @@ class Http(Transport):
 
     Args:
         headers: Sent to the URL's own server, but not to other servers after a redirect, nor to
-            URLs that are not below ``prefix``; or a callable that returns them, as for `CallerHeaders`.
+            URLs that are not below ``prefix``; or a callable that returns them, as for
+            `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
         certificates: Those to trust besides the system's, as PEM; or None.
     """
