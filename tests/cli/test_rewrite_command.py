@@ -258,6 +258,23 @@ def test_files_that_are_replaced_are_deleted(
         assert b"s00005" not in path.read_bytes(), path
 
 
+def test_a_journal_of_a_killed_run_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that deletes later finishes a run that was killed after its spec (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT]
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "delete", lambda _: os._exit(7))
+        assert not in_child(lambda: main(command) == 0)
+    assert (tmp_path / "new.json").exists()
+    assert (tmp_path / "new.rewriting").exists()
+    assert main([*command, "--delete-replaced", "--yes"]) == 0
+    assert not (tmp_path / "new.rewriting").exists()
+    assert not (tmp_path / "in/train-000001.tar").exists()
+    assert main(["verify", str(tmp_path / "new.json"), "-j", "1"]) == 0
+
+
 def test_a_table_of_the_new_dataset_stays(tmp_path: Path) -> None:
     """Whatever the new spec names, also by a link, is not deleted (REWRITE-55)."""
     spec, new = published(tmp_path / "in"), tmp_path / "new.json"

@@ -368,7 +368,7 @@ def test_a_writer_appends(tmp_path: Path) -> None:
 
 
 def test_a_writer_after_an_interrupted_append(tmp_path: Path) -> None:
-    """Shards that the spec does not list are named; `--append` adds them (SPEC-38)."""
+    """Its complete shards stay if `--append` adds them before the next one (SPEC-38)."""
     pattern, spec = tmp_path / "a-%d.tar", tmp_path / "a.json"
     with ShardWriter(pattern, maxcount=10) as writer:
         fill(writer, 0, 10)
@@ -377,8 +377,6 @@ def test_a_writer_after_an_interrupted_append(tmp_path: Path) -> None:
             fill(writer, 10, 13)
             raise KeyboardInterrupt
     assert texts(spec) == expected(10)
-    with raises(FileExistsError, "a-1.tar: exists, but", "does not list it", "create --append"):
-        ShardWriter(pattern, if_exists="append")
     assert main(["create", "--append", str(tmp_path / "a-1.tar"), "-o", str(spec), "-j1"]) == 0
     with ShardWriter(pattern, if_exists="append") as writer:
         fill(writer, 12, 15)
@@ -449,3 +447,29 @@ def test_classes_of_appended_shards(spec: Path, tmp_path: Path) -> None:
         extras={"classes": ["bird", "cat", "dog"]},
     )
     assert append_shards(spec, longer).classes == ["bird", "cat", "dog"]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: Path) -> None:
+    """Shards that it left are written again, so that each sample is there once (SPEC-38)."""
+    pattern = tmp_path / "train-%06d.tar"
+
+    def append(stop: int) -> None:
+        with ShardWriter(pattern, maxcount=4, if_exists="append") as writer:
+            for number in range(20, stop):
+                writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}"})
+            if stop < 32:
+                os._exit(7)
+
+    assert not in_child(lambda: append(27 if is_complete else 22) is None)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert ("train-000003.tar" in before) == is_complete
+    assert "train.appending" in before
+    append(32)
+    assert texts(spec) == expected(32)
+    assert wids.verify_spec(spec) == []
+    assert not (tmp_path / "train.appending").exists()
+    foreign = more(tmp_path, "train-000009.tar")
+    with raises(FileExistsError, "train-000009.tar: exists", "no append from here has left it"):
+        append(32)
+    assert foreign.exists()

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 from conftest import in_child, raises, sample_members, write_shards, write_tar
@@ -19,7 +21,7 @@ from loopback import Server
 from remote_site import Site
 
 import wids
-from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.errors import FetchError, JoinError, MismatchError, ShardFormatError
 from wids.shards.opener import ShardOpener
 
 
@@ -310,3 +312,19 @@ def test_a_key_among_three_thousand_shards(tmp_path: Path) -> None:
             each = fastest(lambda: [dataset.find_key(key) for key in keys], 7) / len(keys)
         assert each < limit_s
         pack(spec_path)
+
+
+@pytest.mark.parametrize(("stored", "asked"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_key_in_another_unicode_form(
+    stored: Literal["NFC", "NFD"], asked: Literal["NFC", "NFD"], tmp_path: Path
+) -> None:
+    """The errors of look-ups and joins say so, as of names from macOS; others do not."""
+    path = write_tar(tmp_path / "a.tar", [(f"{normalize(stored, 'café')}.txt", b"x")])
+    dataset = wids.ShardListDataset(path)
+    hint = f'in another Unicode form: unicodedata.normalize("{stored}", key)'
+    with raises(KeyError, hint):
+        dataset.get_by_key(normalize(asked, "café"))
+    with raises(KeyError, "its keys() are all"):
+        dataset.get_by_key("cafë")
+    with raises(JoinError, f'normalize("{asked}", key)'):
+        dataset.join({normalize(asked, "café"): 1})

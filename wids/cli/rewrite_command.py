@@ -123,8 +123,10 @@ def run(options: argparse.Namespace) -> int:
             storage_options=shared.storage_options(options),
             shuffle=options.shuffle,
         )
-        # The same command deletes later what an earlier run of it has replaced.
-        later = options.delete_replaced and function is None
+        # The same command deletes later what an earlier run of it has replaced; one that was killed
+        # before it deleted its journal is resumed, and deletes that too.
+        is_done = not os.path.exists(job.output.journal_path)
+        later = options.delete_replaced and function is None and is_done
         published = job.published() if later else None
         if published is not None and not _is_written(published, view, options):
             published = None

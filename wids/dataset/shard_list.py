@@ -570,13 +570,20 @@ class ShardListDataset(TorchDataset):
         if not isinstance(key, str):
             raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
         number = None if shard is None else self._number(shard)
-        index = first_index_of(self.positions, self.reader.find(key, number))
+
+        def index_of(key: str) -> int:
+            return first_index_of(self.positions, self.reader.find(key, number))
+
+        index = index_of(key)
         if index >= 0:  # the view has the sample
             return index
         # No `repr`, which looks for fields: a missing key must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)
-        raise KeyError(f"{name}: no sample has the key {key!r}; its keys() are all")
+        from wids.shards.key_lookup import form_hint
+
+        hint = form_hint(key, lambda other: index_of(other) >= 0)
+        raise KeyError(f"{name}: no sample has the key {key!r}{hint or '; its keys() are all'}")
 
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""

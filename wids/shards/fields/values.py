@@ -10,6 +10,7 @@ name, the number of dimensions, the dimensions), then its data in C order, all l
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import operator
@@ -27,21 +28,38 @@ import numpy.typing as npt
 from wids.shards.fields.safety import RefusedError, check_archive
 
 _DECODE_FIRST: Final = json.JSONDecoder().raw_decode
+_BOM: Final = "\ufeff"
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
 """Integers with fewer digits fit in 64 bits."""
 
 
 def decode_text(data: bytes) -> str:
-    """Decode UTF-8 text."""
-    return data.decode("utf-8")
+    """Return text in UTF-8, or in UTF-16 with a byte order mark, which is left out."""
+    try:
+        return data.decode("utf-8").removeprefix(_BOM)
+    except UnicodeDecodeError:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return data.decode("utf-16")
+        raise
 
 
 def encode_text(value: str) -> bytes:
     """Encode text as UTF-8."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {value!r:.80}")
-    return value.encode("utf-8")
+    # A mark that is a part of the text needs another one, which is left out.
+    return value.encode("utf-8-sig" if value.startswith(_BOM) else "utf-8")
+
+
+def decode_integer(data: bytes) -> int:
+    """Return the integer in text, which may end with a newline from an editor or `echo`."""
+    try:
+        return int(data)
+    except ValueError:
+        if data.startswith(codecs.BOM_UTF8):
+            return int(data.removeprefix(codecs.BOM_UTF8))
+        raise
 
 
 def encode_integer(value: Any) -> bytes:
@@ -140,7 +158,7 @@ def _check_keys(value: Any) -> None:
 def decode_json_lines(data: bytes) -> list[Any]:
     """Return the values of JSON lines; blank lines are skipped."""
     # Not `splitlines`, which also splits at characters that JSON allows inside a string.
-    return [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
+    return [json.loads(line) for line in decode_text(data).split("\n") if line.strip()]
 
 
 def encode_json_lines(values: Iterable[Any]) -> bytes:
