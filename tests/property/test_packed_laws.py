@@ -26,6 +26,7 @@ from reference_buckets import rank as of_rank
 from test_mix_laws import Data as Sources
 from test_sampler_laws import Data, divisors
 
+import wids
 from wids import DistributedChunkedSampler, MixedSampler, PackedBatchSampler
 from wids.order import packed_rounds, rounds, sequences
 
@@ -94,13 +95,28 @@ def public(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"lengths": others.pop("tokens"), **others}
 
 
+def drawn_tokens(draw: Random, count: int, least: int, most: int) -> list[int]:
+    """Return lengths of samples: of any order, of sources, sorted, drifting, or all alike."""
+    kind = draw.choice(["any", "any", "sources", "sorted", "drifting", "half", "third"])
+    tokens = [draw.randint(least, draw.choice([most, max(least, most // 4)])) for _ in range(count)]
+    if kind == "sources":
+        edges = [draw.randint(least, most) for _ in range(draw.randint(2, 8))]
+        return [edges[at * len(edges) // count] for at in range(count)]
+    if kind == "sorted":
+        return sorted(tokens, reverse=draw.random() < 0.5)
+    if kind == "drifting":
+        return [max(least, tokens[at] * (at + 1) // count) for at in range(count)]
+    share = {"half": 51, "third": 34}.get(kind)
+    return tokens if share is None else [max(least, most * share // 100)] * count
+
+
 def drawn_arguments(draw: Random, count: int) -> dict[str, Any]:
     """Return the arguments of a sampler over so many samples."""
     limit = draw.choice([1, 4, 9])
     max_tokens = draw.choice([1, 7, 20, 50])
     most = max_tokens + draw.choice([0, 0, 3])
     least = draw.choice([0, 1, 1, most // 2])
-    tokens = [draw.randint(least, draw.choice([most, max(least, most // 4)])) for _ in range(count)]
+    tokens = drawn_tokens(draw, count, least, most)
     counts = [draw.choice([0, 0, 1, draw.randint(0, limit)]) for _ in range(count)]
     exceeds = max(tokens, default=0) > max_tokens
     return {
@@ -126,7 +142,7 @@ def drawn(seed: int) -> tuple[Job, Random]:
         sum(lengths),
         draw.choice([1, 3, 8, 2000]),
         shuffle=draw.random() < 0.8,
-        num_runs=draw.choice([1, 2, 3, 4, 6]),
+        num_runs=draw.choice([1, 2, 2, 3, 3, 4, 4, 6, 6, draw.randint(7, 64)]),
         redeal=draw.random() < 0.5,
         ending=draw.choice(["uneven", "uneven", "pad", "drop"]),
         seed=draw.getrandbits(40),
@@ -362,6 +378,36 @@ def test_the_order_can_be_asked(seed: int) -> None:
             for step, batch in enumerate(batches)
             if index in batch
         ]
+
+
+@law(30, 2_000, SEEDS)
+def test_views_have_each_of_their_samples_once(seed: int) -> None:
+    """Of masks, slices and repeated indices, of a range, on any number of ranks."""
+    draw = Random(seed)
+    shards = [wids.ShardSpec(f"/{n}.tar", draw.randint(0, 30)) for n in range(1, 5)]
+    whole: Any = wids.ShardListDataset(shards)
+    count = len(whole)
+    kind = draw.choice(["mask", "slice", "indices"])
+    if kind == "mask":
+        view = whole[[draw.random() < 0.5 for _ in range(count)]]
+    elif kind == "slice":
+        view = whole[draw.randint(0, 5) :: draw.randint(1, 3)]
+    else:
+        view = whole[sorted(draw.randrange(count) for _ in range(count))] if count else whole
+    lengths = drawn_tokens(draw, len(view), 1, 20)
+    start = draw.randint(0, len(view))
+    num_replicas = draw.choice([1, 2, 3, 5, 64])
+    window = draw.choice([1, 4, 512])
+    seen: Counter[int] = Counter()
+    samplers = []
+    for rank in range(num_replicas):
+        inside = DistributedChunkedSampler(
+            view, rank=rank, num_replicas=num_replicas, num_samples=(start, len(view)), chunksize=7
+        )
+        samplers.append(PackedBatchSampler(inside, lengths, 20, window=window))
+        seen.update(index for batch in samplers[-1].ahead() for index in batch)
+    assert set(seen) == set(range(start, len(view)))
+    assert seen.total() - len(seen) == samplers[0].num_repeated
 
 
 @law(50, 3_000, SEEDS)
