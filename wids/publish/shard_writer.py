@@ -260,8 +260,9 @@ class ShardWriter(BlockWriter):
             if path not in own:
                 raise FileExistsError(
                     f"{urls.redact(path)}: exists, but {urls.redact(output.spec_path)} does not "
-                    "list it, and no append from here has left it; move it away, add it with "
-                    "`wids create --append`, or write new shards under another pattern"
+                    "list it, and no append from here has left it; if it is new, add it with "
+                    "`wids create --append`; if rewrite(keep_shards=True) replaced it, write new "
+                    "shards under another pattern"
                 )
             upload.remove(path, output.storage_options)  # of an append that was interrupted
             numbers.remove(number)
