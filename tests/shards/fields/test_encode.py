@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import raises
+from conftest import need_weights, raises
 from PIL import Image
 
 from wids.shards.fields.decode import Decoder
@@ -39,8 +39,8 @@ MASKED = np.ma.array([1.0, 2.0], mask=[False, True])
         (".npz", {1: [0], "1": [1]}, ValueError, "names that differ as text"),
         (".ten", MASKED, ValueError, "an array without masked values"),
         (".png", MASKED.astype(np.uint8)[None], ValueError, "an array without masked values"),
-        (".pth", {"a": np.arange(3)}, TypeError, "without executing code, found numpy."),
-        (".pt", [Decimal(1)], TypeError, "without executing code, found decimal.Decimal"),
+        (".pth", {"a": np.arange(3)}, TypeError, "without executing code, found "),
+        (".pt", [Decimal(1)], TypeError, "without executing code, found "),
         (".npy", np.array([{}]), ValueError, "allow_pickle=False"),
         (".npz", {"a": np.array([{}])}, ValueError, "found one of objects"),
         (".ten", [np.array(1j)], ValueError, "of complex128"),
@@ -71,7 +71,8 @@ def test_bytes_and_text_are_stored_as_they_are() -> None:
 
 
 def test_what_nothing_is_lost_of_is_stored() -> None:
-    """Arrays that mask no value, keys that differ as text, and large weights."""
+    """Arrays that mask no value, keys that differ as text, and weights."""
+    need_weights()
     plain = np.ma.array([1, 2], mask=[False, False])
     sample = {".npy": plain, ".json": {1: "a", 1.5: "b", None: "c"}, ".pth": {"a": torch.ones(3)}}
     found = Decoder()({name: encode(name, value) for name, value in sample.items()})
