@@ -315,8 +315,8 @@ def test_runs_are_cut_by_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"lengths": [51] * 400}, "use 51% of their tokens, since few samples fit beside one"),
-        ({"lengths": [10] * 400, "max_items": 3}, "since max_items=3 is reached first"),
+        ({"lengths": [51] * 400}, "have 51% of max_tokens on average, since few samples fit"),
+        ({"lengths": [10] * 400, "max_items": 3}, "since max_items is reached first"),
         ({"lengths": [9] * 400, "budgets": {"images": ([1] * 400, 2)}}, "the second budget is"),
     ],
 )
@@ -358,6 +358,15 @@ def test_what_packs_needs_no_torch() -> None:
     """Packed batches go to programs without it (ORDER-67)."""
     program = "import sys, wids.order.packed_rounds; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
+def test_the_end_of_an_epoch_says_nothing_of_the_rest() -> None:
+    """A resumed job that reads a last window of few samples has no empty epoch to note."""
+    whole = PackedBatchSampler(ChunkedSampler(range(395)), [10] * 395, 100, window=39)
+    assert len(list(islice(whole, 39))) == 39
+    resumed = PackedBatchSampler(ChunkedSampler(range(395)), [10] * 395, 100, window=39)
+    resumed.load_state_dict(whole.state_dict())
+    assert len(list(resumed)) == 1
 
 
 def test_views_and_mixed_lengths() -> None:

@@ -145,7 +145,7 @@ def own_batches(job: Job) -> list[Batches]:
 
 
 def cut_runs(case: reference_order.Case, job: Job) -> list[list[int]]:
-    """Return the runs of an epoch for packed batches, which end by tokens (ORDER-70)."""
+    """Return the runs of an epoch for packed batches, which end by tokens (ORDER-81)."""
     case = replace(case, ending="uneven")
     if case.redeal:
         return reference_order.runs(case)

@@ -6,7 +6,7 @@ once an epoch, kept, and in the state of a sampler.
 
 Runs are cut where tokens are equal, not samples, so that they make about equally many batches.
 
-Pure functions of arrays. specs/sampler-order.md specifies them (ORDER-70 to ORDER-76).
+Pure functions of arrays. specs/sampler-order.md specifies them (ORDER-70 to ORDER-76, ORDER-81).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SLACK: Final = 1024
 _BLOCK_LENGTH: Final = 1 << 14
 """Indices whose needs are added up at a time: a large chunk would be added up for each window."""
 
-_PIECE: Final = 1 << 16
+_PIECE: Final = 1 << 14
 """Samples whose tokens are added up at a time, where runs are cut."""
 
 _MOST_BATCHES: Final = 1.25
@@ -203,7 +203,7 @@ class TokenSums:
         return int(self.sums[-1])
 
     def edges(self, num_runs: int) -> IntArray:
-        """Return where each run begins in the range, and where the last one ends (ORDER-70)."""
+        """Return where each run begins in the range, and where the last one ends (ORDER-81)."""
         # Python's integers, since the products may exceed 64 bits.
         inner = [self._position(-(-self.total * run // num_runs)) for run in range(1, num_runs)]
         return np.array([0, *inner, self.stop - self.start], np.int64)
@@ -424,39 +424,40 @@ class PackedRounds(DealtRounds):
     @property
     def fill(self) -> float:
         """Share of the budget of tokens that is used in the windows that were packed so far."""
-        if not any(known.lengths for known in self._runs):
-            next(self._windows(0, 0), None)
-        return self.shares_used()[0]
+        return self._shares_used()["max_tokens"]
 
-    def shares_used(self) -> tuple[float, ...]:
-        """Return which share these windows use of each budget, and of `max_items` if there is one.
-
-        Of tokens, it is in relation to `max_tokens` in each batch.
-        """
+    def _shares_used(self) -> dict[str, float]:
+        """Return which share these windows use of each limit of their batches, by its name."""
         runs, budgets = self._runs, self._budgets
-        lengths = [each for known in runs for each in known.lengths.values()]
-        needs = sum((each for known in runs for each in known.needs.values()), np.zeros(1))
-        num_batches, num_samples = sum(map(len, lengths)), sum(int(each.sum()) for each in lengths)
-        pairs = [*zip(needs.tolist(), budgets.limits, strict=False)]
+        if not any(known.lengths for known in runs):
+            next(self._windows(0, 0), None)
+        lengths = np.concatenate(
+            [np.empty(0, np.int32), *(each for known in runs for each in known.lengths.values())]
+        )
+        needs = np.array([each for known in runs for each in known.needs.values()], np.int64)
+        used = needs.reshape(-1, len(budgets.limits)).sum(0).tolist()
+        names = ("max_tokens", "the second budget")
+        pairs = dict(zip(names, zip(used, budgets.limits, strict=True)))  # noqa: B905 - one or both
         if budgets.max_items is not None:
-            pairs.append((num_samples, budgets.max_items))
-        return tuple(used / (max(num_batches, 1) * limit) for used, limit in pairs)
+            pairs["max_items"] = (int(lengths.sum()), budgets.max_items)
+        most = max(len(lengths), 1)
+        return {name: number / (most * limit) for name, (number, limit) in pairs.items()}
 
+    @cached_property
     def remark(self) -> str | None:
-        """Return why batches are far from full, if they are; those of an epoch are counted."""
+        """Why batches are far from full, if they are; those of an epoch are counted."""
         count = int(self._num_batches.sum())
-        fill = self.fill
+        if not self._least and not all(len(known.lengths) > known.last for known in self._runs):
+            return None  # in a mix that was resumed, only some windows say how full they are
+        fill = self._least / count if self._least else self.fill
         # Each run may end with a batch that is not full.
         if count - self._num_runs <= _MOST_BATCHES * count * fill:
             return None
-        _, *others = self.shares_used()
-        names = ["the second budget"] * (len(self._budgets.limits) - 1)
-        names += [f"max_items={self._budgets.max_items}"] * (len(others) - len(names))
-        full = [name for name, share in zip(names, others, strict=True) if share > _FULL]
         why = "few samples fit beside one another: lengths are near max_tokens, or a half or third"
-        if full:
-            why = f"{full[0]} is reached first"
+        for name, share in self._shares_used().items():
+            if share > _FULL and name != "max_tokens":
+                why = f"{name} is reached first"
         return (
-            f"the {count:,} batches of the epoch use {fill:.0%} of their tokens, since {why}; a "
-            "larger max_tokens, or other limits, make fewer batches"
+            f"the {count:,} batches of the epoch have {fill:.0%} of max_tokens on average, since "
+            f"{why}; other limits make fewer batches"
         )

@@ -39,7 +39,7 @@ class PackedBatchSampler(RoundsSampler):
     samples, half a second for a million; ``len()``, `num_repeated`, `num_left_out` and the end of
     an epoch need those of all ranks, once an epoch. It warns once where an epoch has more than 1.25
     times the batches that its tokens need. specs/sampler-order.md specifies the batches
-    (ORDER-70 to ORDER-77).
+    (ORDER-70 to ORDER-77, ORDER-81).
 
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `BucketBatchSampler`.
     A state has the current window, so that its rank resumes at once; another rank, or another
@@ -161,7 +161,8 @@ class PackedBatchSampler(RoundsSampler):
             )
         # A change in place would make other batches than those of earlier states. An array that
         # cannot be written, such as a mapped file or a column of Arrow, is not copied.
-        return values.copy() if values.flags.writeable else values
+        kind = np.min_scalar_type(values.max(initial=0))
+        return values.astype(kind) if values.flags.writeable else values
 
     def _checked_cost(self, cost: Any) -> npt.NDArray[Any] | str | None:
         if cost is None or (isinstance(cost, str) and cost in _COSTS):
@@ -244,7 +245,7 @@ class PackedBatchSampler(RoundsSampler):
 
     def _note_emptiness(self, place: EpochPlace) -> None:
         """Warn once if batches are far from full, when those of an epoch are counted."""
-        if remark := self._packed(place).remark():
+        if remark := self._packed(place).remark:
             self._warn(remark, once="empty")
 
     def _located(self, place: EpochPlace, state: Mapping[str, Any]) -> dict[str, Any]:
