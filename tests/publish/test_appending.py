@@ -469,7 +469,32 @@ def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: P
     assert texts(spec) == expected(32)
     assert wids.verify_spec(spec) == []
     assert not (tmp_path / "train.appending").exists()
+
+
+def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(
+    spec: Path, tmp_path: Path
+) -> None:
+    """Only what an append to this very spec has begun is written again (SPEC-38)."""
+    pattern = tmp_path / "train-%06d.tar"
+
+    def append() -> None:
+        with ShardWriter(pattern, maxcount=2, if_exists="append") as writer:
+            for number in range(20, 23):
+                writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}"})
+            os._exit(7)
+
+    assert not in_child(lambda: append() is None)
+    left = (tmp_path / "train-000003.tar").read_bytes()
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "author": "another process"}))
+    with raises(FileExistsError, "train-000003.tar: exists", "no append to it as it is now"):
+        ShardWriter(pattern, if_exists="append")
+    assert (tmp_path / "train-000003.tar").read_bytes() == left
+
+
+@pytest.mark.usefixtures("spec")
+def test_foreign_shards_are_not_written_again(tmp_path: Path) -> None:
+    """A shard that no append has begun is an error that says what to do (SPEC-38)."""
     foreign = more(tmp_path, "train-000009.tar")
-    with raises(FileExistsError, "train-000009.tar: exists", "no append from here has left it"):
-        append(32)
+    with raises(FileExistsError, "train-000009.tar: exists", "no append to it as it is now"):
+        ShardWriter(tmp_path / "train-%06d.tar", if_exists="append")
     assert foreign.exists()

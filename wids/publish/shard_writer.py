@@ -5,6 +5,7 @@ Decides which shard gets a sample, and what happens to existing shards.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -252,6 +253,7 @@ class ShardWriter(BlockWriter):
             )
         listed = {shard.url for shard in old.spec.shards}
         numbers = output.names.existing_numbers(output.start, output.storage_options)
+        self._spec_digest = hashlib.sha256(old.data).hexdigest()
         own = self._noted()
         for number in sorted(numbers):
             path = output.names.path(number)
@@ -260,9 +262,9 @@ class ShardWriter(BlockWriter):
             if path not in own:
                 raise FileExistsError(
                     f"{urls.redact(path)}: exists, but {urls.redact(output.spec_path)} does not "
-                    "list it, and no append from here has left it; if it is new, add it with "
-                    "`wids create --append`; if rewrite(keep_shards=True) replaced it, write new "
-                    "shards under another pattern"
+                    "list it, and no append to it as it is now has left it; if it is new, add it "
+                    "with `wids create --append`; if rewrite(keep_shards=True) replaced it, write "
+                    "new shards under another pattern"
                 )
             upload.remove(path, output.storage_options)  # of an append that was interrupted
             numbers.remove(number)
@@ -271,21 +273,27 @@ class ShardWriter(BlockWriter):
 
     @property
     def _notes_path(self) -> str:
-        """The file with the shards that an append has begun, until it is published."""
+        """The file with the shards that an append has begun, until it is published.
+
+        A spec that has changed since may have listed them, and a rewrite may have replaced them: so
+        each record has the digest of the spec that the append began with.
+        """
         return replace(self._output, work="appending").journal_path
 
     def _note(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with open(os.open(self._notes_path, flags, self._output.journal_mode), "ab") as file:
-            file.write(os.fsencode(path) + b"\0")
+            file.write(os.fsencode(f"{self._spec_digest} {path}") + b"\0")
 
     def _noted(self) -> set[str]:
         """Return the shards that an earlier append has begun, and not published."""
         try:
             with open(self._notes_path, "rb") as file:
-                return set(map(os.fsdecode, file.read().split(b"\0")))
+                records = os.fsdecode(file.read()).split("\0")
         except FileNotFoundError:
             return set()
+        begun = (record.partition(" ") for record in records)
+        return {path for digest, _, path in begun if digest == self._spec_digest}
 
     def _forget_notes(self) -> None:
         if self._output.if_exists == "append":
