@@ -251,8 +251,8 @@ def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> J
 
 def _has(other: Keyed, key: str) -> bool:
     """Whether a side has a key, for a message; looks at all of them."""
-    wanted = to_bytes(key)
-    return any(wanted in texts.text.tobytes() for texts in other.texts())
+    wanted = b"\0%b\0" % to_bytes(key)  # each key ends with a NUL
+    return any(wanted in b"\0" + texts.text.tobytes() for texts in other.texts())
 
 
 def _examples(other: Keyed) -> str:

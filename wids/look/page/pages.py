@@ -214,18 +214,34 @@ class Pages(Site):
     def sample(self, rest: str, query: Query) -> dict[str, Any]:
         """Return one sample: its pictures, and its fields as rows of a table."""
         index = self._index(rest)
-        _, local_index, shard_index = self._located(index)
+        number, local_index, shard_index = self._located(index)
         sizes = field_sizes(shard_index, local_index)
         shown = _shown_fields(sizes)
         is_large = sum(sizes[field] for field in shown) > _FEW_NBYTES
         with _one_large if is_large else nullcontext(), self._dataset.only(shown) as selection:
             sample = selection[index]
-            return self._answer_of(index, query, sample)
+            key = printable(shard_index.key(local_index))
+            damage = damage_text(damaged_fields(shard_index, local_index, sample))
+            place = self._questions.selection(query).place(index)
+            return {
+                "index": index,
+                "key": key,
+                "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
+                "local_index": local_index,
+                **self._shown(index, key, sizes, sample, damage, query.get("picture", "")),
+                **place._asdict(),
+            }
 
-    def _answer_of(self, index: int, query: Query, sample: Mapping[str, Any]) -> dict[str, Any]:
-        number, local_index, shard_index = self._located(index)
-        sizes = field_sizes(shard_index, local_index)
-        key = printable(shard_index.key(local_index))
+    def _shown(
+        self,
+        index: int,
+        key: str,
+        sizes: Mapping[str, int],
+        sample: Mapping[str, Any],
+        damage: str,
+        picture: str,
+    ) -> dict[str, Any]:
+        """Return the fields of a sample as rows of a table, and its pictures, a preferred first."""
         stem = key.rpartition("/")[2]
         images = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
         order = [each.field for each in self.stats]
@@ -233,19 +249,12 @@ class Pages(Site):
             self._field_row(index, field, nbytes, sample.get(field), stem)
             for field, nbytes in sizes.items()
         )
-        damage = damage_text(damaged_fields(shard_index, local_index, sample))
-        place = self._questions.selection(query).place(index)
         return {
-            "index": index,
-            "key": key,
             "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
                 self._picture_entry(index, field, sizes[field], sample.get(field))
-                for field in preferred(images, order, query.get("picture", ""))
+                for field in preferred(images, order, picture)
             ],
-            "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
-            "local_index": local_index,
-            **place._asdict(),
         }
 
     def _field_row(self, index: int, field: str, nbytes: int, data: bytes | None, stem: str) -> str:

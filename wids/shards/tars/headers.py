@@ -194,8 +194,8 @@ def padded(size: int | IntArray) -> int | IntArray:
 def links_text(names: Sequence[bytes]) -> str:
     """Return what to know of symbolic links in a tar."""
     return (
-        f'{count_text(len(names), "symbolic link")} such as "{show(names[0])}", which have no '
-        "bytes and are in no sample; `tar -h` packs the files that they lead to"
+        f'{count_text(len(names), "symbolic link")} such as "{show(names[0])}": a link has no '
+        "bytes and is in no sample; `tar -h` packs the file that it leads to"
     )
 
 
