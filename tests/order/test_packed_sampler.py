@@ -70,6 +70,7 @@ def test_lengths_in_any_form() -> None:
     expected = list(made())
     forms: list[Any] = [np.array(TOKENS, np.uint8), np.array(TOKENS, np.uint64), tuple(TOKENS)]
     assert all(list(made(lengths=form)) == expected for form in [*forms, torch.tensor(TOKENS)])
+    assert len(made(lengths=forms[0], max_tokens=1000)) == 1, "a budget beyond the type of lengths"
     assert made(lengths=forms[0]).state_dict() == made(lengths=forms[1]).state_dict()
     need(importlib.util.find_spec("pyarrow"), "pip install pyarrow")
     import pyarrow as pa

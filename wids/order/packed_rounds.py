@@ -131,8 +131,8 @@ class Budgets:
         if self.skips:
             needs, left_out = self.of(np.arange(start, stop))
             return np.where(left_out, 0, needs[0])
-        tokens: IntArray = np.minimum(self.needs[0][start:stop], self.limits[0]).astype(np.int64)
-        return tokens
+        tokens = self.needs[0][start:stop].astype(np.int64)
+        return np.minimum(tokens, self.limits[0], out=tokens)  # the limit may not fit a narrow type
 
     def fitting(self, needs: IntArray) -> int:
         """Return how many samples a window is first tried with (ORDER-70)."""
