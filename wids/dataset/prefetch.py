@@ -161,14 +161,11 @@ _AHEAD: Final = 0.05
 T = TypeVar("T")
 
 
-class _OfSampler:
-    """An attribute that a prefetcher has if its sampler has it, with the same value."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, prefetcher: Prefetcher[Any] | None, owner: type) -> Any:
-        return self if prefetcher is None else getattr(prefetcher.sampler, self._name)
+_OF_SAMPLER: Final = (
+    *("batch_size", "drop_last", "generator", "data_source", "shuffle", "seed", "epoch", "ahead"),
+    *("rank", "num_replicas", "num_samples", "total_size", "_state_at", "_place_of"),
+)
+"""Attributes that trainers, and wids' callbacks for them, read if a sampler has them."""
 
 
 class Prefetcher(Sampler[T]):
@@ -219,22 +216,6 @@ class Prefetcher(Sampler[T]):
         kind: type[Prefetcher[Any]] = DistributedPrefetcher if is_distributed else cls
         return super().__new__(kind)
 
-    # Attributes that trainers, and wids' callbacks for them, read if a sampler has them.
-    batch_size = _OfSampler()
-    drop_last = _OfSampler()
-    generator = _OfSampler()
-    data_source = _OfSampler()
-    shuffle = _OfSampler()
-    seed = _OfSampler()
-    rank = _OfSampler()
-    num_replicas = _OfSampler()
-    num_samples = _OfSampler()
-    total_size = _OfSampler()
-    epoch = _OfSampler()
-    ahead = _OfSampler()
-    _state_at = _OfSampler()
-    _place_of = _OfSampler()
-
     def __init__(
         self,
         sampler: Sampler[T],
@@ -254,6 +235,11 @@ class Prefetcher(Sampler[T]):
         # More than the cache's share may evict shards that were fetched ahead before they are read.
         shares = [reader.cache_share_nbytes for reader in readers]
         self.ahead_nbytes = min([wanted, *(share for share in shares if share is not None)])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_SAMPLER:
+            return getattr(self.sampler, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def yields_indices(self) -> bool:
