@@ -365,7 +365,8 @@ def test_examples_have_no_switches_of_tests() -> None:
 
 def test_every_example_has_a_test() -> None:
     """Every example is named in a test."""
-    names = ("notebook", "bucket_training", "packed_training", "speech_training", "cluster_example")
+    kinds = ("bucket", "detector", "packed", "speech")
+    names = ("notebook", "cluster_example", *(f"{kind}_training" for kind in kinds))
     tests = [Path(__file__), *(Path(__file__).with_name(f"test_{name}.py") for name in names)]
     source = "".join(path.read_text(encoding="utf-8") for path in tests)
     examples = [*jobs.EXAMPLES.glob("*.py"), *jobs.EXAMPLES.glob("*.ipynb")]

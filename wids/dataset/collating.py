@@ -1,16 +1,18 @@
-"""Collate the samples of a batch into tensors as torch does, padded where that is asked for.
+"""Collate the samples of a batch into tensors as torch does, padded or ragged where asked for.
 
 Accepts a batch from which all samples were left out, and keeps the memory order of pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.dataset.sending import LARGE_NBYTES, is_plain, lender, send_by_value
+from wids.dataset.sending import LARGE_NBYTES, is_plain, joined_shape, lender, send_by_value
 from wids.shards.fields.codecs import media_kind
 from wids.storage.stages import COLLATE, timed
 
@@ -57,7 +59,7 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
     found = [{**by_name(sample), LENGTHS: {}} for sample in samples]
     for field, filler in pad.items():
         if field is None or not any(field in sample for sample in found):
-            raise _unknown(field, by_name(samples[0]))
+            raise _unknown("pad", field, by_name(samples[0]))
         if not all(field in sample for sample in found):
             raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in found])
         values = [sample[field] for sample in found]
@@ -72,15 +74,16 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
     return found if isinstance(samples[0], Mapping) else [tuple(each.values()) for each in found]
 
 
-def _unknown(field: Any, values: Mapping[Any, Any]) -> ValueError:
-    """Return the error for a field to pad that the samples do not have."""
+def _unknown(argument: str, field: Any, values: Mapping[Any, Any]) -> ValueError:
+    """Return the error for a field in an argument that the samples do not have."""
     expected, advice = f"a field of the samples, {', '.join(map(str, values))}", ""
     if None in values:
         expected = f"samples that are dicts or tuples, not {type(values[None]).__name__}"
     elif isinstance(next(iter(values), ""), int):
         expected = f"a position from 0 to {len(values) - 1}, since the samples are tuples"
-        advice = "; pass pad={0: 0.0} for their first value"
-    return ValueError(f"collate: pad: expected {expected}, found {field!r}{advice}")
+        example = {"pad": "{0: 0.0}", "ragged": "[0]"}[argument]
+        advice = f"; pass {argument}={example} for their first value"
+    return ValueError(f"collate: {argument}: expected {expected}, found {field!r}{advice}")
 
 
 def _rates(field: Any, values: Sequence[Any]) -> list[int]:
@@ -128,8 +131,54 @@ def _extended(value: Any, axis: int, size: int, filler: float) -> torch.Tensor:
     return longer
 
 
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """A value of a sample whose number of rows differs between samples, with its name."""
+
+    name: Any
+    value: Any
+
+
+def _marked(sample: Any, names: Collection[Any], unseen: set[Any]) -> Any:
+    """Return a sample whose values by some names, at any depth of its dicts, are `_Ragged`.
+
+    Names that it has are removed from ``unseen``.
+    """
+    values = by_name(sample)
+    unseen.difference_update(values)
+    for name, value in values.items():
+        if name in names:
+            values[name] = _Ragged(name, value)
+        elif isinstance(value, Mapping):
+            values[name] = _marked(value, names, unseen)
+    if isinstance(sample, Mapping):
+        return values
+    return sample._make(values.values()) if hasattr(sample, "_make") else tuple(values.values())
+
+
+def _with_ragged(samples: Sequence[Any], names: Collection[Any]) -> list[Any]:
+    """Return samples whose values by these names are `_Ragged`.
+
+    Raises:
+        TypeError: The names are a single one.
+        ValueError: No sample has one of them.
+    """
+    if not isinstance(names, Collection) or isinstance(names, str):
+        raise TypeError(f"collate: ragged: expected a list of fields, found {names!r:.80}")
+    if names and not isinstance(samples[0], Mapping | tuple | list):
+        raise _unknown("ragged", next(iter(names)), by_name(samples[0]))
+    unseen = set(names)
+    marked = [_marked(sample, names, unseen) for sample in samples]
+    if unseen:
+        raise _unknown("ragged", next(n for n in names if n in unseen), by_name(samples[0]))
+    return marked
+
+
 def collate(
-    samples: Sequence[Any], *, pad: Mapping[str, float] | Mapping[int, float] | None = None
+    samples: Sequence[Any],
+    *,
+    pad: Mapping[str, float] | Mapping[int, float] | None = None,
+    ragged: Collection[str] | Collection[int] = (),
 ) -> Any:
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
 
@@ -153,6 +202,12 @@ def collate(
             values. The batch then has ``"__lengths__"``, a dict of their lengths in that dimension:
             tensors of shape ``(len(samples),)``. That of tuples has it as one more value, the last.
             If no value is longer, the dimension is the last of audio, and the first of others.
+        ragged: Fields whose tensors, arrays or lists of numbers differ in their first dimension,
+            such as the boxes, points and labels of pictures, also keys of dicts in the samples, or
+            positions in tuples. Each becomes ``{"values": …, "offsets": …}``: the rows of all
+            samples, and int64 of shape ``(len(samples) + 1,)``. ``values[offsets[n]:offsets[n+1]]``
+            are the rows of sample ``n``. A value of shape ``(0,)``, such as ``[]``, has no rows,
+            whatever the shape of the others.
 
     Returns:
         A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
@@ -161,9 +216,10 @@ def collate(
 
     Raises:
         ValueError: Only some samples have a field, or arrays of a field differ in shape, beyond
-            what ``pad`` evens out.
+            what ``pad`` evens out; or no sample has a field of ``pad`` or ``ragged``.
         TypeError: A field has values that cannot become tensors, or not without a loss: integers
-            beyond 64 bits, large ones beside fractions, masked arrays.
+            beyond 64 bits, large ones beside fractions, masked arrays; or ragged values that differ
+            in more than their first dimension.
 
     Example:
         >>> import torch, wids
@@ -173,18 +229,26 @@ def collate(
         >>> wids.collate(tuples, pad={0: 0.0})
         [tensor([[1., 1.],
                 [1., 0.]]), tensor([3, 4]), {0: tensor([2, 1])}]
+        >>> batch = wids.collate([{"boxes": [[1, 2], [3, 4]]}, {"boxes": []}], ragged=["boxes"])
+        >>> batch["boxes"]["values"], batch["boxes"]["offsets"]
+        (tensor([[1, 2],
+                [3, 4]]), tensor([0, 2, 2]))
         >>> wids.collate([])
         {}
     """
-    return timed(COLLATE, _collated, samples, pad)
+    return timed(COLLATE, _collated, samples, pad, ragged)
 
 
-def _collated(samples: Sequence[Any], pad: Mapping[Any, float] | None) -> Any:
+def _collated(
+    samples: Sequence[Any], pad: Mapping[Any, float] | None, ragged: Collection[Any]
+) -> Any:
     samples = list(samples)  # of an array, its rows
     if not samples:
         return {}
     if pad is not None:
         samples = padded(samples, pad)
+    if ragged != ():
+        samples = _with_ragged(samples, ragged)
     try:
         batch = _collated_by_type(samples)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
@@ -207,7 +271,7 @@ def _collated_by_type(values: list[Any]) -> Any:
     table: dict[Any, Any] = dict(default_collate_fn_map)
     table |= {torch.Tensor: _stack, np.ndarray: _arrays, str: _texts, bytes: _texts}
     table |= dict.fromkeys((float, int, (np.bool_, np.number, np.object_)), _numbers)
-    table |= {dict: _mappings, Mapping: _mappings}
+    table |= {dict: _mappings, Mapping: _mappings, _Ragged: _rows}
     return collate_by(values, collate_fn_map=table)
 
 
@@ -294,13 +358,70 @@ def _arrays(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
 
     if not all(isinstance(array, np.ndarray) for array in batch):
         raise _MixedError(f"arrays alone, found {_kinds_text(batch)}")
-    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in batch):
+    for array in batch:
+        if isinstance(array, np.ma.MaskedArray):
+            _unmasked(array)
+    native = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in batch]
+    return default_collate_fn_map[np.ndarray](native, collate_fn_map=collate_fn_map)
+
+
+def _rows(batch: Sequence[_Ragged], *, collate_fn_map: Any) -> dict[str, torch.Tensor]:  # noqa: ARG001
+    """Return the rows of all values, and where those of each begin."""
+    import torch
+
+    name = batch[0].name
+    tensors = list(map(_as_rows, batch))
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors if tensor.shape != (0,)} or {()}
+    if len(shapes) > 1:
+        raise _MixedError(
+            f"values of {name!r} that differ in their first dimension alone, found shapes "
+            f"{', '.join(sorted({str(tuple(tensor.shape)) for tensor in tensors})[:4])}"
+        )
+    full = [tensor for tensor in tensors if tensor.shape != (0,)] or tensors[:1]
+    if len({tensor.dtype for tensor in full}) == 1 and all(map(is_plain, full)):
+        values = _joined_plain(full)
+    else:
+        values = torch.cat(full)
+        parts = values.tensor_split(list(accumulate(map(len, full)))[:-1])
+        if not all(map(_holds, parts, full)):
+            found = " and ".join(sorted({str(tensor.dtype) for tensor in full}))
+            raise _MixedError(f"values of {name!r} that {values.dtype} holds, found {found}")
+    offsets = torch.tensor([0, *accumulate(map(len, tensors))])
+    return {"values": values, "offsets": offsets}
+
+
+def _as_rows(ragged: _Ragged) -> torch.Tensor:
+    """Return a ragged value as a tensor with at least one dimension."""
+    import numpy as np
+    import torch
+
+    value = ragged.value
+    if not isinstance(value, torch.Tensor):
+        if isinstance(value, np.ma.MaskedArray):
+            value = _unmasked(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            array = np.empty(0, object)
+        if array.dtype.kind in "biufc":
+            value = torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+    if not isinstance(value, torch.Tensor) or not value.ndim:
+        raise _MixedError(
+            f"arrays, tensors or lists of numbers as {ragged.name!r}, found {ragged.value!r:.80}"
+        )
+    return value
+
+
+def _unmasked(array: Any) -> Any:
+    """Return an array that has masked values as its base does; one that has some is refused."""
+    import numpy as np
+
+    if np.ma.is_masked(array):
         raise _MixedError(
             "arrays without masked values, which a tensor has not; fill them, array.filled(…), "
             "and keep array.mask as a field of its own"
         )
-    native = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in batch]
-    return default_collate_fn_map[np.ndarray](native, collate_fn_map=collate_fn_map)
+    return array.data
 
 
 def _kinds_text(batch: Sequence[Any]) -> str:
@@ -348,26 +469,46 @@ def _are_plain(tensors: list[torch.Tensor]) -> bool:
 
 
 def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Stack plain tensors: in a worker into memory that it lends, elsewhere in this thread alone.
+    """Stack plain tensors; return None for torch's own way."""
+    import torch
 
-    Return None for torch's own way.
+    if _is_small(tensors):
+        return torch.stack(tensors)  # in a worker torch would make shared memory for it
+    return _joined_large(tensors, stacks=True)
+
+
+def _joined_plain(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return plain tensors of one type one after the other."""
+    import torch
+
+    joined = None if _is_small(tensors) else _joined_large(tensors, stacks=False)
+    return torch.cat(tensors) if joined is None else joined
+
+
+def _is_small(tensors: list[torch.Tensor]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors) <= LARGE_NBYTES
+
+
+def _joined_large(tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor | None:
+    """Stack or concatenate plain tensors; return None for torch's own way.
+
+    A worker does it in memory that it lends, and other processes in this thread alone.
     """
     import numpy as np
     import torch
     from torch.utils.data import get_worker_info
 
-    if tensors[0].nbytes * len(tensors) <= LARGE_NBYTES:
-        return torch.stack(tensors)  # in a worker torch would make shared memory for it
     if get_worker_info() is not None:
         known = lender()
-        return None if known is None else known.stack(tensors)
+        return None if known is None else known.joined(tensors, stacks=stacks)
     try:
         # torch's threads wait for each other: where other processes use the processors, that takes
         # up to eighty times as long as this copy.
         arrays = [tensor.numpy() for tensor in tensors]
         # numpy would keep the order that the arrays have in memory; torch does not.
-        stacked = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
-        return torch.from_numpy(np.stack(arrays, out=stacked))
+        join: Any = np.stack if stacks else np.concatenate
+        out = np.empty(joined_shape(tensors, stacks=stacks), arrays[0].dtype)
+        return torch.from_numpy(join(arrays, out=out))
     except TypeError:  # a type that numpy lacks
         return None
 

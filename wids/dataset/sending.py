@@ -123,6 +123,12 @@ def is_plain(value: Any) -> bool:
     )
 
 
+def joined_shape(tensors: list[torch.Tensor], *, stacks: bool) -> tuple[int, ...]:
+    """Return the shape of tensors that are stacked, or concatenated."""
+    shape = tensors[0].shape
+    return (len(tensors), *shape) if stacks else (sum(map(len, tensors)), *shape[1:])
+
+
 class _Buffer:
     """Memory of a worker, which other processes map while it is lent.
 
@@ -189,8 +195,14 @@ class Lender:
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_age = min(_MAX_AGE, num_files // 8) if num_files > 0 else _MAX_AGE
 
-    def stack(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
-        """Return plain tensors of one shape and type stacked in a buffer; None for torch's way."""
+    def joined(self, tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor | None:
+        """Return plain tensors of one type joined in a buffer; None for torch's way.
+
+        Args:
+            tensors: The tensors.
+            stacks: Whether to stack them, of one shape; else they are concatenated, and their
+                first dimensions may differ.
+        """
         import torch
 
         first, nbytes = tensors[0], sum(tensor.nbytes for tensor in tensors)
@@ -207,8 +219,9 @@ class Lender:
             return None
         buffer, storage = loan
         _send_loan(storage)
-        shape = (len(tensors), *first.shape)
-        torch.stack(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
+        shape = joined_shape(tensors, stacks=stacks)
+        join: Any = torch.stack if stacks else torch.cat
+        join(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
         # On the CPU, whatever device is torch's default.
         return torch.empty(0, dtype=first.dtype, device="cpu").set_(storage).view(shape)
 
