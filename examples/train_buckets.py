@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 examples/train_buckets.py pictures.json --checkpoint pictures.pt
 
 Kill it and restart it on 1, 2, 3 or 6 processes: it resumes from the checkpoint, and each batch of
-the epoch is used as without the kill. The shapes are read from the samples' ``.json`` (height and
-width) into a table; `wids table` saves one beside the spec. A batch has as many pictures as fit
-into a number of pixels.
+the epoch is used as without the kill. The shapes are read from the headers of the pictures into
+a table; `wids table` saves one beside the spec. A batch has as many pictures as fit into a number
+of pixels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUDGET = 16 * 64 * 64
 def main() -> None:
     """Train, from a checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg, .cls and .json")
+    parser.add_argument("spec", help="a JSON spec or its URL; samples need .jpg and .cls")
     parser.add_argument("--checkpoint", type=Path, help="file to save to and resume from")
     parser.add_argument("--save-every", type=int, default=4, metavar="ROUNDS")
     parser.add_argument("--epochs", type=int, default=2)
@@ -44,7 +44,7 @@ def main() -> None:
     rank, num_replicas = dist.get_rank(), dist.get_world_size()
 
     dataset = wids.ShardListDataset(options.spec, transformations="torch", fields=[".jpg", ".cls"])
-    table = dataset.table({"height": ".json/height", "width": ".json/width"})
+    table = dataset.table({"height": ".jpg/height", "width": ".jpg/width"})
     sides = np.stack([table["height"].to_numpy(), table["width"].to_numpy()], axis=1)
     shapes, buckets = np.unique(sides, axis=0, return_inverse=True)
     batches = wids.BucketBatchSampler(

@@ -24,7 +24,7 @@ BUCKETS = [(0, 0, 0, 1, 1, 2, 3, 3, 4)[n % 9] for n in range(NUM_SAMPLES)]
 
 
 def write_shapes(folder: Path) -> Path:
-    """Write shards of pictures of five shapes, with their sides, and a spec; return its path."""
+    """Write shards of pictures of five shapes, and a spec; return its path."""
     need(importlib.util.find_spec("pyarrow"), "pip install pyarrow")
     pictures = []
     for number, (height, width) in enumerate(SHAPES):
@@ -37,10 +37,8 @@ def write_shapes(folder: Path) -> Path:
     for number, length in enumerate(LENGTHS):
         members = []
         for sample in range(start, start + length):
-            height, width = SHAPES[BUCKETS[sample]]
             members += [(f"{sample:06d}.jpg", pictures[BUCKETS[sample]])]
             members += [(f"{sample:06d}.cls", b"%d" % (sample % 4))]
-            members += [(f"{sample:06d}.json", b'{"height": %d, "width": %d}' % (height, width))]
         path = write_tar(folder / f"shapes-{number:06d}.tar", members)
         shardlist.append({"url": path.name, "nsamples": length})
         start += length

@@ -178,10 +178,39 @@ class RemoteShard(PooledShard):
         values = self._read_ranges(self._ranges(wanted, GAP_NBYTES))
         return [_intact(values[member]) for member in wanted]
 
-    def request_nbytes(self, members: IntArray) -> int:
-        """Return the cost of reading members in bytes; a request counts as the largest gap."""
+    def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
+        """Return the first bytes of members, given in ascending order; neighbors share a request.
+
+        Raises:
+            MismatchError, ShardFormatError: The tar or the index has changed.
+            FetchError: The tar cannot be read.
+        """
+        self.check()
+        heads, bodies, stops = self.index.spans(members)
+        edges = [each.tolist() for each in (heads, bodies, np.minimum(stops, bodies + nbytes))]
+        ranges = joined(sorted(zip(edges[0], edges[2], strict=True)), GAP_NBYTES)
+        self._count(ranges)
+        tasks = [partial(self._read_range, *span) for span in ranges]
+        views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+        starts, values = [start for start, _ in ranges], []
+        for member, head, body, stop in zip(members.tolist(), *edges, strict=True):
+            number = bisect_right(starts, head) - 1
+            view, start = views[number], starts[number]
+            self._check_head(member, head, view[head - start : body - start])
+            values.append(bytes(view[body - start : stop - start]))
+        return values
+
+    def request_nbytes(self, members: IntArray, most_nbytes: int | None = None) -> int:
+        """Return the cost of reading members in bytes; a request counts as the largest gap.
+
+        Args:
+            members: The members.
+            most_nbytes: How many first bytes to read of each; None for all.
+        """
         members = members[np.argsort(self.index.blocks[members], kind="stable")]
-        heads, _, stops = self.index.spans(members)
+        heads, bodies, stops = self.index.spans(members)
+        if most_nbytes is not None:
+            stops = np.minimum(stops, bodies + most_nbytes)
         gaps = np.minimum(np.maximum(heads[1:] - stops[:-1], 0), GAP_NBYTES)
         return int((stops - heads).sum() + gaps.sum()) + GAP_NBYTES
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from wids.errors import DecodeError
 from wids.shards.fields.codecs import BY_EXTENSION, Codec, find
 from wids.shards.fields.decode import Decoder
+from wids.shards.fields.picture_headers import PARTS, picture_facts
 from wids.shards.fields.values import decode_integer, decode_json, decode_text
 
 Columns: TypeAlias = "Mapping[str, str] | Iterable[str]"
@@ -79,7 +80,7 @@ def _parsed(name: str, text: str) -> ColumnPath:
     if not name:
         raise ValueError(f"columns: expected a name for the path {text!r}, found none")
     field = field if field.startswith(".") else f".{field}"
-    _check_has_values(name, field, bool(steps))
+    _check_has_values(name, field, steps)
     unescaped = (step.replace("~1", "/").replace("~0", "~") for step in steps)
     return ColumnPath(name, text, field, tuple(unescaped))
 
@@ -95,16 +96,25 @@ def codec_of(field: str) -> Codec | None:
     return None if codec is None or codec.media_type else codec
 
 
-def _check_has_values(name: str, field: str, has_steps: bool) -> None:
+def is_picture(field: str) -> bool:
+    """Whether a field is a picture, of which columns have what its header states."""
+    codec = codec_of(field)
+    return codec is not None and codec.kind == "image" and not is_compressed(field)
+
+
+def _check_has_values(name: str, field: str, steps: Sequence[str]) -> None:
     """Refuse fields whose values cannot be those of a column, before anything is read."""
     codec = codec_of(field)
+    if is_picture(field) and len(steps) == 1 and steps[0] in PARTS:
+        return
     if codec is not None and codec.kind != "plain":
         what = "pictures" if codec.kind == "image" else "pickles, which execute code when read"
+        parts = f" or one of {field}/{{{','.join(PARTS)}}}" if is_picture(field) else ""
         raise ValueError(
-            f"columns: {name!r}: expected a field of numbers, texts or structures, found {field}, "
-            f"whose values are {what}"
+            f"columns: {name!r}: expected a field of numbers, texts or structures,{parts} found "
+            f"{path_text(field, steps)}, whose values are {what}"
         )
-    if has_steps and (codec is None or codec.decode in (decode_integer, decode_text)):
+    if steps and (codec is None or codec.decode in (decode_integer, decode_text)):
         raise ValueError(
             f"columns: {name!r}: expected a path into a structure such as JSON, found one into "
             f"{field}, whose values have no parts"
@@ -127,7 +137,8 @@ DecodeMany = Callable[[Sequence[bytes]], list[Any]]
 def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
     """Return a function that decodes a field of many samples at once, as `Decoder` does."""
     codec = codec_of(field)
-    decoder = Decoder(max_nbytes=max_nbytes)
+    decoders = {field: picture_facts} if is_picture(field) else None
+    decoder = Decoder(decoders=decoders, max_nbytes=max_nbytes)
 
     def decode_one(data: bytes) -> Any:
         try:
@@ -135,7 +146,7 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
         except DecodeError as error:
             return error
 
-    if codec is None or is_compressed(field):
+    if codec is None or is_compressed(field) or is_picture(field):
         return lambda datas: list(map(decode_one, datas))
     is_simple = codec.decode in (decode_integer, decode_text, decode_json)  # whose values are plain
     decode_any: Callable[[bytes], Any] = codec.decode

@@ -10,18 +10,20 @@ columns, since they depend on all shards.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.errors import DecodeError, ShardFormatError, TableError, WidsError
 from wids.publish.executors import results_of
+from wids.shards.fields.picture_headers import HEAD_NBYTES, picture_facts
 from wids.shards.position_sets import PositionSet
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -164,10 +166,15 @@ class ColumnReader:
         """Return whether to fetch a shard, which may be, in place of reading members of it."""
         if not self.shards.fetches_for_many:
             return False
-        fields = dict.fromkeys(path.field for path in self.paths)
-        found = [members_in(shard.index, name, rows)[1] for name in fields]
-        members = np.concatenate([np.empty(0, np.int64), *found])
-        return len(members) > 0 and shard.request_nbytes(members) >= shard.nbytes
+        nbytes = 0
+        fields = {path.field for path in self.paths}
+        pictures = set(filter(column_values.is_picture, fields))
+        for names, most_nbytes in ((fields - pictures, None), (pictures, HEAD_NBYTES[0])):
+            found = [members_in(shard.index, name, rows)[1] for name in names]
+            members = np.concatenate([np.empty(0, np.int64), *found])
+            if len(members):
+                nbytes += shard.request_nbytes(members, most_nbytes)
+        return nbytes >= shard.nbytes
 
     def _read_from(self, shard: ReadableShard, number: int, rows: Rows) -> ShardColumns:
         parts: dict[str, ColumnPart] = {}
@@ -201,8 +208,11 @@ class _FieldReader:
         """Return a part for each path into the field."""
         at, members = members_in(self.shard.index, self.name, self.rows)
         batches: list[list[ColumnPart]] = []
-        read, start = partial(self._read, column_values.decoder_of(self.name)), 0
-        for first, last in _batches(self.shard.index, members):
+        sizes, start = self.shard.index.sizes[members], 0
+        read = partial(self._read, column_values.decoder_of(self.name))
+        if column_values.is_picture(self.name) and not isinstance(self.shard, ValuedShard):
+            read, sizes = partial(self._read_headers, read), np.minimum(sizes, HEAD_NBYTES[0])
+        for first, last in _batches(sizes):
             # Samples without the field belong to the previous batch.
             stop = len(self.rows) if last == len(members) else int(at[last])
             some = members[first:last]
@@ -224,6 +234,20 @@ class _FieldReader:
             return self.shard.read_values(members, decode)
         verify = self.columns.shards.verifies_decoded
         return decode(self.shard.read_members(members, verify=verify))
+
+    def _read_headers(self, read: Callable[[IntArray], list[Any]], members: IntArray) -> list[Any]:
+        """Return what the headers of pictures state, of first bytes where these are enough."""
+        values: list[Any] = [None] * len(members)
+        left = np.arange(len(members))
+        for nbytes in HEAD_NBYTES:
+            starts = self.shard.read_starts(members[left], nbytes) if len(left) else []
+            for place, start in zip(left.tolist(), starts, strict=True):
+                with suppress(Exception):  # of Pillow; all bytes show whether it is damaged
+                    values[place] = picture_facts(start)
+            left = np.array([place for place in left.tolist() if values[place] is None], np.int64)
+        for place, value in zip(left.tolist(), read(members[left]), strict=True):
+            values[place] = value
+        return values
 
     def _on_damage(self, error: ShardFormatError) -> None:
         if self.columns.shards.replaces(self.number, self.shard, error):
@@ -316,11 +340,11 @@ def members_among(samples: IntArray, members: IntArray, rows: Rows) -> tuple[Int
     return at[is_wanted], members[is_wanted]
 
 
-def _batches(index: ShardIndex, members: IntArray) -> Iterator[tuple[int, int]]:
+def _batches(sizes: npt.NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
     """Cut members into runs that are read at a time; yield where each begins and ends."""
-    ends = np.cumsum(index.sizes[members], dtype=np.int64)
+    ends = np.cumsum(sizes, dtype=np.int64)
     first = 0
-    while first < len(members):
+    while first < len(sizes):
         before = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, before + _MAX_NBYTES, side="right"))
         last = max(first + 1, min(last, first + _MAX_MEMBERS))

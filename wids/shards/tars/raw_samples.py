@@ -139,6 +139,16 @@ class ReadableShard:
         """
         raise NotImplementedError
 
+    def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
+        """Return the first bytes of members, given in ascending order, or all of shorter ones.
+
+        Headers are compared as by `read_members`; no checksum covers a part of a member.
+
+        Raises:
+            ShardFormatError: The tar or its index has changed.
+        """
+        return [value[:nbytes] for value in self.read_members(members)]
+
     def of_samples(
         self,
         local_indices: Sequence[int] | IntArray,  # noqa: ARG002 - of shards that have no such index

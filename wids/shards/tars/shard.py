@@ -325,9 +325,24 @@ class Shard(PooledShard):
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
         """Return the bytes of members, given in ascending order."""
+        values = self._read_starts(members)
+        index = self.index
+        if verify and len(index.payload_crcs):
+            crcs = list(map(fastest_crc32(), values))
+            for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
+                raise changed_payload_error(self.path, index.member_name(int(members[at])))
+        return values
+
+    def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
+        """Return the first bytes of members, given in ascending order, or all of shorter ones."""
+        return self._read_starts(members, nbytes)
+
+    def _read_starts(self, members: IntArray, most_nbytes: int | None = None) -> list[bytes]:
         self.check()
         index = self.index
         heads, bodies, stops = index.spans(members)
+        if most_nbytes is not None:
+            stops = np.minimum(stops, bodies + most_nbytes)
         # With the headers, which are compared if the index is a published one.
         starts = heads if len(index.head_crcs) else bodies
         spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
@@ -337,10 +352,6 @@ class Shard(PooledShard):
             lengths = (bodies - starts).tolist()
             self._check_heads(members, [v[:n] for v, n in zip(values, lengths, strict=True)])
             values = [value[n:] for value, n in zip(values, lengths, strict=True)]
-        if verify and len(index.payload_crcs):
-            crcs = list(map(fastest_crc32(), values))
-            for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
-                raise changed_payload_error(self.path, index.member_name(int(members[at])))
         return values
 
     def _check_heads(self, members: IntArray, heads: Sequence[bytes | memoryview]) -> None:
