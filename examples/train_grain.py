@@ -5,7 +5,8 @@
     python examples/train_grain.py wids-demo/shapes.json --checkpoint shapes.json
 
 Kill it and restart it: it resumes with the batch after the checkpoint. Of several processes, each
-states its number; with JAX these are ``jax.process_index()`` and ``jax.process_count()``:
+states its number; with JAX these are ``jax.process_index()`` and ``jax.process_count()``. They take
+steps together, so process 0 saves for all, and any number of processes resumes:
 
     python examples/train_grain.py wids-demo/shapes.json --process 0 --processes 2 &
     python examples/train_grain.py wids-demo/shapes.json --process 1 --processes 2
@@ -46,37 +47,46 @@ def main() -> None:
         dataset, rank=options.process, num_replicas=options.processes
     )
     weights = np.zeros((3 * 8 * 8, 4))
-    step, loss, saved = 0, float("nan"), {"epoch": 0}
+    step, loss = 0, float("nan")
     if options.checkpoint and options.checkpoint.exists():
         saved = json.loads(options.checkpoint.read_text())
         step, weights = saved["step"], np.array(saved["weights"])
+        sampler.load_state_dict(saved["sampler"])
 
-    for epoch in range(saved["epoch"], options.epochs):
-        # Pickled in a few kB, so that each worker of grain has the order; workers need no torch.
-        order = sampler.indices(epoch)
-        batches: Any = grain.MapDataset.source(order).map(dataset.__getitem__).batch(BATCH_SIZE)
-        batches = batches.to_iter_dataset()
+    for epoch in range(sampler.state_dict()["epoch"], options.epochs):
+        sampler.set_epoch(epoch)
+        state, num_used = sampler.state_dict(), 0
+        # What is left of the epoch, pickled in a few kB, so that each worker of grain has it.
+        order = sampler.indices(epoch)[state["position"] // options.processes :]
+        # One read for all samples of a batch, so that ranges of remote ones are in flight together.
+        numbers: Any = grain.MapDataset.source(order).batch(BATCH_SIZE, batch_fn=list)
+        batches = numbers.map(dataset.__getitems__).map(stacked).to_iter_dataset()
         if options.num_workers:
             workers = grain.MultiprocessingOptions(num_workers=options.num_workers)
             batches = batches.mp_prefetch(workers)
-        batches = iter(batches)
-        if epoch == saved["epoch"] and "batches" in saved:
-            batches.set_state(saved["batches"])
         for batch in batches:
             step += 1
             loss = train_step(weights, batch)
-            if options.checkpoint and step % options.save_every == 0:
-                state = {"step": step, "epoch": epoch, "batches": batches.get_state()}
+            num_used += len(batch["label"])
+            if options.checkpoint and not options.process and step % options.save_every == 0:
+                position = state["position"] + num_used * options.processes
+                new = {"step": step, "weights": weights.tolist()}
+                new["sampler"] = {**state, "position": position}
                 temporary = options.checkpoint.with_suffix(".new")
-                temporary.write_text(json.dumps({**state, "weights": weights.tolist()}))
+                temporary.write_text(json.dumps(new))
                 os.replace(temporary, options.checkpoint)
         print(f"epoch {epoch}: step {step}, loss {loss:.3f}", flush=True)
 
 
 def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return what grain makes a batch of: a picture of 8 x 8 pixels, its class and its index."""
+    """Return what a batch is made of: a picture of 8 x 8 pixels, its class and its index."""
     pixels = sample[".jpg"].reshape(8, 8, 8, 8, 3).mean((1, 3)) / 255
     return {"pixels": pixels.ravel(), "label": sample[".cls"], "__index__": sample["__index__"]}
+
+
+def stacked(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a batch of arrays."""
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def train_step(weights: np.ndarray[Any, Any], batch: dict[str, Any]) -> float:

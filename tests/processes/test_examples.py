@@ -328,33 +328,36 @@ def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_grain(tmp_path: Path) -> None:
-    """Two processes read with grain in the order of a sampler, one by workers; both are killed.
+    """Two processes read with grain in the order of a sampler, then three, then one, by workers.
 
-    They share no state: each resumes with the batch after its own checkpoint (ORDER-67).
+    All are killed: at the end of an epoch, and within one. Process 0 saves for all of them, so it
+    is started last here: no process needs another one.
     """
     spec = jobs.write_pictures(tmp_path, [350, 3, 350, 497])
     script = program("train_grain.py", "grain")
-    seen = []
-    # An epoch has 25 steps: the last kill is after a checkpoint at its end.
-    for process, (num_workers, kills) in enumerate([(0, [26]), (2, [11, 26])]):
-        folder = tmp_path / str(process)
-        folder.mkdir()
-        command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
-        command += ["--process", str(process), "--processes", "2"]
-        runs = killed_and_restarted(folder, command, "--checkpoint", *kills, save_every=5)
-        with ShardListDataset(spec) as dataset:
-            order = DistributedChunkedSampler(dataset, rank=process, num_replicas=2)
-            epochs = [list(order.indices(epoch)) for epoch in range(2)]
-        steps: list[jobs.Step] = []
-        for run in runs:
-            steps = [step for step in steps if step.number < run[0].number] + run
-        assert [step.number for step in steps] == list(range(1, 51))
-        assert [run[0].number for run in runs] == [1, *kills]
-        for step in steps:
-            at = (step.number - 1) % 25 * 24
-            assert list(step.indices) == epochs[step.epoch][at : at + 24]
-        seen += epochs
-    assert sorted(seen[0] + seen[2]) == sorted(seen[1] + seen[3]) == list(range(1200))
+    seen: list[jobs.Step] = []
+    saved_at = 0
+    # An epoch has 25 steps of two processes. Three have 17 of it.
+    for processes, kill_at, num_workers in [(2, 26, 0), (3, 36, 0), (1, None, 2)]:
+        saved_before, saved_at = saved_at, 0 if kill_at is None else kill_at // 5 * 5
+        for process in reversed(range(processes)):
+            command = [sys.executable, str(script), str(spec), "--num-workers", str(num_workers)]
+            command += ["--process", str(process), "--processes", str(processes)]
+            command += ["--checkpoint", str(tmp_path / "saved"), "--save-every", "5"]
+            trace = tmp_path / f"{processes}-{process}"
+            tracing, environment = jobs.traced(command, trace, kill_at)
+            with jobs.started(tracing, **environment) as job:
+                if kill_at is None:
+                    output, _ = job.communicate(timeout=200)
+                    assert job.returncode == 0, output
+                else:
+                    jobs.wait_for_step(job, trace, kill_at)
+                    jobs.kill(job)
+            found = jobs.steps(trace)
+            assert found[0].number == saved_before + 1
+            seen += [step for step in found if kill_at is None or step.number <= saved_at]
+    for epoch in range(2):
+        assert jobs.used(seen, epoch) == list(range(1200))
 
 
 def test_examples_have_no_switches_of_tests() -> None:
