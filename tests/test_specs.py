@@ -37,3 +37,23 @@ def test_every_decision_is_listed() -> None:
     page = (folder / "README.md").read_text()
     listed = re.findall(r"^- \[(\d+)\]\((.*)\) ", page, re.MULTILINE)
     assert sorted(listed) == sorted((path.name[:4], path.name) for path in folder.glob("0*.md"))
+
+
+def test_every_cited_decision_is_a_page() -> None:
+    """A number of a decision in code, tests and documents leads to a page."""
+    pages = {path.name[:4] for path in (ROOT / "specs" / "decisions").glob("0*.md")}
+    files = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / ".ci").glob("*")]
+    for folder in ("wids", "tests", "benchmarks", "docs", "specs"):
+        files += (
+            path for kind in ("py", "md", "txt") for path in (ROOT / folder).rglob(f"*.{kind}")
+        )
+    # In a list of pages, only the name of a file follows the bracket.
+    citation = re.compile(r"\bdecisions?[ /\n#]+(\d+)|\]\((0\d{3})-")
+    found = [
+        (str(path.relative_to(ROOT)), (first or second).zfill(4))
+        for path in files
+        if path.is_file()
+        for first, second in citation.findall(path.read_text())
+    ]
+    assert len(found) > 50
+    assert [(name, number) for name, number in found if number not in pages] == []

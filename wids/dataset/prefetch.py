@@ -211,7 +211,7 @@ class Prefetcher(Sampler[T]):
     """
 
     def __new__(cls, sampler: Sampler[T] | None = None, *_: Any, **__: Any) -> Prefetcher[T]:  # noqa: D102
-        # As for `pathlib.Path`: the name that users call has a subclass (decision 0082).
+        # As for `pathlib.Path`: the name that users call has a subclass (decision 0078).
         is_distributed = cls is Prefetcher and isinstance(sampler, DistributedSampler)
         kind: type[Prefetcher[Any]] = DistributedPrefetcher if is_distributed else cls
         return super().__new__(kind)

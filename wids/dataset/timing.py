@@ -1,7 +1,7 @@
 """Time a training loop around any loader, and say what bounds it and which setting to change.
 
 Trainers iterate over the loader that they were passed, and Python looks ``__iter__`` up on its
-class. So this replaces ``__iter__`` of that class while a loop is timed (decision 0106).
+class. So this replaces ``__iter__`` of that class while a loop is timed (decision 0105).
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def join_torch(cls: type) -> None:
     """Make a class whose base is `TorchDataset` torch's ``Dataset``, if torch was imported.
 
     Programs check it with ``isinstance``, and torch may be imported before or after this module.
-    Also have torch's ``default_collate`` say what to do (decision 0167).
+    Also have torch's ``default_collate`` say what to do (decision 0078).
     """
     if "torch.utils.data" in sys.modules:
         from torch.utils.data._utils.collate import default_collate_fn_map

@@ -536,7 +536,7 @@ def _model_parallelism() -> str | None:
             found = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
             return f"Megatron's parallel_state has parallel groups ({found})"
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
-    # torch has no list of meshes that is public (decision 0180).
+    # torch has no list of meshes that is public (decision 0044).
     for mesh in gc.get_referrers(meshes.DeviceMesh) if hasattr(meshes, "DeviceMesh") else ():
         if type(mesh) is meshes.DeviceMesh:
             dims = mesh.mesh_dim_names or ()
@@ -547,7 +547,7 @@ def _model_parallelism() -> str | None:
 
 def _whole(mesh: Any) -> Any:
     """Return the mesh of which a mesh may be a part; None if it has all processes of the job."""
-    # Torch has no public name for it (decision 0215).
+    # Torch has no public name for it (decision 0044).
     whole = mesh if mesh is None else getattr(mesh, "_get_root_mesh", lambda: mesh)()
     return None if whole is None or whole.mesh.numel() == dist.get_world_size() else whole
 

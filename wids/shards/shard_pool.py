@@ -68,7 +68,7 @@ class ShardPool:
     def get(self, number: int, local: bool = True) -> PooledShard:
         """Return a shard by its number, and open it if necessary; see `OpenShard`."""
         # Two threads may read the same count here. A count or an age is then off by one, which
-        # changes what is evicted first but never what is read (decision 0004).
+        # changes what is evicted first but never what is read.
         now = self.num_accesses = self.num_accesses + 1
         if this_process.is_child:
             self.counts.row[0] += 1
