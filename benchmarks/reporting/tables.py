@@ -273,12 +273,21 @@ def cell(results: Results, column: Column, name: str, first: str | None) -> str:
     return f"{text} {rest}" if rest else text
 
 
-def table(results: Results, group: Group, contestants: list[Contestant]) -> str:
-    """Return a table: libraries below each other, its rows beside each other."""
+def table(
+    results: Results, group: Group, contestants: list[Contestant], *, with_reads: bool
+) -> str:
+    """Return a table: libraries below each other, its rows beside each other.
+
+    Args:
+        results: What was measured.
+        group: The rows.
+        contestants: The libraries.
+        with_reads: Whether a column says what each library reads.
+    """
     firsts = {column: best(results, column, names()) for column in group.columns}
     lines = [
-        "| | reads | " + " | ".join(column.title for column in group.columns) + " |",
-        "|---|---|" + "---|" * len(group.columns),
+        "| | " + "reads | " * with_reads + " | ".join(c.title for c in group.columns) + " |",
+        "|---|" + "---|" * (len(group.columns) + with_reads),
     ]
     for contestant in contestants:
         name = contestant.name
@@ -286,7 +295,8 @@ def table(results: Results, group: Group, contestants: list[Contestant]) -> str:
         if all(text == "–" for text in cells):
             continue
         shown = f"*{name}*" if contestant.is_limit else name
-        lines.append(f"| {shown} | {contestant.reads} | " + " | ".join(cells) + " |")
+        reads = [contestant.reads] * with_reads
+        lines.append("| " + " | ".join([shown, *reads, *cells]) + " |")
     return f"### {group.title}\n\n" + "\n".join(lines)
 
 
@@ -371,7 +381,7 @@ def report(results: Results) -> str:
     for group in GROUPS:
         if not any(column.row in results.values for column in group.columns):
             continue
-        parts.append(table(results, group, contestants))
+        parts.append(table(results, group, contestants, with_reads=parts[-1] == "## Tables"))
         if group.columns[0].row == "resume" and "exact" in results.values:
             parts.append(exactness(results))
     if results.network:
