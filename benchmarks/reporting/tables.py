@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from network import BESIDE, ROWS, verdict
+from network import BESIDE, ROWS, Bound, verdict
 from reporting.environments import CONTESTANTS, Contestant
 from reporting.runs import Results
 
@@ -272,20 +273,30 @@ def cell(results: Results, column: Column, name: str, first: str | None) -> str:
     return f"{text} {rest}" if rest else text
 
 
-def table(results: Results, group: Group, contestants: list[Contestant]) -> str:
-    """Return a table: libraries below each other, its rows beside each other."""
+def table(
+    results: Results, group: Group, contestants: list[Contestant], *, with_reads: bool
+) -> str:
+    """Return a table: libraries below each other, its rows beside each other.
+
+    Args:
+        results: What was measured.
+        group: The rows.
+        contestants: The libraries.
+        with_reads: Whether a column says what each library reads.
+    """
     firsts = {column: best(results, column, names()) for column in group.columns}
     lines = [
-        "| | reads | " + " | ".join(column.title for column in group.columns) + " |",
-        "|---|---|" + "---|" * len(group.columns),
+        "| | " + "reads | " * with_reads + " | ".join(c.title for c in group.columns) + " |",
+        "|---|" + "---|" * (len(group.columns) + with_reads),
     ]
     for contestant in contestants:
         name = contestant.name
         cells = [cell(results, column, name, firsts[column]) for column in group.columns]
-        if contestant.is_limit and all(text == "–" for text in cells):
+        if all(text == "–" for text in cells):
             continue
         shown = f"*{name}*" if contestant.is_limit else name
-        lines.append(f"| {shown} | {contestant.reads} | " + " | ".join(cells) + " |")
+        reads = [contestant.reads] * with_reads
+        lines.append("| " + " | ".join([shown, *reads, *cells]) + " |")
     return f"### {group.title}\n\n" + "\n".join(lines)
 
 
@@ -321,16 +332,16 @@ def losses(results: Results) -> list[str]:
 
 
 def reasons(results: Results, contestants: list[Contestant]) -> list[str]:
-    """Return why cells are empty."""
-    lines = []
-    limits = {contestant.name for contestant in contestants if contestant.is_limit}
-    for name in [contestant.name for contestant in contestants]:
+    """Return why cells are empty, and rows without a number left out of their tables."""
+    empty: dict[tuple[str, str], list[str]] = {}
+    for name in [contestant.name for contestant in contestants if not contestant.is_limit]:
         by_reason: dict[str, list[str]] = {}
         for row, missing in results.reasons.items():
-            if name in missing and row in COLUMNS and name not in limits:
+            if name in missing and row in COLUMNS:
                 by_reason.setdefault(missing[name], []).append(COLUMNS[row].what)
-        lines += [f"- {name}, {', '.join(whats)}: {reason}." for reason, whats in by_reason.items()]
-    return lines
+        for reason, whats in by_reason.items():
+            empty.setdefault((", ".join(whats), reason), []).append(name)
+    return [f"- {', '.join(them)}, {whats}: {why}." for (whats, why), them in empty.items()]
 
 
 def exactness(results: Results) -> str:
@@ -346,16 +357,18 @@ def machine(results: Results) -> str:
     """Return the paragraph about the machine and the versions."""
     about = results.about
     rounds = "1 round" if about["rounds"] == 1 else f"{about['rounds']} rounds"
+    own = results.versions.get(OWN, {})
     versions = "; ".join(
         f"{name}: " + ", ".join(f"{package} {version}" for package, version in found.items())
-        for name, found in results.versions.items()
+        for name, versions in results.versions.items()
         if name in names()
+        and (found := {p: v for p, v in versions.items() if name == OWN or own.get(p) != v})
     )
     return (
         f"{about['machine']}. {rounds} on {about['date']} of commit "
         f"`{about['commit']}`; load average {about['load']}, {about['priority']} (the machine was "
         f"{'shared with other work' if about['is_shared'] else 'otherwise idle'}).\n\n"
-        f"Versions: {versions}."
+        f"Versions, of others where they differ from those of {OWN}: {versions}."
     )
 
 
@@ -368,7 +381,7 @@ def report(results: Results) -> str:
     for group in GROUPS:
         if not any(column.row in results.values for column in group.columns):
             continue
-        parts.append(table(results, group, contestants))
+        parts.append(table(results, group, contestants, with_reads=parts[-1] == "## Tables"))
         if group.columns[0].row == "resume" and "exact" in results.values:
             parts.append(exactness(results))
     if results.network:
@@ -380,35 +393,62 @@ def report(results: Results) -> str:
 
 
 def networks(results: Results) -> str:
-    """Return the table of remote reading over networks that are limited."""
+    """Return the tables of remote reading over networks that are limited.
+
+    A row shows what it measures and its own bounds. Bounds that several rows have, such as those of
+    memory, are the second table, with the worst of their medians.
+    """
+    entries = [
+        (row, bound, values)
+        for row in ROWS
+        for bound in row.bounds
+        if (values := results.network.get(row.name, {}).get(bound.metric, {}).get(OWN))
+        and (bound.must is not None or bound is row.bounds[0])
+    ]
+    further = Counter(bound for row, bound, _ in entries if bound is not row.bounds[0])
+    medians: dict[Bound, list[float]] = {bound: [] for bound, n in further.items() if n > 1}
     lines = ["| | | must | aim | measured | kept | beside it |", "|---|---|---|---|---|---|---|"]
-    for row in ROWS:
-        found = results.network.get(row.name, {})
-        beside = ", ".join(
-            f"{program} {number(statistics.median(values[BESIDE]))} {unit}"
-            for (program, _, unit), values in (
-                (metric.rpartition(", "), values) for metric, values in found.items()
+    for row, bound, values in entries:
+        middle = statistics.median(values)
+        title = beside = ""
+        if bound is row.bounds[0]:
+            title = row.title
+            beside = ", ".join(
+                f"{program} {number(statistics.median(clients[BESIDE]))} {unit}"
+                for (program, _, unit), clients in (
+                    (metric.rpartition(", "), clients)
+                    for metric, clients in results.network[row.name].items()
+                )
+                if BESIDE in clients
             )
-            if BESIDE in values
+        elif bound in medians:
+            medians[bound].append(middle)
+            continue
+        lines.append(
+            f"| {title} | {bound.metric} | {bound.must_text} | {bound.aim_text} | "
+            f"{spread(values)} | {_kept(bound, middle)} | {beside} |"
         )
-        for bound in row.bounds:
-            values = found.get(bound.metric, {}).get(OWN, [])
-            if not values or (bound.must is None and bound is not row.bounds[0]):
-                continue
-            is_first = bound is row.bounds[0]
-            kept = {"aim": "yes, aim", "must": "yes"}.get(
-                verdict(bound, statistics.median(values)), "**no**"
-            )
-            lines.append(
-                f"| {row.title if is_first else ''} | {bound.metric} | {bound.must_text} | "
-                f"{bound.aim_text} | {spread(values)} | {kept if bound.must else ''} | "
-                f"{beside if is_first else ''} |"
-            )
+    if medians:
+        lines += ["", "| bounds of several rows | must | rows | worst | kept |"]
+        lines.append("|---|---|---|---|---|")
+    for bound, found in medians.items():
+        worst = (min if bound.is_least else max)(found)
+        lines.append(
+            f"| {bound.metric} | {bound.must_text} | {len(found)} | {number(worst)} | "
+            f"{_kept(bound, worst)} |"
+        )
     return (
         "### Remote shards, over networks that are limited\n\n"
         + "\n".join(lines)
         + "\n\n`benchmarks/network.py` measures these rows alone."
     )
+
+
+def _kept(bound: Bound, value: float) -> str:
+    """Return whether a bound is kept, as a cell."""
+    if bound.must is None:
+        return ""
+    return {"aim": "yes, aim", "must": "yes"}.get(verdict(bound, value), "**no**")
 
 
 def spread(values: list[float]) -> str:
@@ -421,10 +461,8 @@ def _goals(results: Results) -> str:
     lines = ["| | bound | measured | kept |", "|---|---|---|---|"]
     plain = names(lambda contestant: contestant.reads == "tars")
     rows = [row for row in COLUMNS if OWN in results.values.get(row, {})]
-    behind = [
-        COLUMNS[row].what for row in rows if best(results, COLUMNS[row], plain) not in (OWN, None)
-    ]
-    verdict = f"**no**: {', '.join(behind)}" if behind else "yes"
+    behind = [row for row in rows if best(results, COLUMNS[row], plain) not in (OWN, None)]
+    verdict = "**no**: *plain tars too*, below" if behind else "yes"
     lines.append(
         f"| First among all that read plain tars, in each of {len(rows)} rows | {len(rows)} | "
         f"{len(rows) - len(behind)} | {verdict} |"

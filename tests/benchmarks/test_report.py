@@ -86,14 +86,17 @@ def test_cells_show_median_and_spread_and_empty_ones_their_reason() -> None:
         batch={"wids": [3e-6, 4e-6, 5e-6], "webdataset": [9e-6], "pread": [1e-6]},
         cold={"wids": [1e-3]},
     )
-    found.reasons["cold"] = {"webdataset": "it reads samples in their order only"}
+    found.reasons["cold"] = dict.fromkeys(("webdataset", "files"), "it reads no such samples")
+    found.versions["files"] = {**VERSIONS, "lmdb": "1.0"}
 
     text = tables.report(found)
 
     assert "| wids | tars | – | **4.00** (3.00–5.00) | **1.00** |" in text
     assert "| webdataset | tars | – | 9.00 | – |" in text
     assert "| *pread* | tars | – | 1.00 | – |" in text
-    assert "- webdataset, cold random samples: it reads samples in their order only." in text
+    assert "| files |" not in text, "it has no number in any column"
+    assert "- webdataset, files, cold random samples: it reads no such samples." in text
+    assert "wids: python 3.11.7; files: lmdb 1.0." in text
 
 
 def test_networks_have_a_row_for_each_bound() -> None:
@@ -116,6 +119,20 @@ def test_networks_have_a_row_for_each_bound() -> None:
     )
     assert "50 ms a request | ms | ≤ 150 | 100 | 650 | **no** | obstore 70.0 ms |" in text
     assert "|  | bytes / samples | ≤ 2 |  | 1.10 | yes |  |" in text
+
+
+def test_bounds_of_several_rows_of_the_network_show_their_worst() -> None:
+    """A bound that rows share has one line, with the worst of their medians."""
+    found = results(batch={"wids": [1e-6]})
+    found.network = {
+        name: {"ms": {"wids": [90.0]}, "bytes / samples": {"wids": [1.0, many, 9.0]}}
+        for name, many in (("range-64", 1.1), ("range-256", 2.5))
+    }
+
+    text = tables.report(found).partition("networks that are limited")[2]
+
+    assert "|  | bytes / samples |" not in text
+    assert "| bytes / samples | ≤ 2 | 2 | 2.50 | **no** |" in text
 
 
 def test_plots_are_drawings_of_the_medians(tmp_path: Path) -> None:

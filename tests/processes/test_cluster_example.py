@@ -74,7 +74,7 @@ def test_chunks_are_those_of_the_sampler(example: ModuleType) -> None:
 def test_the_table_of_the_page_is_computed(example: ModuleType) -> None:
     """A row without a failure, and the one with four."""
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:4] == "| 25"]
-    assert len(rows) == 7
+    assert len(rows) == 5
     few = example.Cluster(num_prefixes=16)
     failing = example.Cluster(num_prefixes=4, num_failures=4)
     for cluster in (few, failing):
