@@ -58,7 +58,7 @@ def test_a_peek_is_a_sequence_of_what_was_found(server: Server, pattern: str) ->
 
 
 def test_samples_that_are_found_during_a_scan_are_scanned(pattern: str) -> None:
-    """A page that shows more of a shard does not end the search that runs (LOOK-16)."""
+    """A page that shows more of a shard does not end the search that runs."""
     samples = wids.peek(pattern)
     first = len(samples)
     scan = Scan(samples, Growing(samples))

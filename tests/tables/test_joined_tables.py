@@ -175,7 +175,7 @@ def test_damaged_bytes_are_no_values(damaged: wids.ShardListDataset) -> None:
 
 
 def test_damaged_bytes_of_either_side_are_remarked(damaged: wids.ShardListDataset) -> None:
-    """A gallery of a joined dataset names the field, whichever side has it (LOOK-17)."""
+    """A gallery of a joined dataset names the field, whichever side has it."""
     values = {key: {"score": 1} for key in KEYS}
     with damaged.join(values) as joined:
         html = joined.show()._repr_html_()
