@@ -234,7 +234,7 @@ def test_a_shard_that_another_process_found_broken_is_not_opened(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_fetching_ahead_passes_over_too(tmp_path: Path, server: Server, num_workers: int) -> None:
-    """A Prefetcher fetches a broken shard once, and the pass goes on without it (CACHE-16)."""
+    """A Prefetcher fetches a broken shard once, and the pass goes on without it."""
     site = Site(tmp_path / "site", server)
     server.page("/train-1.tar", HTML)
     with ShardListDataset(site.spec(), on_error="next") as dataset:

@@ -205,7 +205,7 @@ def test_a_dataset_has_the_problems_it_had(name: str, folder: Path, whole: Path)
 def test_the_packs_alone_are_enough_to_read_remote_shards(
     name: str, folder: Path, whole: Path, server: Server
 ) -> None:
-    """With ``access="range"`` a shard without a usable index would be an error (CACHE-15)."""
+    """With ``access="range"`` a shard without a usable index would be an error."""
     for path in whole.rglob("*"):
         if path.is_file():
             server.page(f"/{path.relative_to(whole).as_posix()}", path.read_bytes())
