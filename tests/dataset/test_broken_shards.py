@@ -325,7 +325,7 @@ def test_max_failed_counts_damaged_samples(tmp_path: Path) -> None:
 
 
 def test_a_joined_dataset_passes_over_shards_of_both_sides(tmp_path: Path) -> None:
-    """With indexes the keys are known, and a shard that is missing costs its samples (JOIN-5)."""
+    """With indexes the keys are known, and a shard that is missing costs its samples."""
     for side in ("own", "other"):
         folder = tmp_path / side
         folder.mkdir()
