@@ -92,7 +92,7 @@ def test_merged_parts_are_an_undivided_run(work: Work, count: int, folder: Path)
 
 @WORKS
 def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
-    """A complete part is found as it is; so is what a merge has published (REWRITE-22)."""
+    """A complete part is found as it is; so is what a merge has published."""
     work("out", "--part", "1/1")
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")}
     assert work("out", "--part", "1/1")[0] == 0
@@ -110,7 +110,7 @@ def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--map", f"{__name__}:large", "--version", "1"]])
 def test_a_merge_that_was_killed_at_its_very_end(options: list[str], folder: Path) -> None:
-    """Spec and pack are published, and the journal is gone: the merge is done (REWRITE-22)."""
+    """Spec and pack are published, and the journal is gone: the merge is done."""
     for output in ("expected", "out"):
         assert rewrite(output, "--part", "1/1", *options)[0] == 0
     printed = rewrite("expected", "--merge", *options)[1]
@@ -137,7 +137,7 @@ def large(sample: dict[str, bytes]) -> dict[str, bytes] | None:
 
 @pytest.mark.parametrize("change", ["count", "shard", "part", "spec"])
 def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
-    """With other counts, a missing shard, a part or another spec it is an error (REWRITE-22)."""
+    """With other counts, a missing shard, a part or another spec it is an error."""
     rewrite("out")
     options = ["--maxcount", "4"] if change == "count" else []
     if change == "shard":
@@ -242,7 +242,7 @@ def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path)
             if not killed_at(number, partial(work, "out", option)):
                 break
             assert not list((folder / "out").glob("*-2-of-2")) or option == "--merge"
-            # The next run, whichever command it is, leaves nothing but its files (REWRITE-21).
+            # The next run, whichever command it is, leaves nothing but its files.
             assert work("out", option)[0] == 0
             if option != "--merge":
                 assert work("out", "--merge")[0] == 0
@@ -299,7 +299,7 @@ def test_remote_shards(folder: Path, server: Server) -> None:
 
 @LONG
 def test_parts_at_the_same_time(folder: Path) -> None:
-    """Commands that know nothing of each other write one dataset (REWRITE-22)."""
+    """Commands that know nothing of each other write one dataset."""
     rewrite("expected")
     command = [sys.executable, "-m", "wids", "rewrite", "train.json", "out/new", "-j", "1"]
     command += ["--shuffle", "0", "--maxcount", "3"]

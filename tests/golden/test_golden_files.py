@@ -265,7 +265,7 @@ def test_an_interrupted_run_is_completed(
 ) -> None:
     """Complete shards are kept, and the bytes are those of a run that was not interrupted.
 
-    (REWRITE-8, REWRITE-22, SPEC-40)
+    (REWRITE-8, SPEC-40)
     """
     need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     resume, result, pattern = kept.RUNS[name]
