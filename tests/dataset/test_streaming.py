@@ -226,7 +226,7 @@ def test_batches_that_torchdata_leaves_out_are_noticed(
     """Saved at the last batch, and resumed in the next epoch: a warning; not after the loop.
 
     torchdata passes over what was read since its snapshot, also if that was of another epoch; and
-    without workers, it takes the end of a stream for that of the next pass (ORDER-62).
+    without workers, it takes the end of a stream for that of the next pass.
     """
     stateful = optional("torchdata.stateful_dataloader")
 
