@@ -139,7 +139,7 @@ def test_a_terminal_is_asked_before_all_is_cleared(answer: str, status: int, cop
 
 
 def test_a_spec_that_cannot_be_read_clears_nothing(copies: Path) -> None:
-    """Also an empty name, such as that of an unset shell variable (SPEC-24)."""
+    """Also an empty name, such as that of an unset shell variable."""
     for spec in ("", "nothing.json"):
         assert run("cache", "clear", spec)[0] == 1
         assert run("cache", "clear", spec, "--yes")[0] == 1

@@ -61,7 +61,7 @@ Work = Callable[..., tuple[int, str, str]]
 
 @given(st.integers(0, 40), st.integers(1, 20))
 def test_parts_divide_the_work(num_items: int, count: int) -> None:
-    """Each item is in one part, in order, and parts differ by at most one item (SPEC-40)."""
+    """Each item is in one part, in order, and parts differ by at most one item."""
     parts = [JobPart(number, count).of(range(num_items)) for number in range(1, count + 1)]
     assert [item for part in parts for item in part] == list(range(num_items))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -70,7 +70,7 @@ def test_parts_divide_the_work(num_items: int, count: int) -> None:
 @WORKS
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=LONG), pytest.param(16, marks=LONG)])
 def test_merged_parts_are_an_undivided_run(work: Work, count: int, folder: Path) -> None:
-    """In any order, and more parts than shards: the same files, byte for byte (SPEC-40)."""
+    """In any order, and more parts than shards: the same files, byte for byte."""
     undivided = work("expected")
     assert undivided[0] == 0
     num_samples = 0
@@ -154,7 +154,7 @@ def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
 
 @WORKS
 def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
-    """Missing parts, parts of other divisions, shards or options are named (SPEC-41)."""
+    """Missing parts, parts of other divisions, shards or options are named."""
     for part in ("1/3", "3/3"):
         work("out", "--part", part)
     before = contents(folder / "out")
@@ -176,7 +176,7 @@ def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
 
 
 def test_a_shard_that_changes_between_part_and_merge(folder: Path) -> None:
-    """It is named with its part, and that part can be run again (SPEC-41)."""
+    """It is named with its part, and that part can be run again."""
     for part in ("1/2", "2/2"):
         create("out", "--part", part)
     shard = folder / "in" / "train-000003.tar"
@@ -230,7 +230,7 @@ def test_what_exists_is_not_overwritten(work: Work, folder: Path) -> None:
 @WORKS
 @pytest.mark.parametrize("steps", [[4], pytest.param(range(1, 40), marks=LONG)])
 def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path) -> None:
-    """Killed wherever they write to a journal or wait for the disk, they resume (SPEC-40)."""
+    """Killed wherever they write to a journal or wait for the disk, they resume."""
     work("expected")
     work("out", "--part", "1/2")
     begun = folder / "begun"
@@ -283,7 +283,7 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
 
 
 def test_remote_shards(folder: Path, server: Server) -> None:
-    """A part reads its own shards only, and the merge reads none (SPEC-40)."""
+    """A part reads its own shards only, and the merge reads none."""
     urls = [server.page(f"/{p.name}", p.read_bytes()) for p in sorted(folder.glob("in/*.tar"))]
     command = ["create", *urls, "-n", "new", "--base", server.url, "-j", "1"]
     assert run(*command, "-o", "expected/new.json")[0] == 0

@@ -691,7 +691,7 @@ def test_shards_on_a_phone(chromium: Chromium, peeked: Client) -> None:
 
 
 def test_shards_without_an_index(chromium: Chromium, peeked: Client, server: Server) -> None:
-    """Samples are shown shard by shard; a button makes the index of one (INDEX-23, INDEX-24)."""
+    """Samples are shown shard by shard; a button makes the index of one."""
     with Tab(chromium, peeked.parts.geturl()) as tab:
         page = tab.page
         assert "samples not counted yet" in page.inner_text("#summary")

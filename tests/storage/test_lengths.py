@@ -56,7 +56,7 @@ def train(stop: int, end: str = ".tar") -> list[str]:
 def test_what_is_missing_is_named_with_what_exists(
     names: list[str], missing: set[int], expected: str
 ) -> None:
-    """A wrong bound of a pattern is obvious from the error (SPEC-25)."""
+    """A wrong bound of a pattern is obvious from the error."""
     start = "expected https://h/train-" if expected[0] == "{" else ""
     assert check(names, missing) == start + expected
 

@@ -238,7 +238,7 @@ def test_a_spec_as_output(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_writer_of_the_shards_is_refused(folder: Path, tmp_path: Path) -> None:
-    """As with two writers of one pattern (SPEC-17)."""
+    """As with two writers of one pattern."""
     with wids.ShardWriter(tmp_path / "out-%06d.tar") as writer:
         writer.write({"__key__": "a", "txt": "x"})
         with raises(OSError, "another one that is open"):
