@@ -165,7 +165,7 @@ def damaged(tmp_path: Path) -> wids.ShardListDataset:
 
 
 def test_damaged_bytes_are_no_values(damaged: wids.ShardListDataset) -> None:
-    """Checksums of either side are compared for a table (TABLE-5)."""
+    """Checksums of either side are compared for a table."""
     with damaged:
         for field, key in ((".txt", "b"), (".cap.txt", "c")):
             with raises(ShardFormatError, f'member "{key}{field}"', "checksum"):
