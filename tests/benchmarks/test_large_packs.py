@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["--repeated"]])
 def test_memory_does_not_grow_with_samples(options: list[str], tmp_path: Path) -> None:
-    """With twice the samples `create` and `append` need at most 30 MB more (INDEX-30).
+    """With twice the samples `create` and `append` need at most 30 MB more.
 
     Tables in memory would need 60 MB more for each million of samples.
     """

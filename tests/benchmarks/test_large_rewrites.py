@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_samples(tmp_path: Path) -> None:
-    """With twice the samples a plan needs at most 30 MB more, in any order (REWRITE-44).
+    """With twice the samples a plan needs at most 30 MB more, in any order.
 
     A position and a length for each sample would be 32 MB, and all that is looked at 130 MB.
     """

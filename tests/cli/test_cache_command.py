@@ -96,7 +96,7 @@ LEFT = {f"train-0.{'a' * 16}.tmp"}
 
 
 def test_one_dataset_is_cleared(full_cache: Path, site: Site, train: Path) -> None:
-    """Its copies and their indexes, its pack and its table; other datasets stay (CACHE-37)."""
+    """Its copies and their indexes, its pack and its table; other datasets stay."""
     assert names_in(full_cache) == REMOTE | LOCAL | LEFT
     site.server.log.clear()
     spec = f"{site.server.url}/train.json"
@@ -118,7 +118,7 @@ def copies(site: Site, own_cache: Path) -> Path:
 
 
 def test_clearing_all_datasets_takes_consent(copies: Path) -> None:
-    """Files and bytes are stated; nobody can be asked, so that nothing is deleted (CACHE-37)."""
+    """Files and bytes are stated; nobody can be asked, so that nothing is deleted."""
     status, out, err = run("cache", "clear")
     assert (status, out) == (2, "")
     assert err.startswith("wids: deleting 6 files of all datasets, ")
@@ -132,14 +132,14 @@ def test_clearing_all_datasets_takes_consent(copies: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("", 1), ("no", 1)])
 def test_a_terminal_is_asked_before_all_is_cleared(answer: str, status: int, copies: Path) -> None:
-    """Only a yes deletes (CACHE-37)."""
+    """Only a yes deletes."""
     found, shown = run_in_terminal(["cache", "clear"], answer)
     assert "deleting 6 files of all datasets" in shown
     assert (found, num_files(copies)) == (status, 6 if status else 0)
 
 
 def test_a_spec_that_cannot_be_read_clears_nothing(copies: Path) -> None:
-    """Also an empty name, such as that of an unset shell variable (SPEC-24, CACHE-37)."""
+    """Also an empty name, such as that of an unset shell variable."""
     for spec in ("", "nothing.json"):
         assert run("cache", "clear", spec)[0] == 1
         assert run("cache", "clear", spec, "--yes")[0] == 1

@@ -15,7 +15,7 @@ import wids
 
 @pytest.mark.parametrize("form", ["folder", "pattern", "document"])
 def test_a_spec_of_what_is_stated(tmp_path: Path, form: str) -> None:
-    """Counts and lengths are in the spec, and the command says what is not known (SPEC-52)."""
+    """Counts and lengths are in the spec, and the command says what is not known."""
     tars = shards(tmp_path / "d")
     (tmp_path / "d" / "sizes.json").write_text(json.dumps({"00000.tar": 10, "00001.tar": 7}))
     for tar in tars:

@@ -97,7 +97,7 @@ def test_create_of_remote_shards(server: Server, shards: Path, tmp_path: Path) -
 
 
 def test_create_of_remote_shards_with_large_members(server: Server, tmp_path: Path) -> None:
-    """Only headers are read, unless digests are wanted; the costs are stated (INDEX-21)."""
+    """Only headers are read, unless digests are wanted; the costs are stated."""
     path = write_tar(tmp_path / "film.tar", [(f"{n}.mp4", bytes(3_000_000)) for n in range(4)])
     url, output = server.page("/film.tar", path.read_bytes()), tmp_path / "film.json"
     for option, is_whole in ((), False), (("--digests",), True):

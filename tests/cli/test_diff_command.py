@@ -27,7 +27,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_each_difference_is_a_line(both: tuple[Path, Path]) -> None:
-    """Status 1 if there are any, and nothing on standard output if not (SPEC-60)."""
+    """Status 1 if there are any, and nothing on standard output if not."""
     old, new = both
     lines = ["- b", "- d\\x1b[2J", "~ c", "+ e\\udcff"]
     counts = f"{old}, {new}: 2 removed, 1 changed, 1 added, 1 the same\n"
@@ -36,7 +36,7 @@ def test_each_difference_is_a_line(both: tuple[Path, Path]) -> None:
 
 
 def test_json(both: tuple[Path, Path]) -> None:
-    """One object, also where nothing differs; keys are those of the dataset (SPEC-60)."""
+    """One object, also where nothing differs; keys are those of the dataset."""
     status, out, _ = run("diff", "--json", *both)
     found = {"removed": ["b", "d\x1b[2J"], "changed": ["c"], "added": ["e\udcff"], "num_same": 1}
     assert (status, json.loads(out)) == (1, found)

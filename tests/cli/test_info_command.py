@@ -75,7 +75,7 @@ def test_fields_of_a_remote_dataset(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_shards_that_are_not_there_are_not_counted(server: Server, shards: Path) -> None:
-    """Of a pattern with a wrong bound what exists is counted, and the status is 1 (SPEC-25)."""
+    """Of a pattern with a wrong bound what exists is counted, and the status is 1."""
     paths = sorted(shards.glob("*.tar"))
     for path in paths:
         server.page(f"/{path.name}", path.read_bytes())

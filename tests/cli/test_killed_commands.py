@@ -77,7 +77,7 @@ def wait_for_end(orphans: list[int]) -> None:
 
 @pytest.mark.long
 def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> None:
-    """The next run resumes at once, as no worker holds the journal's lock (SPEC-18)."""
+    """The next run resumes at once, as no worker holds the journal's lock."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
     output, journal = shards / "a.json", shards / "a.partial"
     command = ("create", shards, "-o", output)
@@ -93,7 +93,7 @@ def test_workers_end_with_a_killed_create(shards: Path, orphans: list[int]) -> N
 
 @pytest.mark.long
 def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> None:
-    """The next run resumes at once, and its shards have the same bytes (PACK-17)."""
+    """The next run resumes at once, and its shards have the same bytes."""
     need(os.path.isdir("/proc/self/task"), "Linux, to list the workers of a process")
     (tmp_path / "in").mkdir()
     for number in range(200):

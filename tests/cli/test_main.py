@@ -119,7 +119,7 @@ def test_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture
 def test_an_empty_name_is_not_the_current_folder(
     command: str, train: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A variable of the shell that is not set is an error, and no dataset (SPEC-24)."""
+    """A variable of the shell that is not set is an error, and no dataset."""
     monkeypatch.chdir(train.parent)
     others = {
         "create": ["-o", "x.json"],
@@ -134,7 +134,7 @@ def test_an_empty_name_is_not_the_current_folder(
 
 @pytest.mark.parametrize("arguments", [["cache", "show", ""], ["pack", "", "-o", "x"]])
 def test_empty_names_of_other_things(arguments: list[str]) -> None:
-    """So are those of a spec whose copies are shown, and of a folder to pack (SPEC-24)."""
+    """So are those of a spec whose copies are shown, and of a folder to pack."""
     status, out, err = run(*arguments)
     assert (status, out, "found an empty text" in err) == (1, "", True)
 

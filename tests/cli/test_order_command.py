@@ -311,7 +311,7 @@ def test_checkpoints_of_trainers(train: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 def test_a_step_of_a_view_in_the_browser(program: str) -> None:
-    """The page has all samples; those of the view are found by their places in it (LOOK-23)."""
+    """The page has all samples; those of the view are found by their places in it."""
     sampler = wids.ChunkedSampler(wids.ShardListDataset("train.json")[3:17])
     Path("s.json").write_text(json.dumps(sampler.state_dict(4)))
     options = ("--state", "s.json", "--batch-size", "4")

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.long
 def test_pictures_that_end_early(tmp_path: Path) -> None:
-    """A remark counts and names them, by the bytes of any format (PACK-19)."""
+    """A remark counts and names them, by the bytes of any format."""
     (tmp_path / "photos").mkdir()
     noise = Image.effect_noise((64, 64), 90)
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
@@ -276,7 +276,7 @@ def test_progress_is_in_bytes(
 
 @pytest.mark.long
 def test_a_full_disk(tmp_path: Path) -> None:
-    """An error names the folder without space, no source file; the run continues (PACK-17)."""
+    """An error names the folder without space, no source file; the run continues."""
     need(os.geteuid() == 0 and sys.platform == "linux", "root on Linux, to mount a small disk")
     disk = tmp_path / "disk"
     disk.mkdir()

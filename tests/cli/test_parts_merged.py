@@ -61,7 +61,7 @@ Work = Callable[..., tuple[int, str, str]]
 
 @given(st.integers(0, 40), st.integers(1, 20))
 def test_parts_divide_the_work(num_items: int, count: int) -> None:
-    """Each item is in one part, in order, and parts differ by at most one item (SPEC-40)."""
+    """Each item is in one part, in order, and parts differ by at most one item."""
     parts = [JobPart(number, count).of(range(num_items)) for number in range(1, count + 1)]
     assert [item for part in parts for item in part] == list(range(num_items))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -70,7 +70,7 @@ def test_parts_divide_the_work(num_items: int, count: int) -> None:
 @WORKS
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=LONG), pytest.param(16, marks=LONG)])
 def test_merged_parts_are_an_undivided_run(work: Work, count: int, folder: Path) -> None:
-    """In any order, and more parts than shards: the same files, byte for byte (SPEC-40)."""
+    """In any order, and more parts than shards: the same files, byte for byte."""
     undivided = work("expected")
     assert undivided[0] == 0
     num_samples = 0
@@ -92,7 +92,7 @@ def test_merged_parts_are_an_undivided_run(work: Work, count: int, folder: Path)
 
 @WORKS
 def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
-    """A complete part is found as it is; so is what a merge has published (REWRITE-22)."""
+    """A complete part is found as it is; so is what a merge has published."""
     work("out", "--part", "1/1")
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("*.tar")}
     assert work("out", "--part", "1/1")[0] == 0
@@ -110,7 +110,7 @@ def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--map", f"{__name__}:large", "--version", "1"]])
 def test_a_merge_that_was_killed_at_its_very_end(options: list[str], folder: Path) -> None:
-    """Spec and pack are published, and the journal is gone: the merge is done (REWRITE-22)."""
+    """Spec and pack are published, and the journal is gone: the merge is done."""
     for output in ("expected", "out"):
         assert rewrite(output, "--part", "1/1", *options)[0] == 0
     printed = rewrite("expected", "--merge", *options)[1]
@@ -137,7 +137,7 @@ def large(sample: dict[str, bytes]) -> dict[str, bytes] | None:
 
 @pytest.mark.parametrize("change", ["count", "shard", "part", "spec"])
 def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
-    """With other counts, a missing shard, a part or another spec it is an error (REWRITE-22)."""
+    """With other counts, a missing shard, a part or another spec it is an error."""
     rewrite("out")
     options = ["--maxcount", "4"] if change == "count" else []
     if change == "shard":
@@ -154,7 +154,7 @@ def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
 
 @WORKS
 def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
-    """Missing parts, parts of other divisions, shards or options are named (SPEC-41)."""
+    """Missing parts, parts of other divisions, shards or options are named."""
     for part in ("1/3", "3/3"):
         work("out", "--part", part)
     before = contents(folder / "out")
@@ -176,7 +176,7 @@ def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
 
 
 def test_a_shard_that_changes_between_part_and_merge(folder: Path) -> None:
-    """It is named with its part, and that part can be run again (SPEC-41)."""
+    """It is named with its part, and that part can be run again."""
     for part in ("1/2", "2/2"):
         create("out", "--part", part)
     shard = folder / "in" / "train-000003.tar"
@@ -230,7 +230,7 @@ def test_what_exists_is_not_overwritten(work: Work, folder: Path) -> None:
 @WORKS
 @pytest.mark.parametrize("steps", [[4], pytest.param(range(1, 40), marks=LONG)])
 def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path) -> None:
-    """Killed wherever they write to a journal or wait for the disk, they resume (SPEC-40)."""
+    """Killed wherever they write to a journal or wait for the disk, they resume."""
     work("expected")
     work("out", "--part", "1/2")
     begun = folder / "begun"
@@ -242,7 +242,7 @@ def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path)
             if not killed_at(number, partial(work, "out", option)):
                 break
             assert not list((folder / "out").glob("*-2-of-2")) or option == "--merge"
-            # The next run, whichever command it is, leaves nothing but its files (REWRITE-21).
+            # The next run, whichever command it is, leaves nothing but its files.
             assert work("out", option)[0] == 0
             if option != "--merge":
                 assert work("out", "--merge")[0] == 0
@@ -283,7 +283,7 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
 
 
 def test_remote_shards(folder: Path, server: Server) -> None:
-    """A part reads its own shards only, and the merge reads none (SPEC-40)."""
+    """A part reads its own shards only, and the merge reads none."""
     urls = [server.page(f"/{p.name}", p.read_bytes()) for p in sorted(folder.glob("in/*.tar"))]
     command = ["create", *urls, "-n", "new", "--base", server.url, "-j", "1"]
     assert run(*command, "-o", "expected/new.json")[0] == 0
@@ -299,7 +299,7 @@ def test_remote_shards(folder: Path, server: Server) -> None:
 
 @LONG
 def test_parts_at_the_same_time(folder: Path) -> None:
-    """Commands that know nothing of each other write one dataset (REWRITE-22)."""
+    """Commands that know nothing of each other write one dataset."""
     rewrite("expected")
     command = [sys.executable, "-m", "wids", "rewrite", "train.json", "out/new", "-j", "1"]
     command += ["--shuffle", "0", "--maxcount", "3"]

@@ -26,7 +26,7 @@ def keys(spec: Path) -> list[str]:
 
 
 def test_shuffled_and_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same seed is the same order; all samples are there (REWRITE-1)."""
+    """The same seed is the same order; all samples are there."""
     spec = write_shards(tmp_path, [20, 30])
     out = tmp_path / "out" / "train"
     assert main(["rewrite", str(spec), str(out), "--shuffle", "3", "--maxcount", "20"]) == 0
@@ -98,7 +98,7 @@ def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_mapped_by_a_function_of_a_module_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The function takes samples of bytes, in the processes of the command (REWRITE-3)."""
+    """The function takes samples of bytes, in the processes of the command."""
     spec = write_shards(tmp_path, [5, 5])
     (tmp_path / "rewriting_maps.py").write_text(
         "def even(sample):\n"
@@ -121,7 +121,7 @@ def test_mapped_by_a_function_of_a_module_here(
 def test_parts_of_a_map_have_a_version(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the version shows that all parts are written by the same map (REWRITE-22)."""
+    """Only the version shows that all parts are written by the same map."""
     command = ["rewrite", str(write_shards(tmp_path, [4])), str(tmp_path / "new")]
     command += ["--map", f"{__name__}:same", "--jobs", "1"]
     assert main([*command, option]) == 1

@@ -99,7 +99,7 @@ def test_secrets_of_a_url_are_not_shown(train: Path, server: Server) -> None:
     ],
 )
 def test_damaged_bytes_are_shown_with_a_remark(arguments: list[object], shards: Path) -> None:
-    """Fields that are not as the index describes them are named; the status is 1 (LOOK-17)."""
+    """Fields that are not as the index describes them are named; the status is 1."""
     spec, tar = shards / "train.json", shards / "train-000000.tar"
     run("create", shards, "-o", spec)
     assert run("sample", spec, *arguments)[::2] == (0, "")

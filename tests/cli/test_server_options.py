@@ -48,7 +48,7 @@ def test_every_command_that_reads_urls(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A header as an option, or in the environment; without it the server refuses (CACHE-31)."""
+    """A header as an option, or in the environment; without it the server refuses."""
     shards = site.replace("train.json", "train-{000000..000002}.tar")
     names = {"SPEC": site, "SHARDS": shards, "OUT": str(tmp_path / "out.json")}
     arguments = [names.get(argument, argument) for argument in arguments]

@@ -40,7 +40,7 @@ def arguments(command: str, shards: str, tmp_path: Path) -> list[str]:
 def test_the_bytes_are_stated(
     command: str, shards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On standard error, before they are downloaded; no question for so few (SPEC-27)."""
+    """On standard error, before they are downloaded; no question for so few."""
     assert cli.main(arguments(command, shards, tmp_path)) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("wids: reading remote shards")
@@ -56,7 +56,7 @@ def test_without_a_terminal_it_takes_an_option(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nobody can be asked: status 2, and nothing was downloaded (SPEC-27)."""
+    """Nobody can be asked: status 2, and nothing was downloaded."""
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments(command, shards, tmp_path))
     assert "61.4 kB in 3 shards; pass --yes" in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_create_asks_for_what_is_read_whole(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Headers of large members need no consent; shards that are read whole do (SPEC-27)."""
+    """Headers of large members need no consent; shards that are read whole do."""
     monkeypatch.setattr("wids.shards.costs.LIMIT_NBYTES", 4_000_000)
     for name, nbytes in (("films", 2_000_000), ("notes", 100_000)):
         path = tmp_path / f"{name}.tar"
@@ -99,7 +99,7 @@ def test_a_terminal_is_asked(
     server: Server,
     tmp_path: Path,
 ) -> None:
-    """Only a yes downloads (SPEC-27)."""
+    """Only a yes downloads."""
     found, shown = run_in_terminal(arguments("verify", shards, tmp_path), answer)
     assert found == status
     assert "61.4 kB in 3 shards. Continue? [y/N]" in shown
@@ -119,7 +119,7 @@ def test_local_shards_cost_nothing(
 def test_verify_asks_where_shards_are_missing(
     shards: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Missing and refused shards are problems, and the others are counted (SPEC-27)."""
+    """Missing and refused shards are problems, and the others are counted."""
     server.pages["/train-1.tar"].always = Fault(403)
     wrong = shards.replace("2}", "4}")
     with pytest.raises(SystemExit, match="2"):
@@ -135,7 +135,7 @@ def test_verify_asks_where_shards_are_missing(
 def test_prefetch_says_what_it_downloads(
     shards: str, server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It is there to download, and does not ask; what is in the cache is not counted (SPEC-27)."""
+    """It is there to download, and does not ask; what is in the cache is not counted."""
     output = tmp_path / "out.json"
     assert cli.main(["create", shards, "-o", str(output), "-j", "1"]) == 0
     capsys.readouterr()
@@ -150,7 +150,7 @@ def test_prefetch_says_what_it_downloads(
 def test_create_with_a_wrong_upper_bound(
     shards: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command names what is missing and downloads nothing (SPEC-25)."""
+    """The command names what is missing and downloads nothing."""
     wrong = shards.replace("{0..2}", "{0..5}")
     assert cli.main(arguments("create", wrong, tmp_path)) == 1
     assert f"expected {wrong}; 0 to 2 exist, 3 and 2 more do not" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_create_with_a_wrong_upper_bound(
 def test_what_a_journal_has_costs_nothing(
     shards: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that resumes states, and asks for, only what is left (SPEC-27)."""
+    """A run that resumes states, and asks for, only what is left."""
     journal = tmp_path / "out.partial"
     wids.build_spec(shards.replace("2}", "1}"), journal=journal)
     server.log.clear()

@@ -103,7 +103,7 @@ def test_wrong_arguments_write_nothing(
 
 
 def test_null_for_what_cannot_be_read(call: Call, tmp_path: Path) -> None:
-    """TABLE-5: on request, and counted in the summary."""
+    """On request, and counted in the summary."""
     tar = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"x"), ("c.cls", b"3")])
     output = tmp_path / "a.parquet"
     status, _, errors = call("table", tar, "-c", "n=.cls", "-o", output)
@@ -115,7 +115,7 @@ def test_null_for_what_cannot_be_read(call: Call, tmp_path: Path) -> None:
 
 
 def test_info_shows_distributions(call: Call, train: Path) -> None:
-    """TABLE-20: of columns that are read, and of the saved table, by name or all."""
+    """Of columns that are read, and of the saved table, by name or all."""
     text = call("info", train, "--columns", "label=.cls,caption=.txt")[1]
     assert "label: int64, 20 rows\n" in text
     assert "caption: string, 20 rows\n" in text

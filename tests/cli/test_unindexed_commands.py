@@ -61,7 +61,7 @@ def test_info_shows_the_beginning_of_tars(run: Call, server: Server, pattern: st
 
 
 def test_sample_reads_headers_and_one_sample(run: Call, server: Server, pattern: str) -> None:
-    """Large fields are named and not read; samples are counted through the shards (INDEX-23)."""
+    """Large fields are named and not read; samples are counted through the shards."""
     status, out, err = run("sample", pattern)
     assert (status, err) == (0, "")
     assert "a film" in out

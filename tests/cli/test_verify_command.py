@@ -19,7 +19,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def test_keys_in_several_shards(tmp_path: Path) -> None:
-    """`wids create` writes the spec, and it and `wids verify` fail (SPEC-19, SPEC-35)."""
+    """`wids create` writes the spec, and it and `wids verify` fail."""
     for name in "ab":
         write_tar(tmp_path / f"{name}.tar", [(f"{name}.txt", b""), ("x.txt", b"")])
     expected = '1 key occurs in several shards: "x" in a.tar and b.tar; a lookup finds the first'
@@ -30,7 +30,7 @@ def test_keys_in_several_shards(tmp_path: Path) -> None:
 
 
 def test_audio_and_video_that_do_not_decode(tmp_path: Path) -> None:
-    """With --decode each one that is damaged or ends early is a problem, and no other (SPEC-61)."""
+    """With --decode each one that is damaged or ends early is a problem, and no other."""
     optional("av")
     optional("soundfile")
     audio, moving = sound(), film(50)

@@ -60,7 +60,7 @@ SAMPLERS = {
 def test_an_epoch_fetches_each_shard_once(
     spec: str, server: Server, kind: str, workers: int, context: str | None
 ) -> None:
-    """Without a prefetcher, with any number of workers, and an index to read by (CACHE-43)."""
+    """Without a prefetcher, with any number of workers, and an index to read by."""
     with wids.ShardListDataset(spec) as dataset:
         loader = DataLoader(
             dataset,
@@ -105,7 +105,7 @@ def test_nothing_is_announced_before_a_pass(spec: str, server: Server) -> None:
 
 
 def test_closing_ends_what_was_announced(spec: str, server: Server) -> None:
-    """A dataset that is read again after `close` fetches no shard for a random batch (CACHE-43)."""
+    """A dataset that is read again after `close` fetches no shard for a random batch."""
     with wids.ShardListDataset(spec) as dataset:
         for index in wids.ChunkedSampler(dataset, chunksize=64):
             dataset[index]
@@ -119,7 +119,7 @@ def test_closing_ends_what_was_announced(spec: str, server: Server) -> None:
 
 
 def test_a_pass_over_a_small_view_announces_what_it_reads(spec: str) -> None:
-    """Shards of which a view has less than a quarter are read by range (CACHE-43)."""
+    """Shards of which a view has less than a quarter are read by range."""
     with wids.ShardListDataset(spec) as dataset:
         view = dataset[[*range(30), 50, 100]]
         loader = DataLoader(
@@ -164,7 +164,7 @@ def test_a_joined_pass_announces_both_sides(spec: str, server: Server, tmp_path:
 def test_batches_read_ranges_while_shards_are_fetched_ahead(
     spec: str, server: Server, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch waits for no shard; an epoch transfers a tenth more at most (CACHE-16)."""
+    """The first batch waits for no shard; an epoch transfers a tenth more at most."""
     monkeypatch.setattr(remote_shard, "_SMALL_NBYTES", 0)  # these shards count as large ones
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
     is_sent, answer = threading.Event(), server._answer
@@ -226,7 +226,7 @@ def read_share(spec: str, rank: int, counts: Any) -> None:
 
 @pytest.mark.long
 def test_ranks_with_one_cache_transfer_a_tenth_more_at_most(spec: str, server: Server) -> None:
-    """Ranks that share nothing but the cache fetch each shard once between them (CACHE-16)."""
+    """Ranks that share nothing but the cache fetch each shard once between them."""
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
     context = multiprocessing.get_context("fork")
     counts = context.Queue()

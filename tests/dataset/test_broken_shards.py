@@ -202,7 +202,7 @@ def test_a_server_that_refuses_breaks_no_shard(tmp_path: Path, server: Server, p
 
 @pytest.mark.parametrize("context", [None, "fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_share_what_is_broken(tmp_path: Path, context: str | None) -> None:
-    """The counts are those of all workers, also of samples that only one of them read (VIEW-8)."""
+    """The counts are those of all workers, also of samples that only one of them read."""
     with ShardListDataset(broken(tmp_path, "html"), on_error="skip") as dataset:
         loader = DataLoader(
             dataset,
@@ -234,7 +234,7 @@ def test_a_shard_that_another_process_found_broken_is_not_opened(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_fetching_ahead_passes_over_too(tmp_path: Path, server: Server, num_workers: int) -> None:
-    """A Prefetcher fetches a broken shard once, and the pass goes on without it (CACHE-16)."""
+    """A Prefetcher fetches a broken shard once, and the pass goes on without it."""
     site = Site(tmp_path / "site", server)
     server.page("/train-1.tar", HTML)
     with ShardListDataset(site.spec(), on_error="next") as dataset:
@@ -283,7 +283,7 @@ def test_next_gives_up_after_a_hundred_shards(tmp_path: Path) -> None:
 
 
 def test_max_failed(tmp_path: Path) -> None:
-    """More samples than this share is an error, as soon as a broken shard has them (VIEW-35)."""
+    """More samples than this share is an error, as soon as a broken shard has them."""
     shards = broken(tmp_path, "missing")
     for allowed, is_enough in ((0.25, True), (0.24, False)):
         with ShardListDataset(shards, on_error="skip", max_failed=allowed) as dataset:
@@ -299,7 +299,7 @@ def test_max_failed(tmp_path: Path) -> None:
 
 
 def test_max_failed_in_the_constructor(tmp_path: Path) -> None:
-    """A shard that cannot be counted is taken for one of usual length (VIEW-35)."""
+    """A shard that cannot be counted is taken for one of usual length."""
     shards = broken(tmp_path, "html", is_stated=False)
     ShardListDataset(shards, on_error="skip", max_failed=0.34).close()
     with raises(ShardFormatError, "train-000001.tar", "33.333%", "max_failed"):
@@ -325,7 +325,7 @@ def test_max_failed_counts_damaged_samples(tmp_path: Path) -> None:
 
 
 def test_a_joined_dataset_passes_over_shards_of_both_sides(tmp_path: Path) -> None:
-    """With indexes the keys are known, and a shard that is missing costs its samples (JOIN-5)."""
+    """With indexes the keys are known, and a shard that is missing costs its samples."""
     for side in ("own", "other"):
         folder = tmp_path / side
         folder.mkdir()

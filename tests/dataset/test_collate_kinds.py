@@ -314,7 +314,7 @@ def compare(dataset: wids.ShardListDataset, kind: Kind, num_batches: int) -> int
 def test_a_function_around_collate_works_in_workers(
     dataset: wids.ShardListDataset, name: str
 ) -> None:
-    """It is called with plain dicts and lists, and what it returns arrives (VIEW-21)."""
+    """It is called with plain dicts and lists, and what it returns arrives."""
     assert compare(dataset, KINDS[name], 20) == 20
 
 
@@ -323,5 +323,5 @@ def test_a_function_around_collate_works_in_workers(
 def test_batches_of_all_kinds_are_those_of_the_dataset(
     dataset: wids.ShardListDataset, name: str
 ) -> None:
-    """No value, type or order of any batch differs, whatever is done to it (VIEW-21, VIEW-23)."""
+    """No value, type or order of any batch differs, whatever is done to it."""
     assert compare(dataset, KINDS[name], NUM_BATCHES) == NUM_BATCHES

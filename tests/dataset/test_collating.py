@@ -305,7 +305,7 @@ class Samples:
 
 @pytest.mark.parametrize("as_tuples", [False, True])
 def test_batches_of_workers_are_those_of_the_main_process(as_tuples: bool) -> None:
-    """A batch from a worker is a plain dict or list, with equal, writable tensors (VIEW-21)."""
+    """A batch from a worker is a plain dict or list, with equal, writable tensors."""
 
     def batches(num_workers: int) -> list[Any]:
         loader: DataLoader[Any] = DataLoader(

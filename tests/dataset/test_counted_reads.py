@@ -51,7 +51,7 @@ def counted(dataset: Any) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("_unwatched")
 def test_one_sample_uses_no_shared_memory(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted exactly, without a look at numbers that other processes have (VIEW-43)."""
+    """It is counted exactly, without a look at numbers that other processes have."""
     samples, accesses = counted(dataset)
     list(dataset)  # opens the shards
     noted = []
@@ -85,7 +85,7 @@ class Single(Dataset[Any]):
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_that_read_one_by_one_are_counted(dataset: Any, method: str) -> None:
-    """Their samples are in the numbers as soon as they were read, and none is missing (VIEW-43)."""
+    """Their samples are in the numbers as soon as they were read, and none is missing."""
     dataset[0]
     samples, accesses = counted(dataset)
     loader: Any = DataLoader(
@@ -103,7 +103,7 @@ def test_workers_that_read_one_by_one_are_counted(dataset: Any, method: str) -> 
 
 
 def test_samples_that_are_passed_over_are_counted(tmp_path: Path) -> None:
-    """With ``on_error`` too, batches, single samples and passes are counted (VIEW-43)."""
+    """With ``on_error`` too, batches, single samples and passes are counted."""
     with wids.ShardListDataset(write_shards(tmp_path, [20, 20]), on_error="skip") as dataset:
         samples, _ = counted(dataset)
         dataset.__getitems__([3, 30, 3])
@@ -120,7 +120,7 @@ def refuse_first(sample: Any) -> Any:
 
 @pytest.mark.usefixtures("_unwatched")
 def test_a_copy_counts_for_max_failed(tmp_path: Path) -> None:
-    """A dataset that was sent to another program counts single samples for its share (VIEW-35)."""
+    """A dataset that was sent to another program counts single samples for its share."""
     options: Any = {"on_error": "next", "max_failed": 0.1, "transformations": [refuse_first]}
     with wids.ShardListDataset(write_shards(tmp_path, [100]), **options) as dataset:
         sent = pickle.dumps(dataset)
@@ -137,7 +137,7 @@ def test_a_copy_counts_for_max_failed(tmp_path: Path) -> None:
 def test_the_clock_is_read_for_batches(
     dataset: Any, monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:
-    """However many samples and steps a batch has, its stages take a few readings (VIEW-41)."""
+    """However many samples and steps a batch has, its stages take a few readings."""
     for _ in range(num_steps - 1):
         dataset = dataset.map(identity)
     times_s: list[float] = []
@@ -166,7 +166,7 @@ def test_the_clock_is_read_for_batches(
 def test_a_first_sample_that_is_slow_is_no_measure_of_the_others(
     dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes to import modules does not count as the decoding of later samples (VIEW-41)."""
+    """What it takes to import modules does not count as the decoding of later samples."""
     now_s = 0.0
     decode = dataset.sample_access.transformations[0]
 
@@ -200,7 +200,7 @@ def test_a_first_sample_that_is_slow_is_no_measure_of_the_others(
 
 
 def test_replacements_are_not_counted(tmp_path: Path) -> None:
-    """Samples are counted that a program asked for, not those that stand in for them (VIEW-43)."""
+    """Samples are counted that a program asked for, not those that stand in for them."""
     options: Any = {"on_error": "next", "transformations": [refuse_first]}
     with wids.ShardListDataset(write_shards(tmp_path, [100]), **options) as dataset:
         samples, _ = counted(dataset)
@@ -211,7 +211,7 @@ def test_replacements_are_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_unwatched")
 def test_a_copy_and_a_worker_know_what_was_read(dataset: Any) -> None:
-    """Accesses are never fewer than openings, whoever asks (VIEW-43)."""
+    """Accesses are never fewer than openings, whoever asks."""
     for index in range(NUM_SAMPLES):
         dataset[index]
     assert dataset.get_stats() == (NUM_SAMPLES, 2)

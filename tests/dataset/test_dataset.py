@@ -316,7 +316,7 @@ def test_local_shards_are_read_in_place(tmp_path: Path, has_cache: bool) -> None
     """A read-only folder of another user works: nothing is written there, copied or locked.
 
     Where the reader may write to no cache folder either, nothing is written at all, and a warning
-    names the folder (CACHE-38).
+    names the folder.
     """
     (tmp_path / "data").mkdir()
     (tmp_path / "cache").mkdir()

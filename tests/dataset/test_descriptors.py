@@ -63,7 +63,7 @@ def descriptors(collate: str, num_workers: int, num_batches: int) -> tuple[int, 
 @pytest.mark.alone
 @pytest.mark.parametrize(("num_workers", "num_batches"), [(1, 12), (16, 100)])
 def test_the_main_process_needs_those_of_torch(num_workers: int, num_batches: int) -> None:
-    """A worker has at most an eighth of its limit more than with torch (VIEW-23)."""
+    """A worker has at most an eighth of its limit more than with torch."""
     torch_here, torch_there = descriptors("torch", num_workers, num_batches)
     here, there = descriptors("wids", num_workers, num_batches)
     assert max(here, torch_here) < 24  # no batch is kept longer than by the loader

@@ -85,7 +85,7 @@ def test_next_gives_up_when_none_is_good(tmp_path: Path) -> None:
 
 
 def test_one_warning(spec: list[str]) -> None:
-    """The first sample that fails is named; all others are only counted (VIEW-8)."""
+    """The first sample that fails is named; all others are only counted."""
     with (
         ShardListDataset(spec, on_error="skip") as dataset,
         warnings.catch_warnings(record=True) as caught,
@@ -227,7 +227,7 @@ def error_text(samples: Any) -> str:
 def test_a_mistake_of_the_program_ends_the_epoch(
     tmp_path: Path, policy: Any, num_workers: int
 ) -> None:
-    """A hundred samples that all fail raise with their cause and its traceback (VIEW-46)."""
+    """A hundred samples that all fail raise with their cause and its traceback."""
     with ShardListDataset(whole(tmp_path, 400), on_error=policy) as dataset:
         list(dataset)  # other views count by themselves
         view = dataset.map(fails(lambda number: number < 200))
@@ -244,7 +244,7 @@ def test_a_mistake_of_the_program_ends_the_epoch(
 
 @pytest.mark.long
 def test_more_than_half_of_a_thousand_is_no_damage(tmp_path: Path) -> None:
-    """The commonest cause is raised; up to a half is passed over (VIEW-46)."""
+    """The commonest cause is raised; up to a half is passed over."""
     shards = whole(tmp_path, 1200)
 
     def unfit(sample: Any) -> Any:
@@ -264,7 +264,7 @@ def test_more_than_half_of_a_thousand_is_no_damage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_each_epoch_is_judged_by_itself(tmp_path: Path, is_announced: bool) -> None:
-    """A good epoch does not hide a bad one, whatever the sampler (VIEW-46)."""
+    """A good epoch does not hide a bad one, whatever the sampler."""
     is_bad = SharedNumber()
     with ShardListDataset(whole(tmp_path, 300), on_error="skip") as dataset:
         view = dataset.map(fails(lambda _: is_bad.value))
@@ -279,7 +279,7 @@ def test_each_epoch_is_judged_by_itself(tmp_path: Path, is_announced: bool) -> N
 
 
 def test_a_program_that_reads_one_by_one(tmp_path: Path) -> None:
-    """Classes that override ``__getitem__`` are judged too, and good samples count (VIEW-46)."""
+    """Classes that override ``__getitem__`` are judged too, and good samples count."""
 
     class Doubled(ShardListDataset):
         def __getitem__(self, index: Any) -> Any:
@@ -297,7 +297,7 @@ def test_a_program_that_reads_one_by_one(tmp_path: Path) -> None:
 
 
 def test_broken_shards_are_exceptions_unless_most_are(tmp_path: Path) -> None:
-    """Two that come first are passed over; where all are missing, the epoch ends (VIEW-46)."""
+    """Two that come first are passed over; where all are missing, the epoch ends."""
     shards = whole(tmp_path, 400, 6)
     for path, _ in shards[:2]:
         path.unlink()

@@ -110,7 +110,7 @@ def test_batches_are_fetched_ahead(
 def test_the_next_shards_are_fetched_while_batches_of_one_are_read(
     dataset: wids.ShardListDataset, server: Server
 ) -> None:
-    """Not only are batches passed on: their shards are ordered ahead (CACHE-16)."""
+    """Not only are batches passed on: their shards are ordered ahead."""
     batches = BatchSampler(SequentialSampler(dataset), BATCH, drop_last=False)
     loader = iter(by_batches(dataset, batches))
     next(loader)

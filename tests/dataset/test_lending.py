@@ -96,7 +96,7 @@ def test_buffers_are_used_again() -> None:
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_tensors_that_are_kept_stay_as_they_are(context: str) -> None:
-    """Batches, slices, arrays and iterators over them are compared long after (VIEW-23)."""
+    """Batches, slices, arrays and iterators over them are compared long after."""
     ways: list[Callable[[torch.Tensor], Any]] = [
         lambda tensor: tensor,
         lambda tensor: tensor[1:3, ..., 7],
@@ -131,7 +131,7 @@ def compare(item: tuple[Any, Any, Any]) -> None:
 
 
 def test_a_forked_process_keeps_what_it_has() -> None:
-    """It reads a batch after the process that received it has released it (VIEW-24)."""
+    """It reads a batch after the process that received it has released it."""
     loader = batches(Pictures(400))
     for _ in range(10):
         first = next(loader)
@@ -330,7 +330,7 @@ done: list[tuple[int, int]] = []
 
 @pytest.mark.parametrize("collate", [pickled, shared, dropped, Remembering(), forked])
 def test_what_a_worker_does_with_a_batch(collate: Callable[[list[Any]], Any]) -> None:
-    """Copies, views, batches that are dropped or kept, forks: all have their own (VIEW-24)."""
+    """Copies, views, batches that are dropped or kept, forks: all have their own."""
     kept = []
     for number, batch in enumerate(batches(Pictures(200), collate, num_workers=1)):
         check(batch, number)
@@ -398,7 +398,7 @@ def receive() -> None:
 
 
 def test_all_that_receive_a_batch_have_its_values() -> None:
-    """A pipe and another queue send a batch to a second process, the loader to this (VIEW-24)."""
+    """A pipe and another queue send a batch to a second process, the loader to this."""
     other = forking.Process(target=receive)
     other.start()
     try:
@@ -412,7 +412,7 @@ def test_all_that_receive_a_batch_have_its_values() -> None:
 
 
 def test_arrays_of_tensors_that_are_moved_stay_as_they_are() -> None:
-    """An array outlives the move of its tensor to memory that is shared (VIEW-23)."""
+    """An array outlives the move of its tensor to memory that is shared."""
     kept = []
     for number, batch in enumerate(batches(Pictures(120), num_workers=1)):
         array = batch[".jpg"].numpy()

@@ -32,7 +32,7 @@ class Inner(DataLoader[Any]):
 
 
 def test_a_batch_counts_once(dataset: Any) -> None:
-    """Where timed loaders call each other, the outermost counts (VIEW-42)."""
+    """Where timed loaders call each other, the outermost counts."""
     train, other = Inner(dataset, batch_size=2), DataLoader(dataset, batch_size=2)
     with wids.timings(train) as timings, wids.timings(other):
         for _ in train:

@@ -36,7 +36,7 @@ def pattern(server: Server, tmp_path: Path) -> str:
 
 
 def test_a_peek_is_a_sequence_of_what_was_found(server: Server, pattern: str) -> None:
-    """It reads one megabyte, decodes samples, and reads on when it is asked to (INDEX-23)."""
+    """It reads one megabyte, decodes samples, and reads on when it is asked to."""
     samples = wids.peek(pattern)
     assert server.log == []
     assert 5 < len(samples) < 15
@@ -58,7 +58,7 @@ def test_a_peek_is_a_sequence_of_what_was_found(server: Server, pattern: str) ->
 
 
 def test_samples_that_are_found_during_a_scan_are_scanned(pattern: str) -> None:
-    """A page that shows more of a shard does not end the search that runs (LOOK-16)."""
+    """A page that shows more of a shard does not end the search that runs."""
     samples = wids.peek(pattern)
     first = len(samples)
     scan = Scan(samples, Growing(samples))
@@ -137,7 +137,7 @@ def test_notebooks(server: Server, pattern: str) -> None:
 
 
 def test_an_indexed_shard_is_complete(server: Server, pattern: str, tmp_path: Path) -> None:
-    """`make_index` counts a shard, and other programs need not (INDEX-24)."""
+    """`make_index` counts a shard, and other programs need not."""
     samples = wids.peek(pattern, cache_dir=tmp_path)
     samples.make_index()
     assert (samples.is_complete, len(samples)) == (True, 40)

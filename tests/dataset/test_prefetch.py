@@ -54,7 +54,7 @@ def shards(tmp_path: Path, server: Server) -> list[dict[str, Any]]:
 def test_every_sample_once_and_each_shard_once(
     shards: list[dict[str, Any]], server: Server, workers: int, context: str | None
 ) -> None:
-    """With any number of workers, started in any way (CACHE-16)."""
+    """With any number of workers, started in any way."""
     dataset = wids.ShardListDataset(shards)
     sampler = wids.Prefetcher(wids.ChunkedSampler(dataset, chunksize=LENGTH), dataset)
     loader = DataLoader(
@@ -76,7 +76,7 @@ def test_every_sample_once_and_each_shard_once(
 def test_the_next_shard_is_requested_before_the_last_sample(
     shards: list[dict[str, Any]], server: Server
 ) -> None:
-    """The next shards are fetched while the current one is read (CACHE-16)."""
+    """The next shards are fetched while the current one is read."""
     dataset = wids.ShardListDataset(shards)
     size = shards[0]["filesize"]
     sampler = wids.Prefetcher(SequentialSampler(dataset), dataset, ahead_nbytes=2 * size)
@@ -95,7 +95,7 @@ def test_the_next_shard_is_requested_before_the_last_sample(
 def test_nothing_is_fetched_by_the_workers(
     shards: list[dict[str, Any]], server: Server, tmp_path: Path
 ) -> None:
-    """Each shard but the first is opened by this process; workers wait for it (CACHE-16)."""
+    """Each shard but the first is opened by this process; workers wait for it."""
     log, own = tmp_path / "log", str(os.getpid())
 
     def open_noted(url: str) -> BinaryIO:
@@ -244,7 +244,7 @@ next(indices)
 
 
 def test_a_failed_fetch_reaches_the_reader(shards: list[dict[str, Any]], server: Server) -> None:
-    """The reader gets its cause and type, also from a worker; ``on_error`` works (CACHE-16)."""
+    """The reader gets its cause and type, also from a worker; ``on_error`` works."""
     server.pages["/3.tar"].always = Fault(403)
     for workers in (0, 2):
         dataset = wids.ShardListDataset(shards)
@@ -467,7 +467,7 @@ def test_a_small_cache_is_respected(
     own_cache: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Shards that were, are and will be read fit into the limit together (CACHE-16)."""
+    """Shards that were, are and will be read fit into the limit together."""
     limit = 5 * shards[0]["filesize"]
     dataset = wids.ShardListDataset(shards, cache_size=limit)
     prefetcher = wids.Prefetcher(SequentialSampler(dataset), dataset)

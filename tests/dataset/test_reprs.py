@@ -120,7 +120,7 @@ def test_an_executor_says_what_it_is() -> None:
 
 
 def test_datasets_name_their_fields(tmp_path: Path) -> None:
-    """``dataset.fields`` and its text have them, and nothing is fetched for it (VIEW-34)."""
+    """``dataset.fields`` and its text have them, and nothing is fetched for it."""
     path = write_shards(tmp_path, [8, 5, 7])
     with wids.ShardListDataset(path) as dataset:
         assert sorted(dataset.fields) == [".cls", ".txt"]

@@ -58,7 +58,7 @@ VIEWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("query", VIEWS)
 def test_code_of_the_page_is_what_it_shows(query: dict[str, Any], spec: Path) -> None:
-    """The expression on the page is a view of the samples on it, in their order (LOOK-11)."""
+    """The expression on the page is a view of the samples on it, in their order."""
     text = urlencode(query)
     with browsing(spec) as client:
         search(client, text)
@@ -92,7 +92,7 @@ def test_code_of_the_page_is_what_it_shows(query: dict[str, Any], spec: Path) ->
     ],
 )
 def test_filters_as_people_type_them(listed: str, typed: str) -> None:
-    """A filter of the page is written as people type it where that means the same (LOOK-11)."""
+    """A filter of the page is written as people type it where that means the same."""
     assert as_typed(listed, NAMES) == typed
     assert parsed(typed, NAMES)
 
@@ -126,7 +126,7 @@ with wids.ShardListDataset({str(spec)!r}) as dataset:
 
 
 def test_columns_of_a_saved_table(spec: Path) -> None:
-    """A column of the saved table is answered from it; a search joins both (LOOK-4)."""
+    """A column of the saved table is answered from it; a search joins both."""
     pytest.importorskip("pyarrow")
     columns = ["--columns", "number=.json/n", "--output", str(spec.parent / "pets.parquet")]
     assert main(["table", str(spec), *columns]) == 0
@@ -146,7 +146,7 @@ def test_what_is_left_out_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_counts_follow_the_search(spec: Path) -> None:
-    """Values are counted in the samples that are shown, whatever their own value (LOOK-6)."""
+    """Values are counted in the samples that are shown, whatever their own value."""
     optional("pyarrow")
     columns = ["--columns", "label=.cls,n=.json/n", "--output", str(spec.parent / "c.parquet")]
     assert main(["table", str(spec), *columns]) == 0

@@ -32,7 +32,7 @@ def as_workers(numbers: Iterable[int], num_workers: int, work: Callable[[int], b
 
 @pytest.mark.parametrize("num_workers", [1, 3, 300])
 def test_an_epoch_is_complete_when_the_last_worker_is(num_workers: int) -> None:
-    """Each worker has a number of its own, however many there are (VIEW-14)."""
+    """Each worker has a number of its own, however many there are."""
     epochs = SharedEpochs(Epochs(), EpochPlace(0))
 
     def complete(number: int) -> bool:  # noqa: ARG001 - that of the worker
@@ -60,7 +60,7 @@ def test_each_worker_is_restored_to_its_own_epoch() -> None:
 
 
 def test_more_workers_than_a_stream_can_have(tmp_path: Path) -> None:
-    """The error states how many there can be; nothing is read (VIEW-14)."""
+    """The error states how many there can be; nothing is read."""
     with wids.ShardListDataset(write_shards(tmp_path, [5])) as dataset:
         stream = wids.stream(dataset, wids.ChunkedSampler(dataset, shuffle=False))
 

@@ -84,7 +84,7 @@ def test_they_are_sent_without_shared_memory() -> None:
 
 
 def test_a_batch_that_was_received_can_be_saved() -> None:
-    """Empty tensors of different types too (VIEW-21)."""
+    """Empty tensors of different types too."""
     for batch in batches():
         file = io.BytesIO()
         torch.save(batch, file)
@@ -94,7 +94,7 @@ def test_a_batch_that_was_received_can_be_saved() -> None:
 
 @pytest.mark.parametrize("way", ["share", "queue"])
 def test_arrays_keep_their_bytes_when_tensors_move(way: str) -> None:
-    """An array outlives the move of its tensor to memory that is shared (VIEW-23)."""
+    """An array outlives the move of its tensor to memory that is shared."""
     queue, kept = forking.Queue(), []
     for batch in batches(length=400):
         tensor = batch[".npy"]
@@ -184,7 +184,7 @@ def many(samples: list[Any]) -> Any:
 
 
 def test_a_message_has_a_bound() -> None:
-    """A worker sends a few kB by value, and the rest as torch does (VIEW-22)."""
+    """A worker sends a few kB by value, and the rest as torch does."""
     for batch in batches(many, length=8):
         small = [value for part in batch for value in part.values() if torch.is_tensor(value)]
         by_value = sum(value.nbytes for value in small if value.numel() and not value.is_shared())
@@ -255,7 +255,7 @@ def seconds_to_end(collate: str, marks: Path, length: int, ahead: int) -> float:
 def test_workers_end_with_a_main_process_that_is_killed(
     tmp_path: Path, length: int, ahead: int
 ) -> None:
-    """No worker outlives it longer than with torch, whatever waits to be sent (VIEW-22)."""
+    """No worker outlives it longer than with torch, whatever waits to be sent."""
     by_torch = seconds_to_end("torch", tmp_path / "torch", length, 2)
     assert seconds_to_end("wids", tmp_path / "wids", length, ahead) <= 2 * by_torch + 10
 

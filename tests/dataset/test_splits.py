@@ -69,7 +69,7 @@ def test_a_split_of_millions_is_that_of_the_permutation() -> None:
 
 @pytest.mark.long
 def test_a_split_of_many_samples_takes_a_bit_for_each() -> None:
-    """VIEW-37: at most a bit for each of 50 million samples, and 100 MB for what is computed."""
+    """At most a bit for each of 50 million samples, and 100 MB for what is computed."""
     program = """if True:
         import resource
         from wids.dataset.splits import split_indices

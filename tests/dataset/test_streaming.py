@@ -65,7 +65,7 @@ def test_batches_are_those_of_the_map_style_loader(
 def test_epochs_advance_and_can_be_set(
     dataset: wids.ShardListDataset, num_workers: int, context: str | None, persistent: bool
 ) -> None:
-    """Full passes advance the epoch; ``set_epoch`` fixes it, in all workers (VIEW-14)."""
+    """Full passes advance the epoch; ``set_epoch`` fixes it, in all workers."""
     expected = []
     for epoch in range(6):
         reference = sampler(dataset)
@@ -226,7 +226,7 @@ def test_batches_that_torchdata_leaves_out_are_noticed(
     """Saved at the last batch, and resumed in the next epoch: a warning; not after the loop.
 
     torchdata passes over what was read since its snapshot, also if that was of another epoch; and
-    without workers, it takes the end of a stream for that of the next pass (ORDER-62).
+    without workers, it takes the end of a stream for that of the next pass.
     """
     stateful = optional("torchdata.stateful_dataloader")
 
@@ -336,7 +336,7 @@ def test_other_loaders_and_samplers_are_refused(dataset: wids.ShardListDataset) 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_first_stage_of_a_webdataset_pipeline(tmp_path: Path, num_workers: int) -> None:
-    """Webdataset's stages and its loader get the exact order of the rank (VIEW-16)."""
+    """Webdataset's stages and its loader get the exact order of the rank."""
     wds = optional("webdataset")
     spec = write_shards(tmp_path, [70, 80, 60])
     with wids.ShardListDataset(spec, transformations=[], raw="bytes") as dataset:

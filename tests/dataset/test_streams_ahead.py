@@ -21,7 +21,7 @@ EVERY_SHARD = Counter(f"/{n}.tar" for n in range(NUM_SHARDS))
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_fetches_ahead(num_workers: int, server: Server, tmp_path: Path) -> None:
-    """The order is the sampler's, and each shard is downloaded once, ahead of its reader (VIEW-20).
+    """The order is the sampler's, and each shard is downloaded once, ahead of its reader.
 
     All shards are asked for while the first samples are used.
     """
@@ -45,7 +45,7 @@ def test_a_stream_fetches_ahead(num_workers: int, server: Server, tmp_path: Path
 
 
 def test_the_state_is_exact(server: Server, tmp_path: Path) -> None:
-    """What was fetched ahead does not count; a resumed stream fetches what is left (VIEW-20)."""
+    """What was fetched ahead does not count; a resumed stream fetches what is left."""
     shards = serve_shards(tmp_path, server)
 
     def stream(cache: str) -> wids.dataset.streaming.SampleStream:

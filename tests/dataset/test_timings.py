@@ -203,7 +203,7 @@ def test_lightning(dataset: wids.ShardListDataset, tmp_path: Path) -> None:
 
 
 def test_a_loader_is_as_before(dataset: wids.ShardListDataset) -> None:
-    """After one block, or two, nothing of the loader or of its class is changed (VIEW-42)."""
+    """After one block, or two, nothing of the loader or of its class is changed."""
     loader: Any = DataLoader(dataset, BATCH)
     before, collate = DataLoader.__iter__, loader.collate_fn
     timings = wids.timings(loader)
@@ -268,7 +268,7 @@ def marks(samples: list[Any]) -> tuple[float, float, float]:
 
 
 def test_stages_add_up_to_the_time_of_a_worker(tmp_path: Path) -> None:
-    """From its first batch to its last, each moment of a worker is in one stage (VIEW-41)."""
+    """From its first batch to its last, each moment of a worker is in one stage."""
     shards, options = two_shards(tmp_path, decoded)
     with Marked(shards, **options) as dataset:
         loader: Any = DataLoader(dataset, BATCH, num_workers=1, collate_fn=marks)
@@ -280,7 +280,7 @@ def test_stages_add_up_to_the_time_of_a_worker(tmp_path: Path) -> None:
 
 
 def test_workers_count_for_the_dataset(tmp_path: Path, server: Server) -> None:
-    """Requests, bytes, copies, shards and samples of workers are those of the dataset (VIEW-40)."""
+    """Requests, bytes, copies, shards and samples of workers are those of the dataset."""
     shards = serve_shards(tmp_path, server)[:2]
     options: dict[str, Any] = {"access": "download", "cache_dir": str(tmp_path / "cache")}
     with wids.ShardListDataset(shards, **options) as dataset:

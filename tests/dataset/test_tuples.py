@@ -31,7 +31,7 @@ def mixed(tmp_path: Path) -> Path:
 
 
 def test_tuples_by_alternatives_in_any_case(mixed: Path) -> None:
-    """The first name that a sample has is taken, in any case, with or without its dot (VIEW-3)."""
+    """The first name that a sample has is taken, in any case, with or without its dot."""
     with ShardListDataset(mixed) as dataset:
         assert list(dataset.to_tuple(".txt;.text", "cls")) == [("a", 0), ("b", 1), ("other", 2)]
         assert list(dataset.to_tuple("text;txt", "__key__")) == [("a", "a"), ("b", "b"), ("c", "c")]
@@ -68,7 +68,7 @@ def test_a_missing_field_is_a_key_error(mixed: Path) -> None:
 
 
 def test_missing_fields_get_values_or_are_left_out(mixed: Path) -> None:
-    """A value by the name of the field; or a view of the samples that have it (VIEW-47)."""
+    """A value by the name of the field; or a view of the samples that have it."""
     with ShardListDataset(mixed) as dataset:
         fields = ("jpg;text", "cls")
         values = dataset.to_tuple(*fields, missing={"text": "none"})
@@ -96,7 +96,7 @@ def test_missing_fields_get_values_or_are_left_out(mixed: Path) -> None:
 @pytest.mark.parametrize("policy", ["skip", "next"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_missing_field_is_no_damage(mixed: Path, policy: Any, num_workers: int) -> None:
-    """Samples without it are named, and neither left out nor replaced (VIEW-47)."""
+    """Samples without it are named, and neither left out nor replaced."""
     with ShardListDataset(mixed, on_error=policy, max_failed=1.0) as dataset:
         views = {
             'missing="skip"': dataset.to_tuple(".text", ".cls"),
@@ -135,7 +135,7 @@ def test_bad_names_are_refused(mixed: Path, fields: tuple[str], kind: type, text
 
 
 def test_map_returns_a_view(mixed: Path) -> None:
-    """`map` leaves the dataset as it is, `add_transform` changes it (VIEW-1)."""
+    """`map` leaves the dataset as it is, `add_transform` changes it."""
     with ShardListDataset(mixed) as dataset:
         classes = dataset.map(lambda sample: sample[".cls"])
         assert list(classes) == [0, 1, 2]
@@ -157,6 +157,6 @@ def test_map_returns_a_view(mixed: Path) -> None:
     ],
 )
 def test_missing_fields_in_transformations_are_explained(mixed: Path, name: str, text: str) -> None:
-    """A `KeyError` of a transformation says which fields the sample has (VIEW-4)."""
+    """A `KeyError` of a transformation says which fields the sample has."""
     with ShardListDataset(mixed) as dataset, raises(TransformError, text):
         dataset.map(lambda sample: sample[name])[0]

@@ -81,7 +81,7 @@ def test_a_sampler_over_an_ascending_view_opens_each_shard_about_once(
     ],
 )
 def test_an_unsorted_view_says_so_once(dataset: ShardListDataset, make: Callable[..., Any]) -> None:
-    """TABLE-19: when a sampler is made, with the remedy; the remedy helps, and says nothing."""
+    """When a sampler is made, with the remedy; the remedy helps, and says nothing."""
     shuffled = np.random.default_rng(1).permutation(np.flatnonzero(HALF))
     view = dataset[shuffled]
     assert view.lengths == [len(view)]
@@ -97,7 +97,7 @@ def test_an_unsorted_view_says_so_once(dataset: ShardListDataset, make: Callable
 
 
 def test_a_view_of_one_shard_needs_no_order(tmp_path: Path) -> None:
-    """TABLE-19: nothing is opened again and again where there is one shard."""
+    """Nothing is opened again and again where there is one shard."""
     with ShardListDataset(write_shards(tmp_path, [5])) as dataset:
         assert len(list(ChunkedSampler(dataset[[3, 1]]))) == 2
 
@@ -115,7 +115,7 @@ def test_a_state_of_a_view_without_lengths_is_refused(dataset: ShardListDataset)
 
 
 def test_a_view_survives_a_pickle(dataset: ShardListDataset) -> None:
-    """TABLE-18: with its samples and lengths, and about a bit for each sample of the dataset."""
+    """With its samples and lengths, and about a bit for each sample of the dataset."""
     view = dataset[HALF]
     packed = pickle.dumps(view)
     assert len(packed) - len(pickle.dumps(dataset)) < len(HALF) / 8 + 300

@@ -20,7 +20,7 @@ def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset[Any]]:
 
 
 def test_the_split_of_a_split(dataset: Any) -> None:
-    """Parts, and views in random order, can be split again (VIEW-10, VIEW-37)."""
+    """Parts, and views in random order, can be split again (VIEW-10)."""
     _, rest = dataset.split([0.8, 0.2])
     mixed = dataset[np.random.default_rng(0).permutation(100)]
     for view in (rest, mixed):
@@ -30,7 +30,7 @@ def test_the_split_of_a_split(dataset: Any) -> None:
 
 
 def test_a_mask_that_is_computed_from_positions(dataset: Any) -> None:
-    """Booleans are a mask, and numbers that are no integers are refused (VIEW-37)."""
+    """Booleans are a mask, and numbers that are no integers are refused."""
     mixed = dataset[np.random.default_rng(0).permutation(100)]
     mask = np.asarray(mixed.positions) > 50
     assert len(dataset[mixed.positions > 50]) == len(dataset[mask]) == 49
@@ -41,7 +41,7 @@ def test_a_mask_that_is_computed_from_positions(dataset: Any) -> None:
 
 
 def test_a_view_keeps_its_positions(dataset: Any) -> None:
-    """An array that is changed later changes no view that was made with it (VIEW-37)."""
+    """An array that is changed later changes no view that was made with it."""
     order = dataset[np.random.default_rng(0).permutation(100)].positions.copy()
     view = dataset[order]
     before = list(map(int, view.positions))
@@ -50,7 +50,7 @@ def test_a_view_keeps_its_positions(dataset: Any) -> None:
 
 
 def test_positions_of_a_longer_dataset(dataset: Any) -> None:
-    """Positions beyond the end are an error in each form (VIEW-37)."""
+    """Positions beyond the end are an error in each form."""
     part = dataset.split([0.5, 0.5], by="shard", seed=3)[0]
     assert part.positions[[0, 1]].tolist() == [int(part.positions[n]) for n in (0, 1)]
     with pytest.raises(IndexError):
@@ -80,7 +80,7 @@ def test_equal_parts_have_equal_shares_of_labels(dataset: Any) -> None:
 
 
 def test_one_read_counts_for_max_failed(tmp_path: Path) -> None:
-    """Samples that are read one by one are part of what `max_failed` is a share of (VIEW-35)."""
+    """Samples that are read one by one are part of what `max_failed` is a share of."""
 
     def refuse(sample: Any) -> Any:
         if sample["__index__"] < 5:

@@ -205,7 +205,7 @@ def test_a_dataset_has_the_problems_it_had(name: str, folder: Path, whole: Path)
 def test_the_packs_alone_are_enough_to_read_remote_shards(
     name: str, folder: Path, whole: Path, server: Server
 ) -> None:
-    """With ``access="range"`` a shard without a usable index would be an error (CACHE-15)."""
+    """With ``access="range"`` a shard without a usable index would be an error."""
     for path in whole.rglob("*"):
         if path.is_file():
             server.page(f"/{path.relative_to(whole).as_posix()}", path.read_bytes())
@@ -265,7 +265,7 @@ def test_an_interrupted_run_is_completed(
 ) -> None:
     """Complete shards are kept, and the bytes are those of a run that was not interrupted.
 
-    (PACK-17, REWRITE-8, REWRITE-22, SPEC-40)
+    (REWRITE-8)
     """
     need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     resume, result, pattern = kept.RUNS[name]
@@ -293,7 +293,7 @@ def begin(folder: Path, name: str, target: Path) -> None:
 
 @each("name", {folder: ["parts", "shuffle"] for folder in GENERATIONS})
 def test_a_damaged_journal_is_not_merged(name: str, folder: Path, tmp_path: Path) -> None:
-    """One flipped bit of a part's journal: the merge is refused, without a spec (SPEC-41)."""
+    """One flipped bit of a part's journal: the merge is refused, without a spec."""
     need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     begin(folder, name, tmp_path)
     (part,) = tmp_path.glob("*-1-of-2")
@@ -389,7 +389,7 @@ def test_a_stored_join_and_the_records_of_packs_are_used(whole: Path, cache: Pat
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     """Shards, packs and specs are written as the newest generation has them, byte for byte.
 
-    (PACK-13, REWRITE-7, SPEC-40) A format that changes needs a generation of its own.
+    (PACK-13, REWRITE-7) A format that changes needs a generation of its own.
     """
     need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
     make.make_datasets(tmp_path / "again")

@@ -59,7 +59,7 @@ def test_the_dataset_has_the_names(pets: Path) -> None:
     ],
 )
 def test_conditions_by_name(condition: str, expected: list[int], pets: Path) -> None:
-    """`--where` takes the name of a class for its number, also in a saved table (LOOK-4)."""
+    """`--where` takes the name of a class for its number, also in a saved table."""
     pytest.importorskip("pyarrow")
     if "label" in condition:
         columns = ["--columns", "label=.cls", "--output", str(pets.parent / "pets.parquet")]
@@ -124,7 +124,7 @@ def test_notebooks_show_the_names(pets: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_samples_in_notebooks_show_the_names(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample shows the name of its class, of its own dataset alone (LOOK-22)."""
+    """A sample shows the name of its class, of its own dataset alone."""
     interactive = optional("IPython.core.interactiveshell")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     shell = interactive.InteractiveShell.instance()

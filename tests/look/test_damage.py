@@ -25,7 +25,7 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_the_page_says_which_samples_are_damaged(damaged: Path) -> None:
-    """Cards name the field, the page states the reason once, and a sample its own (LOOK-17)."""
+    """Cards name the field, the page states the reason once, and a sample its own."""
     with browsing(damaged) as client:
         page = client.json("samples?start=11&count=4")
         html = [card["html"] for card in page["cards"]]
@@ -40,7 +40,7 @@ def test_the_page_says_which_samples_are_damaged(damaged: Path) -> None:
 
 
 def test_a_notebook_says_which_samples_are_damaged(damaged: Path) -> None:
-    """A gallery shows damaged samples, with the reason above them (LOOK-17)."""
+    """A gallery shows damaged samples, with the reason above them."""
     with wids.ShardListDataset(damaged) as dataset:
         html = dataset[11:15].show()._repr_html_()
     assert html.count("damaged: .txt") == 2
@@ -48,7 +48,7 @@ def test_a_notebook_says_which_samples_are_damaged(damaged: Path) -> None:
 
 
 def test_an_index_without_checksums_knows_of_no_damage(damaged: Path) -> None:
-    """Shards that were indexed here are shown as they are, whole or by a look at one (LOOK-17)."""
+    """Shards that were indexed here are shown as they are, whole or by a look at one."""
     spec = json.loads(damaged.read_text())
     damaged.write_text(json.dumps({**spec, "index": None}))
     with browsing(damaged) as client, peeking(damaged) as glimpse:

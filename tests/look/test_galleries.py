@@ -18,7 +18,7 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_pages_have_each_sample_once(spec: Path, seed: int | None) -> None:
-    """`next` leads through all samples, and `previous` back (LOOK-15)."""
+    """`next` leads through all samples, and `previous` back."""
     with wids.ShardListDataset(spec) as dataset:
         first = dataset.show(8, seed=seed)
         second, third = first.next(), first.next().next()
@@ -32,7 +32,7 @@ def test_pages_have_each_sample_once(spec: Path, seed: int | None) -> None:
 
 
 def test_a_page_says_which_one_it_is(spec: Path) -> None:
-    """The note below a page has its place, and how to turn it (LOOK-15)."""
+    """The note below a page has its place, and how to turn it."""
     with wids.ShardListDataset(spec) as dataset:
         html = dataset.show(8)._repr_html_()
         assert "8 of 20 samples; next() shows more" in html
@@ -44,7 +44,7 @@ def test_a_page_says_which_one_it_is(spec: Path) -> None:
 def test_pages_of_chosen_samples(
     spec: Path, seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A predicate is tried further on, where the page before stopped (LOOK-15)."""
+    """A predicate is tried further on, where the page before stopped."""
     monkeypatch.setattr("wids.look.notebook._MAX_TESTED", 9)
     seen: list[str] = []
 
@@ -63,7 +63,7 @@ def test_pages_of_chosen_samples(
 
 
 def test_the_order_of_a_seed_is_that_of_the_page(spec: Path) -> None:
-    """`wids browse` and a notebook show the same samples for the same seed (LOOK-7)."""
+    """`wids browse` and a notebook show the same samples for the same seed."""
     from looks import browsing
 
     with wids.ShardListDataset(spec) as dataset, browsing(spec) as client:

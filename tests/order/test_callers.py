@@ -48,7 +48,7 @@ def dealt(sampler: Any, num_replicas: int = 2) -> list[int]:
 
 
 def test_an_order_that_is_picked_apart_is_noticed() -> None:
-    """A ``DistributedSampler`` around a shuffled sampler warns, once, with the cure (ORDER-61)."""
+    """A ``DistributedSampler`` around a shuffled sampler warns, once, with the cure."""
     sampler = wids.ChunkedSampler(range(20))
     with pytest.warns(UserWarning, match=r"Wrapper \(test_callers\) lists the whole") as caught:
         assert len(dealt(sampler)) == len(dealt(sampler)) == 10
@@ -57,7 +57,7 @@ def test_an_order_that_is_picked_apart_is_noticed() -> None:
 
 
 def test_a_share_that_is_dealt_out_again_is_noticed() -> None:
-    """The same around the sampler of a rank: most of the dataset would not be read (ORDER-60)."""
+    """The same around the sampler of a rank: most of the dataset would not be read."""
     for shuffle in (True, False):
         sampler = wids.DistributedChunkedSampler(range(20), num_replicas=2, rank=0, shuffle=shuffle)
         with pytest.warns(UserWarning, match="has its share already") as caught:
@@ -79,7 +79,7 @@ class HalfBuilt:
 
 
 def test_a_caller_that_is_half_built_does_no_harm() -> None:
-    """Whatever the object of a frame does, looking at it never raises (ORDER-60)."""
+    """Whatever the object of a frame does, looking at it never raises."""
     code = "def __iter__(self, sampler): return list(sampler)"
     for module in ("accelerate.data_loader", "ignite.distributed"):
         names: dict[str, Any] = {"__name__": module}
@@ -110,7 +110,7 @@ def test_accelerate_prepares_a_stateful_loader(num_workers: int) -> None:
     assert sorted(index for batch in prepared for index in batch.tolist()) == data
 
 
-# Workers that run ahead (ORDER-63)
+# Workers that run ahead
 
 
 def loader_of(sampler: Any, num_workers: int = 2, **options: Any) -> DataLoader[Any]:
@@ -178,7 +178,7 @@ def test_states_that_are_exact_do_not_warn() -> None:
 
 
 def test_a_count_beyond_the_epoch_is_refused() -> None:
-    """The error says what to pass; a last batch that is not full may count as full (ORDER-64)."""
+    """The error says what to pass; a last batch that is not full may count as full."""
     sampler = wids.DistributedChunkedSampler(range(43), num_replicas=2, rank=0)
     loader = loader_of(sampler, 0)  # batches of 8, and 22 samples on each rank
     for _ in loader:

@@ -89,7 +89,7 @@ def test_caller_can_count_consumed_samples() -> None:
 
 
 def test_a_count_that_never_was_is_refused() -> None:
-    """More than was handed out is a count over all ranks, or over earlier passes (ORDER-64)."""
+    """More than was handed out is a count over all ranks, or over earlier passes."""
     sampler = DistributedChunkedSampler(range(40_000), num_replicas=4, rank=1, chunksize=100)
     list(islice(sampler, 800))
     with raises(

@@ -180,7 +180,7 @@ def test_state_has_the_chosen_chunksize() -> None:
 
 
 def test_chunk_beyond_the_cache_is_a_warning() -> None:
-    """It states the numbers and the settings that fit, once in the life of a sampler (ORDER-28)."""
+    """It states the numbers and the settings that fit, once in the life of a sampler."""
     found = warned(ChunkedSampler(Data([10] * 100, cache_nbytes=160)))
 
     assert found == [
@@ -234,7 +234,7 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
     ],
 )
 def test_warnings_fit_the_limits(sampler: Any, cure: str | None) -> None:
-    """Nothing is said where everything fits, or where nothing is known (ORDER-28)."""
+    """Nothing is said where everything fits, or where nothing is known."""
     found = warned(sampler)
 
     assert len(found) == (cure is not None)
@@ -295,7 +295,7 @@ def document(sizes: dict[str, int], **more: Any) -> dict[str, Any]:
 
 
 def test_ranks_that_follow_the_sources_are_a_warning() -> None:
-    """Where the last rank alone has most of a source, mixing is the remedy (ORDER-28)."""
+    """Where the last rank alone has most of a source, mixing is the remedy."""
     dataset = ShardListDataset(document({"a": 67, "b": 13}), base="/data")
 
     def ranks(**options: Any) -> list[list[str]]:

@@ -24,7 +24,7 @@ def batches(**others: Any) -> BucketBatchSampler:
 
 @pytest.mark.parametrize(("make", "many"), [(indices, 1000), (batches, 50)])
 def test_third_pass_from_the_same_place_warns(make: Callable[[], Any], many: int) -> None:
-    """Two passes that were left early, and a third would read the same again (ORDER-48)."""
+    """Two passes that were left early, and a third would read the same again."""
     sampler = make()
     first = [list(islice(sampler, many)) for _ in range(2)]
     assert first[0] == first[1]
@@ -37,7 +37,7 @@ def test_third_pass_from_the_same_place_warns(make: Callable[[], Any], many: int
 
 
 def test_fixed_epoch_that_is_left_early_warns_too() -> None:
-    """``set_epoch`` once before several short passes loses the rest of the data (ORDER-48)."""
+    """``set_epoch`` once before several short passes loses the rest of the data."""
     sampler = indices()
     sampler.set_epoch(4)
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_passes_that_are_continued_read_everything() -> None:
 
 
 def test_two_iterators_at_once_are_independent() -> None:
-    """Both have the epoch in which they began; its end is counted once (ORDER-49)."""
+    """Both have the epoch in which they began; its end is counted once."""
     sampler = indices()
     expected = list(indices())
     one, two = iter(sampler), iter(sampler)
@@ -104,7 +104,7 @@ def test_two_iterators_at_once_are_independent() -> None:
 
 
 def test_break_in_a_loader_with_workers_begins_again() -> None:
-    """Workers that ran ahead change nothing: the next pass begins at the start (ORDER-48)."""
+    """Workers that ran ahead change nothing: the next pass begins at the start."""
     sampler = indices()
     loader: DataLoader[Any] = DataLoader(
         range(NUM_SAMPLES),  # type: ignore[arg-type]

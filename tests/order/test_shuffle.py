@@ -14,7 +14,7 @@ from wids.order.shuffle import Shuffle
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**70])
 def test_each_sample_has_one_position(num_samples: int, seed: int) -> None:
-    """Every number of samples is permuted, and positions lead back to samples (LOOK-7)."""
+    """Every number of samples is permuted, and positions lead back to samples."""
     shuffle = Shuffle(num_samples, seed)
     indices = shuffle.indices(range(num_samples))
     assert sorted(indices) == list(range(num_samples))
@@ -39,7 +39,7 @@ def test_a_page_of_a_huge_dataset_costs_a_page() -> None:
 
 
 def test_a_search_does_not_change_the_order() -> None:
-    """Hits are in the order of all samples, without those that were not found (LOOK-7)."""
+    """Hits are in the order of all samples, without those that were not found."""
     everything = Selection(range(500), 500, 9).page(0, 500)
     found = list(range(0, 500, 7))
     hits = Selection(found, 500, 9)

@@ -34,7 +34,7 @@ def openings(dataset: ShardListDataset, source: Any, sampler: Any) -> tuple[int,
 
 
 def test_an_ascending_subset_follows_shards(dataset: ShardListDataset) -> None:
-    """Each shard is opened about once, in a subset of a subset too (VIEW-12)."""
+    """Each shard is opened about once, in a subset of a subset too."""
     subset = Subset(dataset, range(0, len(dataset), 2))
     assert openings(dataset, subset, ShardListSampler(subset)) == (250, NUM_SHARDS)
     inner = Subset(subset, range(125))

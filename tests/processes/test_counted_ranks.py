@@ -24,7 +24,7 @@ def write_folders(folder: Path, ranks: tuple[int, int]) -> None:
 
 
 def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
-    """Each rank gets the error before its first step; stated counts need no question (ORDER-65).
+    """Each rank gets the error before its first step; stated counts need no question.
 
     So do two processes that share a rank (ORDER-66).
     """
@@ -45,7 +45,7 @@ def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
 
 
 def test_a_mesh_of_some_processes_waits_for_no_others(tmp_path: Path) -> None:
-    """Those that make no sampler are not asked what they have counted (ORDER-65)."""
+    """Those that make no sampler are not asked what they have counted."""
     write_folders(tmp_path, (1, 2))
     output = run(torchrun(3, Path(__file__).parent / "count_ranks.py", tmp_path))
 

@@ -165,7 +165,7 @@ wids.ShardListDataset(sys.argv[1], access="download")[0]
 
 
 def test_killed_with_a_live_child(spec: str, server: Server, own_cache: Path) -> None:
-    """A child that was forked during a download holds no lock of it (CACHE-25).
+    """A child that was forked during a download holds no lock of it.
 
     The next process neither waits for the child, nor does the temporary file stay.
     """
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_nothing(spec: str, server: Server, own_cache: Path) -> No
 def test_ctrl_c_leaves_nothing_of_a_request_that_was_sent_twice(
     how: str, spec: str, server: Server, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the program soon, which waits for neither of the two (CACHE-10, CACHE-47)."""
+    """It ends the program soon, which waits for neither of the two (CACHE-10)."""
     monkeypatch.setenv("WIDS_HEDGE", "1")
     for number in range(NUM_SHARDS):
         server.pages[f"/{number}.tar"].always = Fault(after_nbytes=9000, how=how)

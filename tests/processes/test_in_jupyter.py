@@ -139,7 +139,7 @@ def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:
 def test_in_a_real_notebook(
     app: str, theme: str, jupyter: Any, executed: Path, chromium: Chromium, tmp_path: Path
 ) -> None:
-    """Summary, samples and galleries look the same in JupyterLab and Notebook 7 (LOOK-14)."""
+    """Summary, samples and galleries look the same in JupyterLab and Notebook 7."""
     address, settings = jupyter
     (settings / "themes.jupyterlab-settings").write_text(
         json.dumps({"theme": f"JupyterLab {theme}"})
@@ -179,7 +179,7 @@ def pages(executed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("template", ["lab", "classic"])
 def test_as_a_page(template: str, pages: Path, chromium: Chromium, tmp_path: Path) -> None:
-    """So they do on pages that nbconvert makes (LOOK-14)."""
+    """So they do on pages that nbconvert makes."""
     page = chromium.new_page(viewport={"width": 1200, "height": 1600})
     # Templates name scripts of other sites, which are not there.
     chromium.causes("Failed to load resource: net::ERR_FAILED")

@@ -99,7 +99,7 @@ def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> No
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("most", [6, 20, 60])
 def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path) -> None:
-    """Few requests are refused, the first samples come soon, and none is lost (CACHE-40)."""
+    """Few requests are refused, the first samples come soon, and none is lost."""
     num_shards, context = 96 if most == 6 else 32, multiprocessing.get_context("fork")
     server = Server(rate_nbytes=60e6)
     server.max_requests = most

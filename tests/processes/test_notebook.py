@@ -124,7 +124,7 @@ len(list(DataLoader(other, 3, num_workers=1, collate_fn=wids.collate)))""",
 
 
 def test_warnings_are_text(tmp_path: Path) -> None:
-    """A notebook shows those of wids without a line of code, and others as usual (LOOK-22)."""
+    """A notebook shows those of wids without a line of code, and others as usual."""
     for package in ("nbclient", "ipykernel", "nbformat"):
         need(importlib.util.find_spec(package), f"pip install {package}")
     import nbformat

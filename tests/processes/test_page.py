@@ -158,7 +158,7 @@ def test_every_problem_of_a_page_is_noticed(chromium_program: Any) -> None:
 
 
 def test_pages_and_samples(tab: Tab) -> None:
-    """Buttons, arrow keys, addresses, indices and keys lead to pages and samples (LOOK-11)."""
+    """Buttons, arrow keys, addresses, indices and keys lead to pages and samples."""
     page = tab.page
     assert tab.indices() == list(range(48))
     assert page.is_disabled("#previous-page")
@@ -196,7 +196,7 @@ def test_pages_and_samples(tab: Tab) -> None:
 
 
 def test_a_step_of_training(chromium: Chromium, spec: Path, tmp_path: Path) -> None:
-    """The command shows its samples alone, among which is searched (LOOK-23)."""
+    """The command shows its samples alone, among which is searched."""
     with wids.ShardListDataset(spec) as dataset:
         ranks = [
             wids.DistributedChunkedSampler(dataset, num_replicas=2, rank=rank, seed=1)
@@ -231,7 +231,7 @@ def test_a_step_of_training(chromium: Chromium, spec: Path, tmp_path: Path) -> N
 
 
 def test_search(tab: Tab) -> None:
-    """Hits and progress stand beside the field; hits are marked in any language (LOOK-3)."""
+    """Hits and progress stand beside the field; hits are marked in any language."""
     page = tab.page
     wanted = [n for n in range(3, NUM_SAMPLES, 4) if str(n).startswith("1")]
     page.keyboard.press("/")
@@ -263,7 +263,7 @@ def test_search(tab: Tab) -> None:
 
 
 def test_a_long_search_is_watched_and_stopped(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hits are shown while the search runs; it is stopped and continued by a button (LOOK-5).
+    """Hits are shown while the search runs; it is stopped and continued by a button.
 
     Buttons that stay the same are not replaced, so that a click on them is not lost.
     """
@@ -305,9 +305,9 @@ def test_a_long_search_is_watched_and_stopped(tab: Tab, monkeypatch: pytest.Monk
 
 
 def test_filters_and_code(tab: Tab, dataset: Any) -> None:
-    """A click filters; values are counted in what was found; the code opens it (LOOK-6, LOOK-4).
+    """A click filters; values are counted in what was found; the code opens it.
 
-    A histogram has an axis (LOOK-18), and the name of a class is not in the address.
+    A histogram has an axis, and the name of a class is not in the address.
     """
     page = tab.page
     assert page.locator("#values button").all_inner_texts() == [f"{name}\n60" for name in SEASONS]
@@ -350,7 +350,7 @@ def test_filters_and_code(tab: Tab, dataset: Any) -> None:
 
 
 def test_shuffle(tab: Tab) -> None:
-    """The same seed is the same order, also in another tab; another seed is another (LOOK-7)."""
+    """The same seed is the same order, also in another tab; another seed is another."""
     page = tab.page
     page.fill("#seed", "7")
     page.click("#shuffle")
@@ -373,9 +373,9 @@ def test_shuffle(tab: Tab) -> None:
 
 
 def test_pictures(tab: Tab) -> None:
-    """They fit, are zoomed, chosen and described; tiny ones are sharp (LOOK-8, LOOK-9, LOOK-10).
+    """They fit, are zoomed, chosen and described; tiny ones are sharp.
 
-    A sample states each size once (LOOK-18).
+    A sample states each size once.
     """
     page = tab.page
     page.wait_for_function(
@@ -431,7 +431,7 @@ def test_pictures(tab: Tab) -> None:
 
 
 def test_texts(tab: Tab) -> None:
-    """Scripts are shown and not run (SEC-13); texts without pictures have room (LOOK-18)."""
+    """Scripts are shown and not run (SEC-13); texts without pictures have room."""
     page = tab.page
     assert "<script>" in page.inner_text("#grid a:nth-child(4)")
     line = page.locator("#grid p.line:has-text('.json')").first.inner_text()
@@ -453,7 +453,7 @@ def test_texts(tab: Tab) -> None:
 
 
 def test_players(tab: Tab) -> None:
-    """Audio plays on its card; what the browser cannot play has a sentence and a link (LOOK-21)."""
+    """Audio plays on its card; what the browser cannot play has a sentence and a link."""
     page = tab.page
     page.goto(f"{tab.url}#start=144")
     tab.wait_for_first(144)
@@ -489,7 +489,7 @@ def test_players(tab: Tab) -> None:
 
 
 def test_links_and_python_are_copied(chromium: Chromium, local: str, tmp_path: Path) -> None:
-    """Address and expression are copied; a field is saved under its key (LOOK-11)."""
+    """Address and expression are copied; a field is saved under its key."""
     rights = ["clipboard-read", "clipboard-write"]
     with Tab(chromium, f"{local}#sample=123", permissions=rights) as tab:
         page = tab.page
@@ -517,7 +517,7 @@ def reached(page: Any, times: int) -> set[str]:
 
 @pytest.mark.parametrize(("scheme", "is_phone"), [("light", False), ("dark", True)])
 def test_everything_is_reached(scheme: str, is_phone: bool, chromium: Chromium, local: str) -> None:
-    """The keyboard reaches every control, and axe-core finds no violation (LOOK-13).
+    """The keyboard reaches every control, and axe-core finds no violation.
 
     Neither on the page, nor while it filters, nor in a sample; nothing overflows sideways.
     """
@@ -559,7 +559,7 @@ def test_everything_is_reached(scheme: str, is_phone: bool, chromium: Chromium, 
 
 
 def test_problems_are_shown_once(chromium: Chromium, tmp_path: Path) -> None:
-    """A broken shard, no such sample, a server that is another or gone: one sentence (LOOK-12)."""
+    """A broken shard, no such sample, a server that is another or gone: one sentence."""
     chromium.causes("banner: ", "0.tar", "ERR_CONNECTION_REFUSED", "status of 404")
     members = [(f"{n}.jpg", picture(n)) for n in range(60)]
     shards = [write_tar(tmp_path / f"{n}.tar", members) for n in range(2)]
@@ -604,7 +604,7 @@ def test_problems_are_shown_once(chromium: Chromium, tmp_path: Path) -> None:
 
 
 def test_a_remote_million(chromium: Chromium, server: Server, tmp_path: Path) -> None:
-    """Of a million remote samples pages and jumps are shown, and classes at once (LOOK-19)."""
+    """Of a million remote samples pages and jumps are shown, and classes at once."""
     shard = write_tar(
         tmp_path / "a.tar", [(f"{n:06d}.cls", b"%d" % (n % 4)) for n in range(50_000)]
     ).read_bytes()
@@ -634,7 +634,7 @@ def test_a_remote_million(chromium: Chromium, server: Server, tmp_path: Path) ->
 
 
 def test_a_remote_dataset(chromium: Chromium, spec: Path, server: Server) -> None:
-    """It opens without a problem; classes and values are counted by a click (LOOK-6, LOOK-19)."""
+    """It opens without a problem; classes and values are counted by a click."""
     for path in spec.parent.iterdir():
         server.page(f"/{path.name}", path.read_bytes())
     with browsing(f"{server.url}/looks.json") as client:
@@ -672,7 +672,7 @@ def peeked(server: Server, tmp_path: Path) -> Iterator[Client]:
 
 
 def test_shards_on_a_phone(chromium: Chromium, peeked: Client) -> None:
-    """Each control of shards has a name, and the Tab key reaches it (LOOK-13)."""
+    """Each control of shards has a name, and the Tab key reaches it."""
     with Tab(chromium, peeked.parts.geturl(), **PHONE) as tab:
         page = tab.page
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
@@ -691,7 +691,7 @@ def test_shards_on_a_phone(chromium: Chromium, peeked: Client) -> None:
 
 
 def test_shards_without_an_index(chromium: Chromium, peeked: Client, server: Server) -> None:
-    """Samples are shown shard by shard; a button makes the index of one (INDEX-23, INDEX-24)."""
+    """Samples are shown shard by shard; a button makes the index of one."""
     with Tab(chromium, peeked.parts.geturl()) as tab:
         page = tab.page
         assert "samples not counted yet" in page.inner_text("#summary")

@@ -104,7 +104,7 @@ def test_nginx(shards: list[Path], tmp_path: Path) -> None:
 
 
 def check_costs(site: str, port: int, folder: Path) -> None:
-    """What would be downloaded is known from 64 small requests (SPEC-25, SPEC-26)."""
+    """What would be downloaded is known from 64 small requests (SPEC-26)."""
     for number in range(64):
         with (folder / "www" / f"big-{number:02d}.tar").open("wb") as file:
             file.truncate(100_000_000)
@@ -191,7 +191,7 @@ def check_listing(port: int, options: dict[str, str]) -> None:
 
 @pytest.mark.long
 def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to pass, at once and without the keys (SPEC-22)."""
+    """The error says what to pass, at once and without the keys."""
     need(
         find_spec("moto") and find_spec("s3fs"), "moto[server] and s3fs (pip install '.[test-all]')"
     )
@@ -219,7 +219,7 @@ def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.long
 def test_hub(shards: list[Path], server: Server, tmp_path: Path) -> None:
-    """``hf:`` lists a repository, and a sample costs its own bytes and four requests (SPEC-22)."""
+    """``hf:`` lists a repository, and a sample costs its own bytes and four requests."""
     need(find_spec("huggingface_hub"), "huggingface_hub (pip install '.[test-all]')")
     files = {f"data/{path.name}": path.read_bytes() for path in shards}
     hub.publish(server, "org/name", {**files, "README.md": b"about"})

@@ -133,7 +133,7 @@ def test_commands_run_in_order(
 
 
 def test_extras_have_lower_bounds() -> None:
-    """Without them pip may choose versions that are years old (SPEC-30)."""
+    """Without them pip may choose versions that are years old."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     text = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     for requirement in re.findall(r'"([\w-][^"]*)"', text):

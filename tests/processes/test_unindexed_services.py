@@ -90,7 +90,7 @@ def sent(folder: Path) -> list[int]:
 
 @pytest.mark.usefixtures("films")
 def test_nginx(tmp_path: Path) -> None:
-    """Ranges of nginx: looks and indexes cost a few megabytes of 36 (INDEX-21, INDEX-23)."""
+    """Ranges of nginx: looks and indexes cost a few megabytes of 36."""
     with nginx(tmp_path) as site:
         check(f"{site}/film-{{0..1}}.tar", tmp_path)
     # One megabyte for each first look, and once more for each of the two indexes of `build_spec`;
@@ -160,7 +160,7 @@ def body() -> bytes:
 def test_the_first_page_on_every_server(
     kind: str, body: bytes, server: Server, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of shards of 100 MB, under 10 MB of one shard are read (INDEX-23)."""
+    """Of shards of 100 MB, under 10 MB of one shard are read."""
     names = [f"train-{number:06d}.tar" for number in range(64)]
     pattern = "train-{000000..000063}.tar"
     if kind == "nginx":

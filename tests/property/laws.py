@@ -15,7 +15,7 @@ _LONGER: Final = 20
 REPEATS = pytest.mark.filterwarnings(
     "ignore:.*a second full pass", "ignore:.*two passes of epoch .* ended early"
 )
-"""Laws repeat whole and broken passes of an epoch, which programs do not (ORDER-14, ORDER-48)."""
+"""Laws repeat whole and broken passes of an epoch, which programs do not (ORDER-14)."""
 
 
 def law(

@@ -319,7 +319,7 @@ def run(
 
 
 def test_any_server_gives_one_version_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that fails in any way, no mixed or partial file is returned (CACHE-12)."""
+    """Of a server that fails in any way, no mixed or partial file is returned."""
     assert 60 < run(600, 0, monkeypatch) < 600
 
 
@@ -333,12 +333,12 @@ def test_a_length_of_one_byte_that_is_a_lie(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.seeds
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for a minute, with other servers each time (CACHE-12)."""
+    """The same for a minute, with other servers each time."""
     run(1_000_000, time.time_ns(), monkeypatch, seconds=60)
 
 
 def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has to be fetched again is no progress (CACHE-12)."""
+    """What has to be fetched again is no progress."""
     # Waits are not waited for, and a machine that is busy takes no time either.
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: 1.0))

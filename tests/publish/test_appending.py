@@ -112,7 +112,7 @@ def test_a_staged_dataset(tmp_path: Path) -> None:
 
 
 def test_keys_of_old_and_new_shards(spec: Path, tmp_path: Path, capsys: Any) -> None:
-    """Keys that are in old and new shards are reported, without reading the old (SPEC-37)."""
+    """Keys that are in old and new shards are reported, without reading the old."""
     found: list[wids.Problem] = []
     for path in tmp_path.glob("train-*.tar"):
         path.chmod(0)
@@ -148,7 +148,7 @@ def test_keys_of_old_and_new_shards(spec: Path, tmp_path: Path, capsys: Any) -> 
 def test_what_cannot_be_appended_to(
     document: Any, kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    """An error says what to do, before anything is written (SPEC-38)."""
+    """An error says what to do, before anything is written."""
     new = more(tmp_path)
     spec = tmp_path / "a.json"
     if document is not None:
@@ -161,7 +161,7 @@ def test_what_cannot_be_appended_to(
 
 
 def test_other_things_that_are_refused(spec: Path, tmp_path: Path, capsys: Any) -> None:
-    """The same shard twice, a pack of another dataset, options that would be lost (SPEC-38)."""
+    """The same shard twice, a pack of another dataset, options that would be lost."""
     new = more(tmp_path)
     with raises(ValueError, f"found {new}, which it already lists"):
         append_shards(spec, [new, new])
@@ -185,7 +185,7 @@ def test_without_a_pack(tmp_path: Path) -> None:
 
 
 def test_states_saved_before(spec: Path, tmp_path: Path) -> None:
-    """A state of the old order is refused, and fits the part that the dataset was (SPEC-39)."""
+    """A state of the old order is refused, and fits the part that the dataset was."""
     with wids.ShardListDataset(spec) as dataset:
         sampler = wids.ChunkedSampler(dataset, chunksize=3, seed=1)
         order = list(sampler)
@@ -368,7 +368,7 @@ def test_a_writer_appends(tmp_path: Path) -> None:
 
 
 def test_a_writer_after_an_interrupted_append(tmp_path: Path) -> None:
-    """Its complete shards stay if `--append` adds them before the next one (SPEC-38)."""
+    """Its complete shards stay if `--append` adds them before the next one."""
     pattern, spec = tmp_path / "a-%d.tar", tmp_path / "a.json"
     with ShardWriter(pattern, maxcount=10) as writer:
         fill(writer, 0, 10)
@@ -451,7 +451,7 @@ def test_classes_of_appended_shards(spec: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: Path) -> None:
-    """Shards that it left are written again, so that each sample is there once (SPEC-38)."""
+    """Shards that it left are written again, so that each sample is there once."""
     pattern = tmp_path / "train-%06d.tar"
 
     def append(stop: int) -> None:
@@ -474,7 +474,7 @@ def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: P
 def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(
     spec: Path, tmp_path: Path
 ) -> None:
-    """Only what an append to this very spec has begun is written again (SPEC-38)."""
+    """Only what an append to this very spec has begun is written again."""
     pattern = tmp_path / "train-%06d.tar"
 
     def append() -> None:
@@ -493,7 +493,7 @@ def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(
 
 @pytest.mark.usefixtures("spec")
 def test_foreign_shards_are_not_written_again(tmp_path: Path) -> None:
-    """A shard that no append has begun is an error that says what to do (SPEC-38)."""
+    """A shard that no append has begun is an error that says what to do."""
     foreign = more(tmp_path, "train-000009.tar")
     with raises(FileExistsError, "train-000009.tar: exists", "no append to it as it is now"):
         ShardWriter(tmp_path / "train-%06d.tar", if_exists="append")

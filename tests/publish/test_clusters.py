@@ -17,7 +17,7 @@ from wids import RayExecutor
 @pytest.mark.long
 @pytest.mark.timeout(500)
 def test_dask(tmp_path: Path) -> None:
-    """On Dask every shard, spec, pack and table has the bytes of one process (REWRITE-20).
+    """On Dask every shard, spec, pack and table has the bytes of one process.
 
     In a process of its own, since tasks that were cancelled keep their arguments in Dask's loop.
     """
@@ -28,7 +28,7 @@ def test_dask(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(500)  # Ray takes 40 s on two free processors
 def test_ray(tmp_path: Path) -> None:
-    """On Ray too, by the documented adapter, which behaves as executors do (REWRITE-20).
+    """On Ray too, by the documented adapter, which behaves as executors do.
 
     In a process of its own, since Ray leaves the interpreter with processes that it started.
     """

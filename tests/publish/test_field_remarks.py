@@ -38,7 +38,7 @@ def remarks(*paths: Path, **options: Any) -> list[str]:
 
 
 def test_fields_of_some_samples(tmp_path: Path) -> None:
-    """A field that samples lack is named with the numbers, over all shards (SPEC-34)."""
+    """A field that samples lack is named with the numbers, over all shards."""
     first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"]] * 1200))
     second = [[".jpg", ".txt"]] * 799 + [[".jpg"]]
     write_tar(tmp_path / "b.tar", samples(second, 1200))
@@ -47,7 +47,7 @@ def test_fields_of_some_samples(tmp_path: Path) -> None:
 
 
 def test_mixed_formats(tmp_path: Path) -> None:
-    """Fields of one role that no sample has together are mixed formats, in any case (SPEC-34)."""
+    """Fields of one role that no sample has together are mixed formats, in any case."""
     fields = [[".jpg", ".cls"]] * 8 + [[".PNG", ".cls"]] * 3 + [[".JPG", ".cls"]] * 2
     path = write_tar(tmp_path / "a.tar", samples(fields))
     assert remarks(path) == [
@@ -58,7 +58,7 @@ def test_mixed_formats(tmp_path: Path) -> None:
 
 
 def test_what_is_played_is_remarked_on_as_sound_and_film(tmp_path: Path) -> None:
-    """Each extension that pages play is of the kind that its player has (SPEC-34)."""
+    """Each extension that pages play is of the kind that its player has."""
     fields = [[".mkv", ".opus"]] * 3 + [[".ogv", ".wav"]] * 2 + [[".m4v", ".flac"]]
     path = write_tar(tmp_path / "a.tar", samples(fields))
     assert remarks(path) == [
@@ -68,14 +68,14 @@ def test_what_is_played_is_remarked_on_as_sound_and_film(tmp_path: Path) -> None
 
 
 def test_roles_that_are_not_mixed(tmp_path: Path) -> None:
-    """A picture and its mask are two roles, as are fields of different kinds (SPEC-34)."""
+    """A picture and its mask are two roles, as are fields of different kinds."""
     fields = [[".jpg", ".png", ".txt", ".seg.png"], [".jpg", ".PNG", ".txt", ".seg.png"]]
     path = write_tar(tmp_path / "a.tar", samples(fields))
     assert remarks(path) == ["formats are mixed: .png in 1 sample, .PNG in 1"]
 
 
 def test_each_dataset_has_fields_of_its_own(tmp_path: Path) -> None:
-    """Shards of different datasets need not have the same fields (SPEC-34)."""
+    """Shards of different datasets need not have the same fields."""
     write_tar(tmp_path / "a.tar", samples([[".jpg"]]))
     write_tar(tmp_path / "b.tar", samples([[".wav"], [".wav", ".txt"]]))
     shards = [{"url": str(tmp_path / f"{name}.tar"), "dataset": name} for name in "ab"]
@@ -85,7 +85,7 @@ def test_each_dataset_has_fields_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_field_for_every_sample(tmp_path: Path) -> None:
-    """A dot in every key makes a field for every sample: one remark, in little memory (SPEC-34)."""
+    """A dot in every key makes a field for every sample: one remark, in little memory."""
     members = [(f"image.{number}.jpg", b"") for number in range(2_000)]
     path = write_tar(tmp_path / "a.tar", members)
     (text,) = remarks(path)
@@ -95,7 +95,7 @@ def test_a_field_for_every_sample(tmp_path: Path) -> None:
 
 
 def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
-    """The memory does not grow with the number of samples (SPEC-34)."""
+    """The memory does not grow with the number of samples."""
     from wids.publish.problems import field_remarks
     from wids.shards.indexes.pack import load_pack
 
@@ -135,7 +135,7 @@ def test_shares_are_rounded_down(count: int, total: int, text: str) -> None:
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Remarks leave the exit status 0, repeated keys make it 1, for both commands (SPEC-35)."""
+    """Remarks leave the exit status 0, repeated keys make it 1, for both commands."""
     first = write_tar(tmp_path / "a.tar", samples([[".jpg", ".txt"], [".jpg"]]))
     spec = str(tmp_path / "a.json")
     assert main(["create", str(first), "-o", spec, "-j", "1"]) == 0

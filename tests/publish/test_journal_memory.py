@@ -26,7 +26,7 @@ def record(number: int) -> ShardRecord:
 
 @pytest.mark.long
 def test_a_shard_takes_sixteen_bytes() -> None:
-    """A coordinator of millions of tasks keeps two numbers of each (INDEX-30)."""
+    """A coordinator of millions of tasks keeps two numbers of each."""
     tracemalloc.start()
     try:
         with Journal(None) as log:

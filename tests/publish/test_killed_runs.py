@@ -57,7 +57,7 @@ def kill_at(number: int, work: Callable[[], object]) -> bool:
     "work", [*(pytest.param(work, marks=pytest.mark.long) for work in (rewrite, pack)), write]
 )
 def test_the_next_run_leaves_nothing(work: Callable[[Path, Path], None], tmp_path: Path) -> None:
-    """Unfinished shards, packs, specs and locks are gone, however fresh they are (REWRITE-21)."""
+    """Unfinished shards, packs, specs and locks are gone, however fresh they are."""
     write_shards(tmp_path, [5, 3])
     (tmp_path / "files").mkdir()
     for number in range(8):

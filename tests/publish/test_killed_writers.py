@@ -108,7 +108,7 @@ def test_specs_and_packs_delete_what_a_killed_build_left(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("if_exists", ["error", "resume", "replace"])
 def test_the_second_writer_of_a_pattern_is_refused(if_exists: Any, tmp_path: Path) -> None:
-    """Their shards would be mixed; the first one is not disturbed (SPEC-17)."""
+    """Their shards would be mixed; the first one is not disturbed."""
     pattern = tmp_path / "a-%06d.tar"
     with ShardWriter(pattern, if_exists="replace") as first:
         first.write(sample(0))
@@ -148,7 +148,7 @@ def test_a_process_forked_by_a_writer_has_no_lock(tmp_path: Path) -> None:
 def test_a_killed_build_leaves_no_download(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Remote shards are read from a file without a name, which ends with the process (SPEC-18)."""
+    """Remote shards are read from a file without a name, which ends with the process."""
     need(os.path.isdir("/proc/self/fd"), "Linux, where a file without a name has a path")
     temporary = tmp_path / "temporary"
     temporary.mkdir()

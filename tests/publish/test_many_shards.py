@@ -209,7 +209,7 @@ def peak_nbytes(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("part", [None, JobPart(1, 2)])
 @pytest.mark.parametrize("work", ["create", "rewrite"])
 def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None) -> None:
-    """A coordinator keeps numbers of each shard: no name, no task, no entry (INDEX-33).
+    """A coordinator keeps numbers of each shard: no name, no task, no entry.
 
     With one sample in each shard, 120 B of these are the keys of the pack, up to a million.
     """

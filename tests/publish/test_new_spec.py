@@ -50,7 +50,7 @@ def packed(path: Path) -> list[Any]:
 
 
 def test_large_members_are_skipped(server: Server, shards: list[Path], tmp_path: Path) -> None:
-    """A request for each large member and a few bytes make the index (INDEX-20, INDEX-21)."""
+    """A request for each large member and a few bytes make the index (INDEX-20)."""
     costs: list[Any] = []
     spec = wids.build_spec(publish(server, shards), pack=tmp_path / "r.index", on_cost=costs.append)
 

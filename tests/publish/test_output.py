@@ -95,7 +95,7 @@ def killing(number: int, work: Callable[[], None]) -> bool:
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
 @WORKS
 def test_killed_at_any_step(work: Write, step: int, tmp_path: Path) -> None:
-    """Readers find the old dataset, none, or the new one; the next run completes it (PACK-16)."""
+    """Readers find the old dataset, none, or the new one; the next run completes it."""
     (tmp_path / "fresh").mkdir()
     work("fresh/out", NEW)
     seen = set()
@@ -121,7 +121,7 @@ def test_killed_at_any_step(work: Write, step: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("work", [write, pytest.param(pack, marks=pytest.mark.long)])
 def test_readers_of_a_bucket(work: Write, bucket: Bucket) -> None:
-    """At each request of an undisturbed run, readers find one dataset or none (PACK-16)."""
+    """At each request of an undisturbed run, readers find one dataset or none."""
     output, options = f"{bucket.url}/x/out", {"storage_options": bucket.options}
     work(output, OLD, **options)
     seen: list[list[str] | None] = []
@@ -174,7 +174,7 @@ for _ in sys.stdin:
 @pytest.mark.long
 @WORKS
 def test_killed_while_it_replaces_a_bucket(work: Write, bucket: Bucket) -> None:
-    """Readers find one dataset or none, and the next run completes the new one (PACK-16)."""
+    """Readers find one dataset or none, and the next run completes the new one."""
     output, options = f"{bucket.url}/x/out", {"storage_options": bucket.options}
     path = Path(__file__)
     command = [sys.executable, "-c", PROGRAM, str(path.parent), path.stem, work.__name__, output]
@@ -230,7 +230,7 @@ def is_killed(program: subprocess.Popen[str], bucket: Bucket, number: int) -> bo
 
 
 def test_shards_of_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Only shards that the old spec lists are deleted; others of the names are stated (PACK-16)."""
+    """Only shards that the old spec lists are deleted; others of the names are stated."""
     (tmp_path / "elsewhere").mkdir()
     write("elsewhere/raw", OLD)
     wids.build_spec("elsewhere/", pack="out.index").save("out.json")
@@ -265,7 +265,7 @@ def newer(spec: Path) -> None:
 def test_the_shards_of_a_spec_that_cannot_be_read_stay(
     edit: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leftover of a killed run deletes no shard of the present dataset (PACK-16)."""
+    """A leftover of a killed run deletes no shard of the present dataset."""
     write("out", OLD)
     shutil.copy("out.json", "out.json.replaced")
     edit(tmp_path / "out.json")
@@ -278,7 +278,7 @@ def test_the_shards_of_a_spec_that_cannot_be_read_stay(
 
 
 def test_a_replaced_spec_of_documents(tmp_path: Path) -> None:
-    """Shards that a nested document of the old spec lists are deleted too (PACK-16)."""
+    """Shards that a nested document of the old spec lists are deleted too."""
     write("out", OLD)
     nested(tmp_path / "out.json")
     write("out", NEW, if_exists="replace")
@@ -290,7 +290,7 @@ def test_a_replaced_spec_of_documents(tmp_path: Path) -> None:
 def test_a_replaced_spec_that_cannot_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stays under its other name, and so do the shards that it may list (PACK-16)."""
+    """It stays under its other name, and so do the shards that it may list."""
     write("out", OLD)
     cut(tmp_path / "out.json")
     write("out", NEW, if_exists="replace")
@@ -308,7 +308,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_a_spec_without_shards_of_these_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure before the first shard gives the spec its name back (PACK-16)."""
+    """A failure before the first shard gives the spec its name back."""
     (tmp_path / "elsewhere").mkdir()
     write("elsewhere/raw", OLD)
     wids.build_spec("elsewhere/").save("out.json")
@@ -321,7 +321,7 @@ def test_a_spec_without_shards_of_these_names(
 
 
 def test_a_local_spec_of_remote_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a remote shard may have been replaced, the old spec is not published (PACK-16)."""
+    """Once a remote shard may have been replaced, the old spec is not published."""
     pattern = "memory://replaced/out-%06d.tar"
 
     def write_remote(values: list[Any], **options: Any) -> None:
@@ -338,7 +338,7 @@ def test_a_local_spec_of_remote_shards(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_shards_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They are reported, and the new dataset is complete (PACK-16)."""
+    """They are reported, and the new dataset is complete."""
     write("out", OLD)
     (tmp_path / "out-000003.tar").unlink()
     (tmp_path / "out-000003.tar").mkdir()
@@ -348,7 +348,7 @@ def test_shards_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_the_first_numbers_are_not_replaced(tmp_path: Path) -> None:
-    """Shards before the first one that is written stay (PACK-16)."""
+    """Shards before the first one that is written stay."""
     write("out", OLD)
     write("out", NEW, if_exists="replace", start_shard=1)
     assert [path.name for path in sorted(tmp_path.glob("*.tar"))] == [
@@ -358,7 +358,7 @@ def test_the_first_numbers_are_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_before_its_first_shard(tmp_path: Path) -> None:
-    """The old dataset is as it was, and so it is if no sample is written (PACK-16)."""
+    """The old dataset is as it was, and so it is if no sample is written."""
     write("out", OLD)
     before = contents(tmp_path)
     write("out", [], if_exists="replace")
@@ -389,7 +389,7 @@ def test_a_killed_replacement_is_not_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", steps(83))
 @WORKS
 def test_interrupted_at_any_place(work: Write, step: int, tmp_path: Path) -> None:
-    """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced (PACK-16)."""
+    """Ctrl-C leaves one dataset or none, and the old one if none of it was replaced."""
     for name, values in (("old", OLD), ("fresh", NEW)):
         (tmp_path / name).mkdir()
         work(f"{name}/out", values)

@@ -30,7 +30,7 @@ def work(path: str) -> bool:
 
 
 def test_a_part_has_its_name_while_it_is_locked(tmp_path: Path) -> None:
-    """Nobody opens the journal between its last record and its final name (SPEC-40)."""
+    """Nobody opens the journal between its last record and its final name."""
     path = str(tmp_path / "train.partial")
     ours, theirs = os.pipe(), os.pipe()
     child = os.fork()
@@ -65,7 +65,7 @@ def test_a_part_has_its_name_while_it_is_locked(tmp_path: Path) -> None:
 def test_a_part_that_is_completed_meanwhile(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process completes it before its journal is opened, or is locked (SPEC-40)."""
+    """Another process completes it before its journal is opened, or is locked."""
     path = str(tmp_path / "train.partial")
     with Journal(PART.path(path) + ".unfinished") as log:
         log.begin(PLAN)

@@ -41,7 +41,7 @@ def writes(bucket: Bucket) -> list[str]:
 
 
 def test_a_dataset_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    """A `ShardWriter` publishes shards, then the pack, then the spec (SPEC-30, SPEC-31)."""
+    """A `ShardWriter` publishes shards, then the pack, then the spec (SPEC-31)."""
     done: list[str] = []
     with ShardWriter(
         f"{bucket.url}/a/train-%06d.tar",
@@ -67,7 +67,7 @@ def test_a_dataset_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_if_exists_as_on_the_local_disk(bucket: Bucket) -> None:
-    """What exists is an error, resumed or replaced (SPEC-32)."""
+    """What exists is an error, resumed or replaced."""
     pattern, options = f"{bucket.url}/a-%d.tar", bucket.options
     about: dict[str, Any] = {"maxcount": 10, "storage_options": options}
     with raises(KeyboardInterrupt):
@@ -89,7 +89,7 @@ def test_if_exists_as_on_the_local_disk(bucket: Bucket) -> None:
 
 
 def test_a_shard_that_appears_meanwhile_is_not_replaced(bucket: Bucket) -> None:
-    """Of two writers of a pattern the slower one fails, by the server's own word (SPEC-32)."""
+    """Of two writers of a pattern the slower one fails, by the server's own word."""
     about: dict[str, Any] = {"maxcount": 10, "storage_options": bucket.options}
     with raises(FileExistsError, "a-0.tar"):
         with ShardWriter(f"{bucket.url}/a-%d.tar", **about) as slow:
@@ -100,7 +100,7 @@ def test_a_shard_that_appears_meanwhile_is_not_replaced(bucket: Bucket) -> None:
 
 
 def test_one_tar(bucket: Bucket) -> None:
-    """A `TarWriter` takes a URL; an exception leaves nothing there (SPEC-30)."""
+    """A `TarWriter` takes a URL; an exception leaves nothing there."""
     url = f"{bucket.url}/one.tar"
     with raises(ZeroDivisionError):
         with TarWriter(url, storage_options=bucket.options) as writer:
@@ -192,7 +192,7 @@ with wids.ShardWriter(sys.argv[1] + "/train-%06d.tar", maxcount=12) as writer:
     ],
 )
 def test_a_killed_writer(bucket: Bucket, where: str, left: list[str], tmp_path: Path) -> None:
-    """A process that is killed while it uploads leaves complete files only (SPEC-30, SPEC-31)."""
+    """A process that is killed while it uploads leaves complete files only (SPEC-31)."""
 
     def fault(method: str, path: str) -> str | None:
         is_commit = "partNumber" not in path if where == "uploadId=" else True
@@ -219,7 +219,7 @@ def test_a_killed_writer(bucket: Bucket, where: str, left: list[str], tmp_path: 
 def test_create_in_a_bucket(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """`wids create -o s3://…` writes pack and spec there (SPEC-30, SPEC-33)."""
+    """`wids create -o s3://…` writes pack and spec there (SPEC-33)."""
     from wids.cli.main import main
 
     monkeypatch.chdir(tmp_path)

@@ -36,7 +36,7 @@ TEXT = '2 keys occur in several shards: "1" in a.tar and b.tar, "2" in a.tar and
 def test_build_and_verify_report_them(
     has_pack: bool, shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A build warns; they are a problem for a verification (SPEC-19)."""
+    """A build warns; they are a problem for a verification."""
     spec = build_spec(shards, pack=tmp_path / "a.index" if has_pack else None)
     assert TEXT in caplog.text
     (problem,) = verify_spec(spec)

@@ -238,7 +238,7 @@ def test_what_an_executor_refuses_for_reasons_of_its_own() -> None:
 
 
 def test_an_executor_that_is_broken() -> None:
-    """The next run on it is an error that names its first task (REWRITE-20)."""
+    """The next run on it is an error that names its first task."""
     with ProcessPoolExecutor(1) as executor:
         executor.submit(os._exit, 1).exception()
         with raises(LostTaskError, "a.tar: expected the result", "BrokenProcessPool"):
@@ -262,7 +262,7 @@ def test_a_command_whose_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command prints one line, and continues when it is run again (REWRITE-20)."""
+    """The command prints one line, and continues when it is run again."""
     spec, output, _ = folders
     (output / "killing_map.py").write_text(KILLING_MAP)
     monkeypatch.chdir(output)

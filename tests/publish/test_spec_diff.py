@@ -45,7 +45,7 @@ def differences(old: Path, new: Path) -> tuple[list[str], list[str], list[str], 
 
 
 def test_samples_are_compared_without_shards(tmp_path: Path) -> None:
-    """Whatever the shards and the order; no shard is there to be read (SPEC-60)."""
+    """Whatever the shards and the order; no shard is there to be read."""
     old = publish(tmp_path / "old", members("a=1", "b=2"), members("c=3", "d=4", "e=5"))
     same = publish(tmp_path / "same", members("e=5"), members("d=4", "a=1", "c=3", "b=2"))
     new = publish(tmp_path / "new", members("f=6", "e=5", "c=x", "a=1", "\udcff=7"))
@@ -67,7 +67,7 @@ def test_samples_are_compared_without_shards(tmp_path: Path) -> None:
     ],
 )
 def test_any_other_field_is_a_change(other: list[Member], tmp_path: Path) -> None:
-    """The name of a field, its length and its bytes are compared (SPEC-60)."""
+    """The name of a field, its length and its bytes are compared."""
     old = publish(tmp_path / "old", members("a=1", "b=2"))
     new = publish(tmp_path / "new", [*other, *members("b=2")])
     assert differences(old, new) == ([], ["a"], [], 1)
@@ -76,7 +76,7 @@ def test_any_other_field_is_a_change(other: list[Member], tmp_path: Path) -> Non
 
 
 def test_keys_of_several_shards_are_compared_as_often_as_they_occur(tmp_path: Path) -> None:
-    """Equal samples are each other's partners first, then samples of one key (SPEC-60)."""
+    """Equal samples are each other's partners first, then samples of one key."""
     old = publish(tmp_path / "old", members("a=1"), members("a=2"), members("a=2"))
     new = publish(tmp_path / "new", members("a=2"), members("a=1"))
     assert differences(old, new) == (["a"], [], [], 2)
@@ -99,7 +99,7 @@ def test_packs_of_parts_and_of_single_shards(tmp_path: Path) -> None:
 
 
 def test_a_shard_without_checksums_is_an_error(tmp_path: Path, server: Server) -> None:
-    """Except where both datasets name it, and its headers are the same (SPEC-60)."""
+    """Except where both datasets name it, and its headers are the same."""
     old = publish(tmp_path / "old", members("a=1"))
     tar = write_tar(tmp_path / "0.tar", members("a=1"))
     (tmp_path / "none.json").write_text(json.dumps({"shardlist": ["0.tar"]}))

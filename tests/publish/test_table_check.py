@@ -27,7 +27,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sound_table_is_no_problem(train: Path) -> None:
-    """A saved spec and its table fit, and a spec without one has none to be wrong (SHARDS-7)."""
+    """A saved spec and its table fit, and a spec without one has none to be wrong."""
     assert train.with_suffix(".shards").exists()
     assert wids.verify_spec(train) == []
     train.with_suffix(".shards").unlink()
@@ -35,7 +35,7 @@ def test_a_sound_table_is_no_problem(train: Path) -> None:
 
 
 def test_every_difference_is_a_problem(train: Path) -> None:
-    """A damaged table, and one of another version, are problems (SHARDS-7)."""
+    """A damaged table, and one of another version, are problems."""
     path = train.with_suffix(".shards")
     data = path.read_bytes()
     for at in (0, 20, len(data) - 2):
@@ -49,7 +49,7 @@ def test_every_difference_is_a_problem(train: Path) -> None:
 
 
 def test_the_command_compares_the_table(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`wids verify` prints that a table is damaged, and exits with status 1 (SHARDS-7)."""
+    """`wids verify` prints that a table is damaged, and exits with status 1."""
     path = train.with_suffix(".shards")
     data = path.read_bytes()
     path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
@@ -58,7 +58,7 @@ def test_the_command_compares_the_table(train: Path, capsys: pytest.CaptureFixtu
 
 
 def test_other_shards_are_a_problem(train: Path) -> None:
-    """A table that states the digest of its document, and other shards, is one (SHARDS-7)."""
+    """A table that states the digest of its document, and other shards, is one."""
     path = train.with_suffix(".shards")
     table = open_table(str(path))
     assert table is not None

@@ -20,7 +20,7 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_single_samples_by_range(site: Site) -> None:
-    """With a pack, one sample costs one request for its bytes (CACHE-15)."""
+    """With a pack, one sample costs one request for its bytes."""
     site.pack()
     with wids.ShardListDataset(site.spec(index="train.index"), raw="bytes") as dataset:
         assert dataset[10][".txt"] == "text 10"
@@ -44,7 +44,7 @@ def test_a_copy_that_appears_later_is_used(site: Site) -> None:
 
 @pytest.mark.parametrize("read", ["iteration", "slice"])
 def test_large_reads_fetch_the_whole_shard(site: Site, read: str) -> None:
-    """Passes and long slices make one request for each shard (CACHE-15)."""
+    """Passes and long slices make one request for each shard."""
     site.pack()
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
         if read == "iteration":
@@ -60,7 +60,7 @@ def test_large_reads_fetch_the_whole_shard(site: Site, read: str) -> None:
 
 
 def test_only_by_range(site: Site, own_cache: Path) -> None:
-    """access="range" never fetches a shard, and refuses one without an index (CACHE-15)."""
+    """access="range" never fetches a shard, and refuses one without an index."""
     with wids.ShardListDataset(site.spec(), access="range") as dataset:
         with raises(FetchError, "/train-0.tar: expected an index", "wids create"):
             dataset[0]
@@ -100,7 +100,7 @@ def test_only_by_range_counts_by_range(site: Site) -> None:
 
 
 def test_an_index_that_is_left_in_the_cache(site: Site, own_cache: Path) -> None:
-    """The index of a copy that was evicted is enough to read by range (CACHE-15)."""
+    """The index of a copy that was evicted is enough to read by range."""
     with wids.ShardListDataset(site.spec()) as dataset:
         texts(dataset)
     for path in (own_cache / "shards").glob("*.tar"):
@@ -120,7 +120,7 @@ def test_an_index_that_is_left_in_the_cache(site: Site, own_cache: Path) -> None
 
 
 def test_a_server_without_ranges(site: Site) -> None:
-    """access="auto" fetches the whole shard instead (CACHE-15)."""
+    """access="auto" fetches the whole shard instead."""
     site.pack()
     url = site.spec(index="train.index")
     for page in site.server.pages.values():
@@ -134,7 +134,7 @@ def test_a_server_without_ranges(site: Site) -> None:
 
 
 def test_get_by_key(site: Site) -> None:
-    """A key is found through the pack; without one, no shard is fetched to search (CACHE-15)."""
+    """A key is found through the pack; without one, no shard is fetched to search."""
     with wids.ShardListDataset(site.spec()) as dataset:
         with raises(FetchError, "/train-0.tar: expected its index", "wids create", "'s00010'"):
             dataset.get_by_key("s00010")

@@ -69,7 +69,7 @@ def site(server: Server, tmp_path: Path) -> Site:
 @pytest.mark.long
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_chunk_that_the_cache_does_not_hold(site: Site, is_ahead: bool) -> None:
-    """The dataset is downloaded many times, with a warning; with its settings once (ORDER-28).
+    """The dataset is downloaded many times, with a warning; with its settings once.
 
     A thread that fetches ahead, and comes late, may fetch once more what was read and evicted.
     """

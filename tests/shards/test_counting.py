@@ -42,7 +42,7 @@ def tars_asked(server: Server) -> list[str]:
 
 
 def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str]) -> None:
-    """All lengths are asked before the first body (SPEC-25)."""
+    """All lengths are asked before the first body."""
     pattern = f"{server.url}/train-{{000..011}}.tar"
     for work in (wids.ShardListDataset, wids.build_spec):
         with raises(
@@ -56,7 +56,7 @@ def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str])
 
 
 def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    """Before any shard is scanned (SPEC-25)."""
+    """Before any shard is scanned."""
     for number in (0, 1):
         (tmp_path / f"train-{number}.tar").write_bytes(b"no tar")
     for work in (wids.ShardListDataset, wids.build_spec):
@@ -65,7 +65,7 @@ def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) ->
 
 
 def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Path) -> None:
-    """Their stored indexes are bound to them; one that was written again is opened (INDEX-25)."""
+    """Their stored indexes are bound to them; one that was written again is opened."""
     tars = [
         settle(write_tar(tmp_path / f"{n}.tar", sample_members(n * 10, n * 10 + 10)))
         for n in range(4)
@@ -83,7 +83,7 @@ def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Pat
 
 
 def test_a_damaged_index_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it is damaged, the shard is opened to be counted (INDEX-25, INDEX-3)."""
+    """Wherever it is damaged, the shard is opened to be counted (INDEX-3)."""
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
     tar = settle(write_tar(tmp_path / "a.tar", sample_members(0, 10)))
     wids.ShardListDataset([tar]).close()
@@ -206,7 +206,7 @@ def _stated(tars: list[str], where: str, folder: Path, num_samples: int) -> Any:
 
 @pytest.mark.parametrize("where", ["spec", "table", "sizes.json"])
 def test_a_shard_that_is_stated_to_be_empty_is_looked_at(where: str, tmp_path: Path) -> None:
-    """A wrong 0 is an error when the dataset is made, as no sample would reveal it (SPEC-54)."""
+    """A wrong 0 is an error when the dataset is made, as no sample would reveal it."""
     tars = ["0.tar", "1.tar", "2.tar"]
     for name, length in zip(tars, (3, 5, 3), strict=True):
         write_tar(tmp_path / name, sample_members(0, length))
@@ -226,7 +226,7 @@ def test_a_shard_that_is_stated_to_be_empty_is_looked_at(where: str, tmp_path: P
 
 
 def test_a_remote_shard_that_is_stated_to_be_empty(server: Server, tmp_path: Path) -> None:
-    """It is read, unless its index has no samples either; a large one only on request (SPEC-54)."""
+    """It is read, unless its index has no samples either; a large one only on request."""
     path = write_tar(tmp_path / "0.tar", sample_members(0, 5))
     url = server.page("/0.tar", path.read_bytes())
     with raises(wids.MismatchError, "/0.tar", "says 0 samples, the shard has 5"):

@@ -37,7 +37,7 @@ def serve(server: Server, folder: Path, members: Iterable[Member], **options: An
 
 
 def test_a_glimpse_has_the_first_samples(server: Server, tmp_path: Path) -> None:
-    """The first megabyte is read, and the samples that are complete in it are known (INDEX-23)."""
+    """The first megabyte is read, and the samples that are complete in it are known."""
     url = serve(server, tmp_path, photos(100, 100_000))
     glimpse = Glimpse(Fetcher(), url)
 
@@ -182,7 +182,7 @@ def look_at(shards: Any, cache: Path) -> ShardLook:
 
 
 def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:
-    """The index of a completed shard is in the cache folder as after a fetch (INDEX-24)."""
+    """The index of a completed shard is in the cache folder as after a fetch."""
     url = serve(server, tmp_path, photos(10, 2 * MB))
     look = look_at([url, url], tmp_path / "cache")
     assert not wids.peek([url, url], cache_dir=tmp_path / "cache").has_all_indexes

@@ -71,7 +71,7 @@ def test_each_shard_is_looked_at_once(train: Path, sizes_asked: list[str]) -> No
 
 
 def test_indexes_are_read_once_without_a_pack(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first key opens all shards, later ones only the shard that has it (INDEX-11)."""
+    """The first key opens all shards, later ones only the shard that has it."""
     with wids.ShardListDataset(train, lru_size=1) as dataset:
         assert dataset.find_key("s00018") == 18
         opened = []
@@ -132,7 +132,7 @@ def test_a_key_of_a_replaced_shard_is_found_again(train: Path) -> None:
 
 
 def test_the_first_of_repeated_keys_is_found(tmp_path: Path) -> None:
-    """In the order of the dataset or view, as a list of its keys finds it (INDEX-12)."""
+    """In the order of the dataset or view, as a list of its keys finds it."""
     spec_path = write_shards(tmp_path, [3, 3, 3])
     for name in ("train-000001.tar", "train-000002.tar"):
         write_tar(tmp_path / name, [*sample_members(1, 2), *sample_members(7, 9)])
@@ -199,7 +199,7 @@ def test_shards_with_other_counts_are_an_error_when_they_are_reached(train: Path
 
 
 def test_damaged_shards_are_an_error_only_when_they_are_reached(train: Path) -> None:
-    """A key of an earlier shard is found, and later ones after the repair (INDEX-11)."""
+    """A key of an earlier shard is found, and later ones after the repair."""
     tar = train.parent / "train-000001.tar"
     good = tar.read_bytes()
     tar.write_bytes(b"no tar" * 200)

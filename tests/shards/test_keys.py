@@ -31,7 +31,7 @@ KEYS = [f"s{number:05d}" for number in range(20)]
 def test_keys_are_those_of_the_samples(
     train: Path, selection: slice | list[int], indices: list[int]
 ) -> None:
-    """Of any view, in its order: by index, by slice, in a pass, backwards (INDEX-12)."""
+    """Of any view, in its order: by index, by slice, in a pass, backwards."""
     with wids.ShardListDataset(train, fields=[]) as dataset:
         view = dataset[selection]
         expected = [sample["__key__"] for sample in view]
@@ -99,7 +99,7 @@ def test_keys_can_be_pickled(train: Path) -> None:
 
 
 def test_a_dataset_is_no_mapping(train: Path) -> None:
-    """What would scan it, or make nonsense of it, says what to do instead (INDEX-13)."""
+    """What would scan it, or make nonsense of it, says what to do instead."""
     with wids.ShardListDataset(train) as dataset:
         for view in (dataset, dataset[3:], dataset[:0]):
             for item in ("s00003", 3, {}):

@@ -22,7 +22,7 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_places_in_local_shards(site: Site) -> None:
-    """The bytes at each place are those of the field, also of views (VIEW-36)."""
+    """The bytes at each place are those of the field, also of views."""
     paths = [site.folder / f"train-{number}.tar" for number in range(3)]
     with wids.ShardListDataset(paths, raw="bytes", transformations=[]) as dataset:
         for view in (dataset, dataset[::-3]):
@@ -73,7 +73,7 @@ def test_an_index_that_was_cut_is_not_used_again(tmp_path: Path) -> None:
 
 
 def test_places_in_remote_shards(site: Site) -> None:
-    """With an index nothing of a shard is read; without one, that is an error (VIEW-36)."""
+    """With an index nothing of a shard is read; without one, that is an error."""
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
         site.server.log.clear()
         for index in range(20):

@@ -37,7 +37,7 @@ def test_counts_from_a_pack(site: Site) -> None:
 
 
 def test_a_pack_is_fetched_once(site: Site) -> None:
-    """A pack is fetched again only after another one was published (CACHE-15)."""
+    """A pack is fetched again only after another one was published."""
     site.pack()
     url = site.spec(index="train.index")
 
@@ -104,7 +104,7 @@ def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_shards_own_pack(site: Site) -> None:
-    """A pack that one entry names serves that shard alone (CACHE-15)."""
+    """A pack that one entry names serves that shard alone."""
     path = site.folder / "one.index"
     wids.build_spec(str(site.folder / "train-1.tar"), pack=path)
     site.server.page("/one.index", path.read_bytes())
@@ -118,7 +118,7 @@ def test_a_shards_own_pack(site: Site) -> None:
 
 
 def test_a_pack_of_other_tars(site: Site) -> None:
-    """Ignored where the spec states other lengths, an error where the server does (CACHE-15)."""
+    """Ignored where the spec states other lengths, an error where the server does."""
     site.pack()
     site.state(filesize=lambda body: len(body) + 512)
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
@@ -148,7 +148,7 @@ def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureF
 def test_a_pack_without_a_place_to_store_it(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Samples are read by range although the cache folder cannot be written (CACHE-24)."""
+    """Samples are read by range although the cache folder cannot be written."""
     site.pack()
     (tmp_path / "file").touch()
     for _ in range(2):

@@ -231,7 +231,7 @@ def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
 
 
 def test_copies_of_packs_of_parts_are_cleared(parts: Parts, own_cache: Path) -> None:
-    """`wids cache clear SPEC` deletes the copies of all packs of the dataset (CACHE-37)."""
+    """`wids cache clear SPEC` deletes the copies of all packs of the dataset."""
     document = {"datasets": [{"source_url": "a.json"}, {"source_url": "b.json"}]}
     url = parts.server.page("/all.json", document)
     with wids.ShardListDataset(url) as dataset:

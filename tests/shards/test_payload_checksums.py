@@ -122,7 +122,7 @@ def test_a_copy_that_cannot_be_deleted_is_never_believed(
 def test_rewriting_fetches_a_damaged_copy_once_more(
     site: Site, first_copy: Path, tmp_path: Path
 ) -> None:
-    """Members that are copied as they are stored are compared too (REWRITE-43)."""
+    """Members that are copied as they are stored are compared too."""
     flip(first_copy)
     with wids.ShardListDataset(site.spec(), access="download") as dataset:
         wids.rewrite(dataset, tmp_path / "new-%d.tar")

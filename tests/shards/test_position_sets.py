@@ -48,7 +48,7 @@ def random_positions(seed: int) -> IntArray:
 def test_a_set_is_the_sequence_of_its_positions(
     form: Callable[[IntArray], PositionSet], seed: int, cut: slice, step: int
 ) -> None:
-    """VIEW-37: for indices, slices, ranks, counts, iteration, composition and a pickle."""
+    """For indices, slices, ranks, counts, iteration, composition and a pickle."""
     random = np.random.default_rng(seed)
     whole = random_positions(seed)
     cut = slice(cut.start, None if cut.stop is None else cut.stop * 20, step)
@@ -82,7 +82,7 @@ def test_a_set_is_the_sequence_of_its_positions(
 
 @pytest.mark.parametrize("density", [0.001, 0.02, 0.2, 0.9])
 def test_views_of_many_samples_are_held_in_bits(density: float) -> None:
-    """VIEW-37: a mask, indices, and views of these have the positions that arrays have."""
+    """A mask, indices, and views of these have the positions that arrays have."""
     random = np.random.default_rng(1)
     mask = random.random(8_000_000 if density == 0.02 else 1_000_000) < density
     expected = np.flatnonzero(mask)
@@ -98,7 +98,7 @@ def test_views_of_many_samples_are_held_in_bits(density: float) -> None:
 
 
 def test_evenly_spaced_positions_of_many_samples_are_a_range() -> None:
-    """TABLE-16: a mask that means a slice takes no memory."""
+    """A mask that means a slice takes no memory."""
     mask = np.zeros(600_000, bool)
     mask[3::2] = True
     assert select(range(len(mask)), mask) == range(3, 600_000, 2)

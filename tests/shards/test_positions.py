@@ -101,7 +101,7 @@ def test_counts_follow_shards(selection: slice | list[int] | set[int]) -> None:
 @settings(deadline=None)
 @given(st.one_of(st.slices(20), st.lists(st.integers(0, 19)), st.sets(st.integers(0, 19))))
 def test_positions_survive_a_pickle(selection: slice | list[int] | set[int]) -> None:
-    """TABLE-18: a view of any kind, and views of it after the pickle."""
+    """A view of any kind, and views of it after the pickle."""
     positions = select(range(20), sorted(selection) if isinstance(selection, set) else selection)
     other = pickle.loads(pickle.dumps(positions))  # noqa: S301 - made here
     assert type(other) is type(positions)
@@ -112,7 +112,7 @@ def test_positions_survive_a_pickle(selection: slice | list[int] | set[int]) -> 
 
 @given(st.integers(0, 30), st.integers(-5, 5).filter(bool), st.integers(0, 9))
 def test_evenly_spaced_indices_are_a_range(start: int, step: int, length: int) -> None:
-    """TABLE-16: a mask or a list that means a slice is one, so that it takes no memory."""
+    """A mask or a list that means a slice is one, so that it takes no memory."""
     evenly = range(start, start + length * step, step)
     if all(0 <= index < 100 for index in evenly):
         positions = select(range(100), list(evenly))
@@ -121,7 +121,7 @@ def test_evenly_spaced_indices_are_a_range(start: int, step: int, length: int) -
 
 
 def test_ten_million_samples_are_selected_at_once() -> None:
-    """TABLE-18: a mask, its lengths and its pickle take no time for each sample."""
+    """A mask, its lengths and its pickle take no time for each sample."""
     mask = np.random.default_rng(0).random(10_000_000) < 0.1
     start_s = time.process_time()
     positions = select(range(len(mask)), mask)
@@ -149,6 +149,6 @@ def test_ten_million_samples_are_selected_at_once() -> None:
 def test_a_pickle_is_as_small_as_its_positions_allow(
     indices: npt.NDArray[np.int64], most_nbytes: int
 ) -> None:
-    """TABLE-18: nothing for a range, a bit for each sample or a byte for each selected one."""
+    """Nothing for a range, a bit for each sample or a byte for each selected one."""
     packed = pickle.dumps(select(range(10**6), indices))
     assert len(packed) <= most_nbytes

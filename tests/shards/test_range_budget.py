@@ -31,7 +31,7 @@ def transferred(reads: Sequence[int]) -> int:
 @example([SHARD_NBYTES])
 @example([SHARD_NBYTES // 2 - 1, SHARD_NBYTES // 2])
 def test_at_most_twice_the_best_choice(reads: list[int]) -> None:
-    """Whatever is read, and whenever a program stops (CACHE-15, decision 0093)."""
+    """Whatever is read, and whenever a program stops (decision 0093)."""
     for stop in range(len(reads) + 1):
         best = min(sum(reads[:stop]), SHARD_NBYTES)
         assert transferred(reads[:stop]) <= 2 * best

@@ -100,7 +100,7 @@ def large_site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_random_batch_reads_at_most_twice_its_bytes(tmp_path: Path, server: Server) -> None:
-    """With access="auto" and no announced order, nothing else is fetched (CACHE-15)."""
+    """With access="auto" and no announced order, nothing else is fetched."""
     site = large_site(tmp_path, server)
     sample_nbytes = 2 * 512 + 512 + 1  # two headers, and two members with padding
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
@@ -128,7 +128,7 @@ def test_a_shard_of_which_much_is_wanted_is_fetched(tmp_path: Path, server: Serv
 def test_many_reads_transfer_at_most_twice_the_shard(
     tmp_path: Path, server: Server, read: str
 ) -> None:
-    """Batches and single samples go to the whole shard when they have read as much (CACHE-15)."""
+    """Batches and single samples go to the whole shard when they have read as much."""
     site = large_site(tmp_path, server)
     nbytes = len(site.bodies[0])
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:

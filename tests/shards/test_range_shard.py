@@ -67,7 +67,7 @@ def test_one_sample_is_one_range(path: Path) -> None:
 
 
 def test_neighbors_are_read_together(path: Path) -> None:
-    """Small gaps are read along with the members, large ones are not (CACHE-15)."""
+    """Small gaps are read along with the members, large ones are not."""
     shard, recorder = remote(path)
     shard.read_many(list(range(10, 50)))
     assert len(recorder.spans) == 1
@@ -102,7 +102,7 @@ def test_nothing_is_read_before_a_sample_is(path: Path) -> None:
 
 
 def test_another_tar_is_an_error(path: Path, tmp_path: Path) -> None:
-    """A tar of the same length with its samples in another order is noticed (CACHE-15)."""
+    """A tar of the same length with its samples in another order is noticed."""
     shard, recorder = remote(path)
     shuffled = [*sample_members(1, 2), *sample_members(0, 1), *MEMBERS[4:]]
     recorder.data = write_tar(tmp_path / "b.tar", shuffled).read_bytes()

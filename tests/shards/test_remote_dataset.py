@@ -62,7 +62,7 @@ def test_missing_counts_are_counted(site: Site) -> None:
 
 
 def test_a_wrong_count_is_named_and_the_copy_fetched_again_once(site: Site) -> None:
-    """A stale copy is replaced when another shard has been published at its URL (CACHE-14)."""
+    """A stale copy is replaced when another shard has been published at its URL."""
     with wids.ShardListDataset(site.spec()) as dataset:
         assert texts(dataset) == EXPECTED
     grown = write_tar(site.folder / "train-0.tar", sample_members(0, 9)).read_bytes()
@@ -95,7 +95,7 @@ def test_a_page_that_is_not_a_tar(site: Site, own_cache: Path) -> None:
 
 
 def test_a_copy_that_was_cut_is_replaced(site: Site, own_cache: Path) -> None:
-    """The index beside it has its length, where the spec states none (CACHE-14)."""
+    """The index beside it has its length, where the spec states none."""
     with wids.ShardListDataset(site.spec()) as dataset:
         texts(dataset)
     (copy,) = (own_cache / "shards").glob("*-train-1.tar")

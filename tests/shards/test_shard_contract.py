@@ -81,7 +81,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
 
 
 def test_members_are_read_in_bulk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One field of all samples, near and far members, cold ones, and none at all (TABLE-8)."""
+    """One field of all samples, near and far members, cold ones, and none at all."""
     with make() as shard:
         for field in (".txt", ".cls", ".bin", ".json", ".none"):
             samples, members = shard.index.members_of(field)

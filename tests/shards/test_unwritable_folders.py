@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_written_is_named_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One warning for each folder says what it costs and what to do (CACHE-38)."""
+    """One warning for each folder says what it costs and what to do."""
     monkeypatch.setenv("WIDS_CACHE", str(blocked))
     for _ in range(2):
         read(str(old_train))
@@ -89,7 +89,7 @@ def test_each_process_warns(
 def test_young_shards_and_packs_need_no_folder(
     train: Path, blocked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    """Nothing would be stored, so there is no warning (CACHE-38)."""
+    """Nothing would be stored, so there is no warning."""
     monkeypatch.setenv("WIDS_CACHE", str(blocked))
     for path in train.parent.glob("*.tar"):
         os.utime(path, (time.time() + LONG_S,) * 2)  # still young when it is read
@@ -119,7 +119,7 @@ def test_the_users_own_folder_stands_in(
 def test_copies_in_a_folder_of_another_user(
     tmp_path: Path, server: Server, scans: list[str], own_cache: Path
 ) -> None:
-    """Their indexes are not used, so those of this user are in the default folder (CACHE-38)."""
+    """Their indexes are not used, so those of this user are in the default folder."""
     spec = wids.load_spec(Site(tmp_path / "site", server).spec())
     read(spec)
     shutil.copytree(own_cache, tmp_path / "c")

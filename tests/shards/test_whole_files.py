@@ -33,7 +33,7 @@ def published(server: Server, shards: list[Path], *, has_ranges: bool) -> dict[s
 def test_one_warning_says_what_it_costs(
     server: Server, shards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One for each server, with bytes; each shard is downloaded once (CACHE-33)."""
+    """One for each server, with bytes; each shard is downloaded once."""
     with wids.ShardListDataset(published(server, shards, has_ranges=False)) as dataset:
         assert [dataset[n][".txt"] for n in (5, 6, 150, 399)] == [
             *("text 5", "text 6", "text 150", "text 399")
@@ -52,7 +52,7 @@ def test_one_warning_says_what_it_costs(
 def test_a_server_with_ranges_is_not_warned_about(
     server: Server, shards: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A sample costs its own bytes (CACHE-33)."""
+    """A sample costs its own bytes."""
     with wids.ShardListDataset(published(server, shards, has_ranges=True)) as dataset:
         for n in (5, 6, 150, 399):
             assert dataset[n][".txt"] == f"text {n}"
@@ -69,7 +69,7 @@ PAGES = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_html_where_a_tar_was_expected(page: str, server: Server, own_cache: Path) -> None:
-    """The error shows the page, with status 200 too, and nothing of it is stored (CACHE-34)."""
+    """The error shows the page, with status 200 too, and nothing of it is stored."""
     url = server.page("/train-0.tar", PAGES[page])
     begin = PAGES[page][:15].decode()
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_a_cut_is_resumed(server: Server, how: str) -> None:
-    """After a cut only the rest is requested: at most 1.2 times the size is sent (CACHE-12)."""
+    """After a cut only the rest is requested: at most 1.2 times the size is sent."""
     faults = [Fault(after_nbytes=2_000_000, how=how), Fault(after_nbytes=1_500_000, how=how)]
     url = server.page("/a", DATA, faults=faults)
 
@@ -58,7 +58,7 @@ def test_without_a_tag_it_starts_over(server: Server) -> None:
 
 
 def test_a_file_that_changes_in_between_is_not_mixed(server: Server) -> None:
-    """The rest of another version is never appended (CACHE-12)."""
+    """The rest of another version is never appended."""
     url = server.page("/a", DATA, faults=[Fault(after_nbytes=2_000_000)])
     other = random.Random(2).randbytes(len(DATA))
     file = io.BytesIO()
@@ -103,7 +103,7 @@ def test_the_stated_length_bounds_what_is_written() -> None:
 
 
 def test_a_cut_after_the_last_byte(server: Server) -> None:
-    """The rest is empty, and the server answers 416: everything is fetched again (CACHE-12)."""
+    """The rest is empty, and the server answers 416: everything is fetched again."""
     fault = Fault(after_nbytes=len(DATA))
     url = server.page("/a", DATA, is_chunked=True, faults=[Fault(416), fault])
 

@@ -55,7 +55,7 @@ def test_joining_again_changes_nothing(spans: list[Span], gap: int) -> None:
 
 @given(SPANS)
 def test_a_frugal_gap_at_most_doubles_the_bytes(spans: list[Span]) -> None:
-    """What is read along is never more than what is wanted (CACHE-15)."""
+    """What is read along is never more than what is wanted."""
     apart, stop = [], 0
     for start, end in spans:  # members of a tar do not overlap
         if start >= stop:

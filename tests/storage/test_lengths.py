@@ -56,13 +56,13 @@ def train(stop: int, end: str = ".tar") -> list[str]:
 def test_what_is_missing_is_named_with_what_exists(
     names: list[str], missing: set[int], expected: str
 ) -> None:
-    """A wrong bound of a pattern is obvious from the error (SPEC-25)."""
+    """A wrong bound of a pattern is obvious from the error."""
     start = "expected https://h/train-" if expected[0] == "{" else ""
     assert check(names, missing) == start + expected
 
 
 def test_many_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths are asked with HEAD, in parallel, and no body is sent (CACHE-32)."""
+    """Lengths are asked with HEAD, in parallel, and no body is sent."""
     urls = [server.page(f"/{n}.tar", b"x" * n) for n in range(64)]
     answer, together, numbers = server._answer_head, threading.Barrier(8), count()
 
@@ -81,7 +81,7 @@ def test_many_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("how", ["refused", "no length", "encoded", "redirect", "token"])
 def test_servers_that_do_not_answer_head(how: str, server: Server) -> None:
-    """Then the first byte is asked for, which states the length as well (CACHE-32)."""
+    """Then the first byte is asked for, which states the length as well."""
     data = b"x" * 100_000
     fetcher = Fetcher({"headers": {"X-Token": "T"}})
     if how == "refused":
@@ -102,7 +102,7 @@ def test_servers_that_do_not_answer_head(how: str, server: Server) -> None:
 
 
 def test_what_is_not_asked(server: Server, tmp_path: Path) -> None:
-    """A command would run, a handler may fetch everything: both stay unknown (CACHE-32)."""
+    """A command would run, a handler may fetch everything: both stay unknown."""
     fetcher = Fetcher(handlers={"mine": pytest.fail})
     ran = tmp_path / "ran"
 

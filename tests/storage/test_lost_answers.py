@@ -41,7 +41,7 @@ def is_completion(method: str, path: str) -> bool:
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_new_file_whose_answer_is_lost(bucket: Bucket) -> None:
-    """The upload is repeated, finds the bytes that it sent, and has succeeded (SPEC-43)."""
+    """The upload is repeated, finds the bytes that it sent, and has succeeded."""
     bucket.fault = first("lose", is_data)
     publish(f"{bucket.url}/a.bin", b"small", is_new=True, storage_options=bucket.options)
 
@@ -66,7 +66,7 @@ def test_a_large_file_whose_last_answer_is_lost(
 
 @pytest.mark.usefixtures("quick_retries")
 def test_other_bytes_are_not_taken_for_ours(bucket: Bucket) -> None:
-    """What another program stored is an error, also of the same length, and stays (SPEC-32)."""
+    """What another program stored is an error, also of the same length, and stays."""
     for other in (b"other", b"longer than small"):
         url = f"{bucket.url}/{len(other)}/a.bin"
 
@@ -84,7 +84,7 @@ def test_other_bytes_are_not_taken_for_ours(bucket: Bucket) -> None:
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_version_that_was_replaced_by_this_very_upload(bucket: Bucket) -> None:
-    """The answer to a comparing upload is lost: its version is not refused (SPEC-43)."""
+    """The answer to a comparing upload is lost: its version is not refused."""
     url, options = f"{bucket.url}/a.bin", bucket.options
     publish(url, b"old", storage_options=options)
     _, version = upload.read(url, options)
@@ -99,7 +99,7 @@ def test_a_version_that_was_replaced_by_this_very_upload(bucket: Bucket) -> None
 @pytest.mark.long
 @pytest.mark.usefixtures("quick_retries")
 def test_a_writer_survives_lost_answers(bucket: Bucket) -> None:
-    """No answer to an upload arrives at first, and the dataset is complete (SPEC-43)."""
+    """No answer to an upload arrives at first, and the dataset is complete."""
     met: set[str] = set()
 
     def fault(method: str, path: str) -> str | None:
@@ -122,7 +122,7 @@ def test_a_writer_survives_lost_answers(bucket: Bucket) -> None:
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_truncated_upload_does_not_stay(bucket: Bucket) -> None:
-    """The length is compared after the upload; what has another one is deleted (SPEC-30)."""
+    """The length is compared after the upload; what has another one is deleted."""
     url = f"{bucket.url}/a.bin"
     bucket.fault = lambda method, path: "truncate" if is_data(method, path) else None
     for is_new in (True, False):
@@ -188,7 +188,7 @@ def completing(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[CompletingSyste
 def test_an_interrupted_upload_publishes_nothing(
     completing: type[CompletingSystem], old: bytes | None, tmp_path: Path
 ) -> None:
-    """Ctrl-C leaves what was there, also with a driver that completes what it has (SPEC-30)."""
+    """Ctrl-C leaves what was there, also with a driver that completes what it has."""
     path = tmp_path / "a.bin"
     path.write_bytes(DATA)
     if old is not None:
@@ -205,7 +205,7 @@ def test_an_interrupted_upload_publishes_nothing(
 def test_a_rename_whose_answer_is_lost(
     completing: type[CompletingSystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that renames is no different (SPEC-43)."""
+    """A server that renames is no different."""
     monkeypatch.setattr(completing, "num_writes", 2)
     lose(monkeypatch, MemoryFileSystem, "mv")
     publish("s3://bucket/a.bin", is_new=True, storage_options={"driver": "fsspec"})
@@ -219,7 +219,7 @@ def test_a_rename_whose_answer_is_lost(
 def test_a_move_whose_answer_is_lost(
     driver: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The move is repeated, finds the file under its new name, and has succeeded (SPEC-43)."""
+    """The move is repeated, finds the file under its new name, and has succeeded."""
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
     base = bucket.url if driver == "s3" else "memory://bucket"
     options = {f"{bucket.url}/": bucket.options}
@@ -236,7 +236,7 @@ def test_a_move_whose_answer_is_lost(
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_deletion_whose_answer_is_lost() -> None:
-    """The deletion is repeated, finds no file, and has succeeded (SPEC-43)."""
+    """The deletion is repeated, finds no file, and has succeeded."""
     publish("memory://bucket/gone.bin", b"a")
     with pytest.MonkeyPatch.context() as patch:
         lose(patch, MemoryFileSystem, "rm_file")
@@ -262,7 +262,7 @@ def lose(patch: pytest.MonkeyPatch, system: type, name: str) -> None:
 @pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_first_upload_that_breaks_off(is_new: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the first upload of a process took, it is retried (SPEC-30)."""
+    """However long the first upload of a process took, it is retried."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     monkeypatch.setattr("wids.storage.transport.retry._FIRST_CONTACT_S", 0.0)
     lose(monkeypatch, MemoryFileSystem, "put_file")
@@ -272,7 +272,7 @@ def test_a_first_upload_that_breaks_off(is_new: bool, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_key_that_is_for_writing_alone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that refuses to say whether a file exists is one that answers (SPEC-30)."""
+    """A server that refuses to say whether a file exists is one that answers."""
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
     bucket.fault = lambda method, _: 403 if method in ("HEAD", "GET") else None
     publish(f"{bucket.url}/a.bin", b"small", storage_options=bucket.options)

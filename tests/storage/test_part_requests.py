@@ -67,7 +67,7 @@ class Changing(Page):
 
 
 def test_a_large_file_arrives_in_parts(server: Server) -> None:
-    """Each part is requested once, all but the first with the tag that it stated (CACHE-39)."""
+    """Each part is requested once, all but the first with the tag that it stated."""
     url = server.page("/a", DATA)
 
     assert saved(url, EXPECTED) == DATA
@@ -78,7 +78,7 @@ def test_a_large_file_arrives_in_parts(server: Server) -> None:
 
 
 def test_parts_are_as_long_as_a_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where connections are slow, parts are shorter, and later files wait for less (CACHE-39)."""
+    """Where connections are slow, parts are shorter, and later files wait for less."""
     monkeypatch.setattr(Download, "part_nbytes", 8 << 20)
     data = bytes(9_000_000)
     for speed, length in ((0, 1 << 20), (1e6, 256 << 10), (4e6, 7 * (256 << 10))):
@@ -116,7 +116,7 @@ def test_each_part_is_resumed(server: Server, how: str) -> None:
 
 
 def test_a_file_that_is_replaced_between_two_parts(server: Server) -> None:
-    """Parts are compared with the tag of the first: versions never mix (CACHE-39)."""
+    """Parts are compared with the tag of the first: versions never mix."""
     other = random.Random(2).randbytes(len(DATA))
     for number in range(2, NUM_PARTS + 1):
         page = Changing(DATA, number, lambda page: setattr(page, "body", other))
@@ -310,7 +310,7 @@ def test_downloads_at_the_same_time(server: Server) -> None:
 def test_parts_that_wait_for_a_server_log_once(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An outage is one line of the log for a file, and not one for each part (CACHE-12)."""
+    """An outage is one line of the log for a file, and not one for each part."""
 
     class Down(Page):
         def next_fault(self, request: Request) -> Fault | None:
@@ -364,7 +364,7 @@ def test_a_file_that_a_reader_waits_for_is_first(server: Server) -> None:
 
 
 def test_a_deadline_ends_all_parts(server: Server) -> None:
-    """The error of the file says what the part waited for that noticed it (CACHE-42)."""
+    """The error of the file says what the part waited for that noticed it."""
     server.rate_nbytes = 1_000_000
     options = {"deadline_s": 0.5}
     with raises(FetchError, "expected all bytes within 0.5 s (deadline_s), found that it waited"):

@@ -47,7 +47,7 @@ def test_slices_are_those_of_the_bytes() -> None:
 
 
 def test_near_parts_are_read_along_and_far_ones_skipped() -> None:
-    """What is less than the cost of a request away is read with what lies between (INDEX-21)."""
+    """What is less than the cost of a request away is read with what lies between."""
     source = Source()
     parts = parts_of(source)
     parts[0:512]

@@ -31,7 +31,7 @@ def publish(target: str, data: bytes = DATA, **options: object) -> None:
 
 
 def test_the_bytes_arrive(bucket: Bucket) -> None:
-    """A file is published at a URL, replaced, and listed (SPEC-30)."""
+    """A file is published at a URL, replaced, and listed."""
     url, options = f"{bucket.url}/a/b.bin", bucket.options
     assert not upload.exists(url, options)
     assert upload.file_names(f"{bucket.url}/a", options) == []
@@ -45,7 +45,7 @@ def test_the_bytes_arrive(bucket: Bucket) -> None:
 
 
 def test_a_block_that_fails_uploads_nothing(bucket: Bucket) -> None:
-    """An exception in the block, Ctrl-C too, leaves what was there (SPEC-30)."""
+    """An exception in the block, Ctrl-C too, leaves what was there."""
     url = f"{bucket.url}/a.bin"
     publish(url, b"old", storage_options=bucket.options)
     bucket.requests.clear()
@@ -60,7 +60,7 @@ def test_a_block_that_fails_uploads_nothing(bucket: Bucket) -> None:
 def test_a_large_file_is_committed_at_the_end(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts show nothing under the name until the last request (SPEC-30)."""
+    """Parts show nothing under the name until the last request."""
     monkeypatch.setattr(upload_targets, "PART_NBYTES", PART_NBYTES)
     seen: list[list[str]] = []
 
@@ -81,7 +81,7 @@ def test_a_large_file_is_committed_at_the_end(
 def test_a_server_that_refuses_the_last_part(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, old: bytes | None
 ) -> None:
-    """The upload is retried, aborted and an error; what was there stays (SPEC-30).
+    """The upload is retried, aborted and an error; what was there stays.
 
     The server has stored the other parts by then: moto answers 500 to an abort while another thread
     stores a part, and keeps the upload.
@@ -111,7 +111,7 @@ def test_a_server_that_refuses_the_last_part(
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_failure_that_passes_is_retried(bucket: Bucket) -> None:
-    """An upload is tried again as a download is (SPEC-30)."""
+    """An upload is tried again as a download is."""
     answers = iter([400, 400])
     bucket.fault = lambda method, _: next(answers, None) if method == "PUT" else None
     publish(f"{bucket.url}/a.bin", storage_options=bucket.options)
@@ -226,7 +226,7 @@ def ftp(tmp_path: Path) -> Iterator[str]:
 def test_a_server_that_shows_files_early(
     ftp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There a file has a temporary name until all of its bytes are there (SPEC-30)."""
+    """There a file has a temporary name until all of its bytes are there."""
     publish(f"{ftp}/a.bin", b"old")
     publish(f"{ftp}/a.bin")
     with raises(FileExistsError, f"{ftp}/a.bin"):

@@ -95,7 +95,7 @@ def write_file(file: Path, form: Callable[[Entries], str | bytes], numbers: rang
 def test_each_form_of_a_file(
     train: Path, pattern: str, form: Callable[[Entries], str | bytes]
 ) -> None:
-    """All of them give the same samples, alone and in batches (JOIN-8)."""
+    """All of them give the same samples, alone and in batches."""
     write_files(train.parent, pattern, form)
     with wids.ShardListDataset(train) as dataset:
         for place in (pattern, str(train.parent / pattern), Path(train.parent / pattern)):
@@ -113,7 +113,7 @@ def test_each_form_of_a_file(
 
 
 def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each shard that is read, once while it is among the last (JOIN-8)."""
+    """One for each shard that is read, once while it is among the last."""
     files = [train.parent / f"train-{number:06d}.json" for number in range(3)]
 
     def publish(score: int) -> None:
@@ -135,7 +135,7 @@ def test_files_are_read_when_they_are_needed(train: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_end_where_json_says(train: Path, end: str) -> None:
-    """Other characters that end lines elsewhere are part of a text (JOIN-8)."""
+    """Other characters that end lines elsewhere are part of a text."""
     texts = {f"s{n:05d}": f"a\u2028b\x85c\u2029 {n}" for n in SHARDS[0]}
     lines = [
         json.dumps({"__key__": key, "cap": text}, ensure_ascii=False) + end
@@ -148,7 +148,7 @@ def test_lines_end_where_json_says(train: Path, end: str) -> None:
 
 
 def test_values_of_files_are_not_shared(train: Path) -> None:
-    """A transformation that changes a list in place changes no later sample (JOIN-10)."""
+    """A transformation that changes a list in place changes no later sample."""
     write_files(
         train.parent,
         "{shard}.json",
@@ -163,7 +163,7 @@ def test_values_of_files_are_not_shared(train: Path) -> None:
 
 
 def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error when they are read, or None, or left out (JOIN-8, JOIN-3)."""
+    """An error when they are read, or None, or left out (JOIN-3)."""
     write_files(train.parent, "{shard}.json", as_object)
     (train.parent / "train-000001.json").unlink()
     few = {key: value for key, value in captions(SHARDS[2]).items() if key != "s00014"}
@@ -219,7 +219,7 @@ def test_missing_keys_and_files(train: Path, caplog: pytest.LogCaptureFixture) -
     ],
 )
 def test_files_that_are_something_else(train: Path, name: str, text: str, parts: list[str]) -> None:
-    """The error names the file, what was expected and what was found (JOIN-8)."""
+    """The error names the file, what was expected and what was found."""
     (train.parent / name.replace("{shard}", "train-000000")).write_text(text)
     with wids.ShardListDataset(train) as dataset, raises(JoinError, *parts):
         dataset.join(name)[0]
@@ -236,7 +236,7 @@ def test_one_file_for_all_shards(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By its path, or beside the shards; which of two is an error (JOIN-12)."""
+    """By its path, or beside the shards; which of two is an error."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with wids.ShardListDataset(train) as dataset:
@@ -260,7 +260,7 @@ def test_one_file_for_all_shards(
 
 
 def test_columns_by_name(train: Path) -> None:
-    """``on`` is the column of the keys, and ``columns`` has those that are taken (JOIN-12)."""
+    """``on`` is the column of the keys, and ``columns`` has those that are taken."""
     write_files(train.parent, "{shard}.parquet", lambda entries: as_parquet(entries, "id"))
     write_file(train.parent / "all.csv", lambda e: as_csv(e).replace("__key__", "id"), range(20))
     rows = [{"id": key, **value} for key, value in captions(range(20)).items()]
@@ -291,7 +291,7 @@ def test_columns_by_name(train: Path) -> None:
 
 
 def test_places_in_a_pattern(train: Path, tmp_path: Path) -> None:
-    """The number of a shard as it is written, and its path from the common folder (JOIN-8)."""
+    """The number of a shard as it is written, and its path from the common folder."""
     shards = sorted(train.parent.glob("train-*.tar"))
     for shard, folder, numbers in zip(shards, "aab", SHARDS, strict=True):
         place = tmp_path / "data" / folder
@@ -336,7 +336,7 @@ def test_odd_names_of_shards(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_retries")
 def test_remote_files(tmp_path: Path, server: Server, own_cache: Path) -> None:
-    """They are stored in the cache, and fetched again after another was published (JOIN-8)."""
+    """They are stored in the cache, and fetched again after another was published."""
     site = Site(tmp_path / "site", server)
     site.pack()
     for number, numbers in enumerate(SHARDS):

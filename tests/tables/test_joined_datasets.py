@@ -58,7 +58,7 @@ def expected(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loaders_and_samplers(joined: wids.ShardListDataset, method: str | None) -> None:
-    """Chunks follow the first side's shards; workers read the same samples (JOIN-1)."""
+    """Chunks follow the first side's shards; workers read the same samples."""
     with joined:
         joined[3]
         sampler = wids.ChunkedSampler(joined, chunksize=5)
@@ -117,7 +117,7 @@ def publish(site: Site, name: str, keys: list[str], cuts: list[int]) -> str:
 
 
 def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: Server) -> None:
-    """What is in hand has the shards of both sides, where one cache stores them (JOIN-11)."""
+    """What is in hand has the shards of both sides, where one cache stores them."""
     site = Site(tmp_path / "site", server, [5] * 8)
     keys = [f"s{number:05d}" for number in range(40)]
     url = publish(site, "caps", keys, [10, 20, 30])  # each has the keys of two shards
@@ -142,7 +142,7 @@ def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: 
 
 
 def test_limits_count_each_url_once(tmp_path: Path, server: Server) -> None:
-    """The cache has one file for a URL, whichever sides of joins read it (JOIN-11)."""
+    """The cache has one file for a URL, whichever sides of joins read it."""
     site = Site(tmp_path / "site", server, [5] * 8)
     site.state(filesize=len)
     site.pack()
@@ -176,7 +176,7 @@ def test_limits_count_each_url_once(tmp_path: Path, server: Server) -> None:
 
 
 def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
-    """Not that of all pairs of shards, and nothing of it is pickled (JOIN-11)."""
+    """Not that of all pairs of shards, and nothing of it is pickled."""
     num_shards, length = 1000, 1000
 
     def dataset(name: str) -> wids.ShardListDataset:
@@ -217,7 +217,7 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
 
 
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:
-    """Each remote shard of either side once, before it is read (JOIN-9)."""
+    """Each remote shard of either side once, before it is read."""
     site = Site(tmp_path / "site", server)
     site.state(filesize=len)
     site.pack()
@@ -244,7 +244,7 @@ def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> No
 
 
 def test_a_join_by_range_reads_only_what_it_needs(tmp_path: Path, server: Server) -> None:
-    """Single samples of both sides come by range; `only` fetches nothing else (JOIN-9)."""
+    """Single samples of both sides come by range; `only` fetches nothing else."""
     site = Site(tmp_path / "site", server)
     site.pack()
     url = publish(site, "caps", shuffled(KEYS), [3, 12])
@@ -261,7 +261,7 @@ def test_a_join_by_range_reads_only_what_it_needs(tmp_path: Path, server: Server
 def test_each_side_fetches_as_its_own_settings_say(
     tmp_path: Path, server: Server, train: Path, access: Any
 ) -> None:
-    """The other side may be read by range only, or be fetched as a whole (JOIN-9)."""
+    """The other side may be read by range only, or be fetched as a whole."""
     site = Site(tmp_path / "site", server)
     url = publish(site, "caps", shuffled(KEYS), [3, 12])
     for left_access in ("auto", "range", "download"):
@@ -295,7 +295,7 @@ def test_a_server_without_ranges_on_the_other_side(
 def test_a_damaged_copy_of_the_other_side_is_fetched_again(
     tmp_path: Path, server: Server, train: Path, own_cache: Path
 ) -> None:
-    """Alone and in batches, as for any dataset (JOIN-9)."""
+    """Alone and in batches, as for any dataset."""
     site = Site(tmp_path / "site", server)
     url = publish(site, "caps", KEYS, [10])
     for read in (lambda r: r[3], lambda r: r.__getitems__([3, 4])[0]):

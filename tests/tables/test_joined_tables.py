@@ -104,7 +104,7 @@ def test_columns_of_rows_have_the_types_of_their_values(
 
 @pytest.mark.parametrize("dtype", ["str", "object", "string", "category"])
 def test_texts_that_are_missing_in_a_frame(tmp_path: Path, dtype: str) -> None:
-    """They are None or pandas' own null in samples, and null in a table (JOIN-2)."""
+    """They are None or pandas' own null in samples, and null in a table."""
     write_side(tmp_path, "l", KEYS, [], ".txt")
     texts = pd.Series(["a", None, float("nan"), "d"]).astype(dtype)
     if texts.isna().sum() < 2:
@@ -139,7 +139,7 @@ def test_rows_of_each_kind_become_columns(tmp_path: Path) -> None:
 
 
 def test_a_field_on_both_sides_is_no_column(tmp_path: Path) -> None:
-    """It is an error, as where such a sample is read, and a view without one is not (JOIN-5)."""
+    """It is an error, as where such a sample is read, and a view without one is not."""
     write_side(tmp_path, "l", KEYS, [], ".txt")
     with opened(tmp_path, "l") as dataset:
         others = {key: {"cap": key} for key in "abd"}
@@ -165,7 +165,7 @@ def damaged(tmp_path: Path) -> wids.ShardListDataset:
 
 
 def test_damaged_bytes_are_no_values(damaged: wids.ShardListDataset) -> None:
-    """Checksums of either side are compared for a table (TABLE-5)."""
+    """Checksums of either side are compared for a table."""
     with damaged:
         for field, key in ((".txt", "b"), (".cap.txt", "c")):
             with raises(ShardFormatError, f'member "{key}{field}"', "checksum"):
@@ -175,7 +175,7 @@ def test_damaged_bytes_are_no_values(damaged: wids.ShardListDataset) -> None:
 
 
 def test_damaged_bytes_of_either_side_are_remarked(damaged: wids.ShardListDataset) -> None:
-    """A gallery of a joined dataset names the field, whichever side has it (LOOK-17)."""
+    """A gallery of a joined dataset names the field, whichever side has it."""
     values = {key: {"score": 1} for key in KEYS}
     with damaged.join(values) as joined:
         html = joined.show()._repr_html_()

@@ -69,7 +69,7 @@ def test_a_join_is_what_python_makes_of_the_tars(
     right_chosen: Any,
     missing: Any,
 ) -> None:
-    """Any keys, any cuts, any views on both sides, each policy (JOIN-1, JOIN-3)."""
+    """Any keys, any cuts, any views on both sides, each policy (JOIN-3)."""
     folder = tmp_path_factory.mktemp("sides")
     write_side(folder, "l", left_keys, [c for c in left_cuts if c <= len(left_keys)], ".txt")
     write_side(folder, "r", right_keys, [c for c in right_cuts if c <= len(right_keys)], ".cap")
@@ -123,7 +123,7 @@ def test_a_join_is_what_python_makes_of_the_tars(
     ids=["arrow", "polars", "pandas", "pandas index", "record batch", "mapping"],
 )
 def test_rows_of_any_kind(train: Path, make: Callable[[Any], Any]) -> None:
-    """Values come as Python's own, in batches and alone, with every policy (JOIN-2)."""
+    """Values come as Python's own, in batches and alone, with every policy."""
     keys = shuffled(f"s{number:05d}" for number in range(3, 30))
     columns = {
         "__key__": keys,
@@ -156,7 +156,7 @@ def test_rows_of_any_kind(train: Path, make: Callable[[Any], Any]) -> None:
 
 
 def test_values_that_are_no_mappings(train: Path) -> None:
-    """They are one field, with a name of its own or the prefix (JOIN-2)."""
+    """They are one field, with a name of its own or the prefix."""
     values = {f"s{number:05d}": np.float32(number) for number in range(20)}
     with wids.ShardListDataset(train) as dataset:
         assert dataset.join(values)[3][".value"] == 3
@@ -165,7 +165,7 @@ def test_values_that_are_no_mappings(train: Path) -> None:
 
 
 def test_labels_and_positions_are_those_of_the_first_side(joined: wids.ShardListDataset) -> None:
-    """Index, shard, key and dataset too, in batches and alone (JOIN-1)."""
+    """Index, shard, key and dataset too, in batches and alone."""
     for sample in (
         joined[9],
         joined.__getitems__([9])[0],
@@ -226,7 +226,7 @@ def test_views_and_joins_of_joins(train: Path, joined: wids.ShardListDataset) ->
 
 
 def test_transformations_of_each_side_run_first(train: Path, captions: Path) -> None:
-    """Each sees its own side with its own labels; those of the join run last (JOIN-5)."""
+    """Each sees its own side with its own labels; those of the join run last."""
     seen: list[tuple[str, int, str]] = []
 
     def note(sample: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def test_dicts_of_transformations_are_not_changed(train: Path) -> None:
 
 
 def test_transformations_with_other_results_are_an_error(train: Path) -> None:
-    """Tuples cannot be joined; the error says to join first (JOIN-5)."""
+    """Tuples cannot be joined; the error says to join first."""
     dataset = wids.ShardListDataset(train)
     tuples = dataset.to_tuple(".txt")
     for left, right in ((tuples, dataset), (dataset, tuples)):
@@ -311,7 +311,7 @@ def test_augmentations_of_each_side_follow_the_epoch(train: Path) -> None:
 
 
 def test_errors_of_either_side_go_to_on_error_of_the_join(train: Path, captions: Path) -> None:
-    """One bad sample of the other side costs that sample alone (JOIN-5)."""
+    """One bad sample of the other side costs that sample alone."""
 
     def refuse(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["__key__"] == "s00009":
@@ -409,7 +409,7 @@ def test_streams_are_not_shared_in_a_batch(train: Path) -> None:
 
 
 def test_rows_with_repeated_or_other_keys(train: Path) -> None:
-    """They are errors that name the rows (JOIN-2, JOIN-4)."""
+    """They are errors that name the rows (JOIN-4)."""
     with wids.ShardListDataset(train) as dataset:
         keys = [f"s{number:05d}" for number in range(20)]
         advice = "keep one of these rows"
@@ -645,7 +645,7 @@ def test_a_sample_never_has_the_row_of_another(
 
 @pytest.mark.parametrize("make", [as_frame, as_indexed_frame])
 def test_a_frame_that_is_changed_later(train: Path, make: Callable[[Any], Any]) -> None:
-    """A join has the rows as they were when it was made (JOIN-2)."""
+    """A join has the rows as they were when it was made."""
     keys = [f"s{number:05d}" for number in range(20)]
     frame = make({"__key__": keys, "cap": [f"cap {key}" for key in keys]})
     with wids.ShardListDataset(train) as dataset:
@@ -658,7 +658,7 @@ def test_a_frame_that_is_changed_later(train: Path, make: Callable[[Any], Any]) 
 
 @pytest.mark.parametrize("make", [as_mapping, pa.table, as_frame])
 def test_each_read_has_values_of_its_own(train: Path, make: Callable[[Any], Any]) -> None:
-    """A transformation that changes containers in place changes no later sample (JOIN-10)."""
+    """A transformation that changes containers in place changes no later sample."""
     keys = [f"s{number:05d}" for number in range(20)]
     boxes = [[[number], [number]] for number in range(20)]
 
@@ -675,7 +675,7 @@ def test_each_read_has_values_of_its_own(train: Path, make: Callable[[Any], Any]
 
 
 def test_lists_of_texts_of_polars(train: Path) -> None:
-    """They are joined in a batch as alone, where Arrow cannot take rows of them (JOIN-2)."""
+    """They are joined in a batch as alone, where Arrow cannot take rows of them."""
     keys = [f"s{number:05d}" for number in range(20)]
     frame = pl.DataFrame({"__key__": keys, "tags": [[key, "é"] for key in keys]})
     with wids.ShardListDataset(train) as dataset:
@@ -686,7 +686,7 @@ def test_lists_of_texts_of_polars(train: Path) -> None:
 
 
 def test_what_is_inside_arrays_and_named_tuples_is_copied(train: Path) -> None:
-    """Arrays of lists, as pandas reads them from Parquet, and fields of tuples (JOIN-10)."""
+    """Arrays of lists, as pandas reads them from Parquet, and fields of tuples."""
     ragged = np.empty((1, 2), object)
     ragged[0, 0], ragged[0, 1] = np.array([1, 2]), [3]
     value = [ragged, Box([4]), torch.Size([5])]
@@ -702,7 +702,7 @@ def test_what_is_inside_arrays_and_named_tuples_is_copied(train: Path) -> None:
 
 
 def test_arrays_are_copied_and_other_objects_are_not(train: Path) -> None:
-    """Arrays, tuples and dicts of a kind are the reader's own, other objects shared (JOIN-10)."""
+    """Arrays, tuples and dicts of a kind are the reader's own, other objects shared."""
     model = object()
     value = ({"a": [1]}, np.zeros(2), bytearray(b"a"), OrderedDict(b=[2]), model)
     with wids.ShardListDataset(train) as dataset:
@@ -741,7 +741,7 @@ def test_rows_of_one_key_become_a_list(train: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "mapped"])
 def test_rows_of_arrays_by_their_number(train: Path, kind: str) -> None:
-    """Row ``i`` belongs to sample ``i`` of what the array is joined to (JOIN-13)."""
+    """Row ``i`` belongs to sample ``i`` of what the array is joined to."""
     rows = np.arange(60.0, dtype=np.float32).reshape(20, 3)
     array: Any = rows
     if kind == "torch":
@@ -773,7 +773,7 @@ def test_rows_of_arrays_by_their_number(train: Path, kind: str) -> None:
 
 
 def test_columns_that_become_one_field(train: Path) -> None:
-    """They are an error that names them, whatever the rows are in (JOIN-2)."""
+    """They are an error that names them, whatever the rows are in."""
     keys = [f"s{number:05d}" for number in range(20)]
     with wids.ShardListDataset(train) as dataset:
         for names in (["cap", "cap"], ["cap", ".cap"]):
@@ -813,7 +813,7 @@ def test_different_keys_with_one_hash_are_told_apart(
 
 
 def test_only_reads_the_side_that_has_a_field(joined: wids.ShardListDataset) -> None:
-    """As bytes, without transformations, as of any dataset (JOIN-9)."""
+    """As bytes, without transformations, as of any dataset."""
     with joined.map(lambda _: 1 / 0).only([".caption.txt", ".cls"]) as view:
         for sample in (view[4], view.__getitems__([4])[0]):
             assert fields(sample) == {".cls": b"4", ".caption.txt": b".caption.txt of s00004"}
@@ -822,7 +822,7 @@ def test_only_reads_the_side_that_has_a_field(joined: wids.ShardListDataset) -> 
 
 
 def test_only_leaves_out_fields_that_are_missing(train: Path) -> None:
-    """A sample without an entry has None for the named fields alone (JOIN-3, JOIN-9)."""
+    """A sample without an entry has None for the named fields alone (JOIN-3)."""
     (train.parent / "train-000000.json").write_text('{"s00001": {"x": 1, "y": 2}}')
     with wids.ShardListDataset(train) as dataset:
         for other in ({"s00001": {"x": 1, "y": 2}}, "{shard}.json"):
@@ -846,7 +846,7 @@ def test_closing_a_join_releases_both_sides(train: Path, captions: Path) -> None
 
 
 def test_each_shard_of_a_batch_is_opened_once(tmp_path: Path) -> None:
-    """On both sides, however they are cut against each other (JOIN-9)."""
+    """On both sides, however they are cut against each other."""
     spec = write_shards(tmp_path, [10] * 6)
     keys = shuffled(f"s{number:05d}" for number in range(60))
     write_side(tmp_path, "r", keys, range(7, 60, 7), ".cap")

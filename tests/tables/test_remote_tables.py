@@ -64,7 +64,7 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_small_fields_are_read_by_range(site: Site) -> None:
-    """TABLE-9: where that reads less than fetching, which a pack tells."""
+    """Where that reads less than fetching, which a pack tells."""
     with wids.ShardListDataset(site.url) as dataset:
         assert dataset.table([".cls"])[".cls"].to_pylist() == LABELS
         assert site.num_whole() == 0
@@ -76,7 +76,7 @@ def test_small_fields_are_read_by_range(site: Site) -> None:
 def test_shards_are_read_at_the_same_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, access: Any
 ) -> None:
-    """TABLE-9: the ranges of all shards are in flight together."""
+    """The ranges of all shards are in flight together."""
     answer, together, begun = site.server._answer, threading.Barrier(len(site.bodies)), set[str]()
 
     def answer_together(handler: Any, request: Any) -> None:
@@ -93,7 +93,7 @@ def test_shards_are_read_at_the_same_time(
 
 
 def test_large_fields_are_fetched(site: Site) -> None:
-    """TABLE-9: once for each shard, and then they are read from the copies."""
+    """Once for each shard, and then they are read from the copies."""
     with wids.ShardListDataset(site.url) as dataset:
         assert dataset.table([".bin"])[".bin"][11].as_py() == bytes([11]) * 200_000
         assert (site.num_whole(), site.num_sent()) == (2, sum(map(len, site.bodies.values())))
@@ -103,7 +103,7 @@ def test_large_fields_are_fetched(site: Site) -> None:
 
 
 def test_access_decides_where_it_is_stated(site: Site) -> None:
-    """TABLE-9: ``"range"`` never fetches a shard, and ``"download"`` always does."""
+    """``"range"`` never fetches a shard, and ``"download"`` always does."""
     with wids.ShardListDataset(site.url, access="range") as dataset:
         assert len(dataset.table([".bin"])) == 12
         assert site.num_whole() == 0
@@ -113,7 +113,7 @@ def test_access_decides_where_it_is_stated(site: Site) -> None:
 
 
 def test_shards_without_an_index_are_fetched(site: Site) -> None:
-    """TABLE-9: or refused, where nothing may be fetched."""
+    """Or refused, where nothing may be fetched."""
     url = site.without_pack()
     with wids.ShardListDataset(url, access="range") as dataset:
         with raises(FetchError, "expected an index to read it by range"):
@@ -124,7 +124,7 @@ def test_shards_without_an_index_are_fetched(site: Site) -> None:
 
 
 def test_a_server_without_ranges_is_fetched_from(site: Site, tmp_path: Path) -> None:
-    """TABLE-9: it is noticed at the first range."""
+    """It is noticed at the first range."""
     for name in site.bodies:
         site.server.pages[name].has_ranges = False
     with wids.ShardListDataset(site.url) as dataset:
@@ -138,7 +138,7 @@ def test_a_server_without_ranges_is_fetched_from(site: Site, tmp_path: Path) -> 
 
 
 def test_damage_on_the_way_is_repaired_or_named(site: Site) -> None:
-    """TABLE-5: a flipped bit is read again; a member that stays damaged is named, or null."""
+    """A flipped bit is read again; a member that stays damaged is named, or null."""
     body = site.bodies["/p-0.tar"]
     at = body.index(b"003.cls") + 512
     site.server.pages["/p-0.tar"].faults = [Fault(how="flip", after_nbytes=at)]
@@ -153,7 +153,7 @@ def test_damage_on_the_way_is_repaired_or_named(site: Site) -> None:
 
 
 def test_a_damaged_copy_is_fetched_again(site: Site, own_cache: Path) -> None:
-    """TABLE-5: as for samples."""
+    """As for samples."""
     with wids.ShardListDataset(site.url, access="download") as dataset:
         assert len(dataset.table([".cls"])) == 12
     (copy,) = [p for p in own_cache.rglob("*") if p.is_file() and b"003.cls" in p.read_bytes()][:1]
@@ -169,7 +169,7 @@ def test_a_damaged_copy_is_fetched_again(site: Site, own_cache: Path) -> None:
 
 
 def test_a_damaged_local_shard_is_an_error(tmp_path: Path) -> None:
-    """TABLE-5: if its index was published, and has checksums."""
+    """If its index was published, and has checksums."""
     path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"2")])
     spec = wids.build_spec([str(path)], pack=tmp_path / "a.index")
     spec.save(tmp_path / "a.json")
@@ -192,7 +192,7 @@ def test_a_damaged_local_shard_is_an_error(tmp_path: Path) -> None:
 def test_commands_say_what_they_fetch(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TABLE-9: nothing where there is an index; more than a gigabyte takes consent."""
+    """Nothing where there is an index; more than a gigabyte takes consent."""
     output = ["-c", "n=.cls", "-o", str(tmp_path / "n.parquet"), "-j", "1"]
     assert main(["table", site.url, *output]) == 0
     assert "reading columns" not in capsys.readouterr().err

@@ -24,7 +24,7 @@ class CountedFile(io.BytesIO):
 
 
 def test_other_columns_of_parquet_are_not_read() -> None:
-    """A few columns of a file of embeddings cost what they have (JOIN-12)."""
+    """A few columns of a file of embeddings cost what they have."""
     vectors = np.random.default_rng(0).random(100_000)
     table = pa.table({"id": [f"{n}" for n in range(100)], "score": range(100)})
     wide = table.append_column("emb", pa.array(np.split(vectors, 100)))

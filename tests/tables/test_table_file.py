@@ -46,7 +46,7 @@ EXPECTED = [n % 10 for n in range(20)]
 
 
 def test_a_saved_table_is_read_back(saved: Path) -> None:
-    """TABLE-14: of a spec, its path, a dataset, and the rows of a view."""
+    """Of a spec, its path, a dataset, and the rows of a view."""
     with ShardListDataset(saved) as dataset:
         table = dataset.table({"label": ".cls", "caption": ".txt"})
         assert wids.load_table(dataset).equals(table)
@@ -120,7 +120,7 @@ def test_only_a_table_of_all_samples_is_saved(train: Path) -> None:
 
 
 def test_no_shard_is_needed(saved: Path) -> None:
-    """TABLE-14: neither opened nor fetched."""
+    """Neither opened nor fetched."""
     for tar in saved.parent.glob("*.tar"):
         tar.unlink()
     table = wids.load_table(saved, ["label"])
@@ -367,7 +367,7 @@ def test_wrong_names_are_errors(saved: Path, train: Path) -> None:
 
 
 def test_a_remote_table_is_fetched_once(saved: Path, server: Server) -> None:
-    """TABLE-14: through the transport, into the cache; and again when it has changed."""
+    """Through the transport, into the cache; and again when it has changed."""
     own = saved.with_suffix(".parquet")
     server.page("/train.parquet", own.read_bytes())
     url = server.page("/train.json", json.loads(saved.read_text()))
@@ -433,7 +433,7 @@ def test_specs_keep_their_table(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_saved_table_is_preferred(saved: Path) -> None:
-    """TABLE-20: if it has the columns by these paths; otherwise the dataset is read."""
+    """If it has the columns by these paths; otherwise the dataset is read."""
     with ShardListDataset(saved) as dataset:
         for columns in ({}, {"label": ".cls"}, {"label": "label"}):
             table = read_or_load(dataset, columns)
@@ -456,7 +456,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_pyarrow_the_error_names_the_extra(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TABLE-7: also for a saved table."""
+    """Also for a saved table."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with raises(ModuleNotFoundError, "pip install 'wids[table]'"):
         wids.load_table(saved)

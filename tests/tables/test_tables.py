@@ -210,7 +210,7 @@ def executors() -> list[Callable[[], Executor]]:
 def test_any_executor_reads_the_same(
     numbered: ShardListDataset, make: Callable[[], Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TABLE-6: shards are tasks, in groups where there are many of them."""
+    """Shards are tasks, in groups where there are many of them."""
     expected = numbered[::-1].table({"label": ".cls", "text": ".txt"})
     monkeypatch.setattr("wids.tables.table._MAX_TASKS", 2)
     with make() as executor:
@@ -224,7 +224,7 @@ def test_any_executor_reads_the_same(
 
 
 def test_the_reader_is_pickled_once() -> None:
-    """TABLE-6: a dataset of many shards is not pickled for each task, nor restored for each."""
+    """A dataset of many shards is not pickled for each task, nor restored for each."""
     num_pickled = []
 
     class Counted:
@@ -243,7 +243,7 @@ def test_the_reader_is_pickled_once() -> None:
 def test_progress_is_shown(
     numbered: ShardListDataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TABLE-6: in shards; only shards that have samples are read."""
+    """In shards; only shards that have samples are read."""
     monkeypatch.setattr("wids.storage.progress.DELAY_S", 0)
     numbered.table([".cls"], progress=True)
     assert "reading columns" in (shown := capsys.readouterr().err)
@@ -279,7 +279,7 @@ def test_a_path_that_no_sample_has_names_near_ones(tmp_path: Path) -> None:
 
 
 def test_a_field_that_cannot_be_decoded_names_the_sample(tmp_path: Path) -> None:
-    """TABLE-5: or is null on request; a path into it, too."""
+    """Or is null on request; a path into it, too."""
     samples = [{".cls": b"1", ".json": b"{}"}, {".cls": b"x", ".json": b'{"a": 1'}]
     good = [{".cls": b"2", ".json": b'{"a": 2}'}]
     with opened(tmp_path, good, samples) as dataset:
@@ -372,7 +372,7 @@ def test_columns_without_values_are_refused_before_anything_is_read(
 def test_without_pyarrow_the_error_names_the_extra(
     numbered: ShardListDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TABLE-7: pyarrow is imported when it is first needed."""
+    """Pyarrow is imported when it is first needed."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with raises(ModuleNotFoundError, "pip install 'wids[table]'"):
         numbered.table([".cls"])
@@ -405,7 +405,7 @@ def test_json_is_read_as_the_codec_reads_it(tmp_path: Path) -> None:
 
 
 def test_nested_values_are_an_error_and_no_crash(tmp_path: Path) -> None:
-    """TABLE-5: a document of a hundred thousand brackets, and one with keys of all kinds."""
+    """A document of a hundred thousand brackets, and one with keys of all kinds."""
     bomb = b"[" * 100_000
     sample = {".json": bomb, ".mp": msgpack.packb({1: b"\xff", "k": 2})}
     with opened(tmp_path, [sample]) as dataset:
@@ -452,7 +452,7 @@ def test_a_shard_longer_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.long
 def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
-    """TABLE-8: the memory of a table does not grow with what is beside its fields."""
+    """The memory of a table does not grow with what is beside its fields."""
     samples = [{".bin": bytes(100_000), ".cls": b"1"} for _ in range(500)]
     with opened(tmp_path, samples, samples, samples) as dataset:
         spec = dataset.spec

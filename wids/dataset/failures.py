@@ -51,7 +51,7 @@ class Failures:
             next sample of the view that can be produced, and the first one after the last. In place
             of a broken shard it takes samples of the next one.
         max_failed: The largest share of samples to pass over; None for as many as damage explains,
-            and a mistake of the program does not (VIEW-46).
+            and a mistake of the program does not.
 
     Raises:
         ValueError: ``policy`` or ``max_failed`` has another value.

@@ -323,8 +323,7 @@ class FetchWindow:
             stated = reader.nbytes(number_there)
             # Where lengths are not stated, four shards fill the window.
             nbytes = self.limit_nbytes // 4 if stated is None else stated
-            # CACHE-16: one shard is always allowed, however long, or the pass would fetch nothing
-            # ahead.
+            # One shard is always allowed, however long, or the pass would fetch nothing ahead.
             if self._waiting and nbytes > left_nbytes:
                 return
             self._found.popleft()

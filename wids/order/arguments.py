@@ -70,7 +70,7 @@ def lengths_of(dataset: Sized) -> Any:
 def tell_epoch(datasets: Sequence[Any], epoch: int) -> None:
     """Set the epoch of some datasets.
 
-    A dataset of shards also learns that a pass will read it (CACHE-15).
+    A dataset of shards also learns that a pass will read it.
 
     Args:
         datasets: Those of a sampler, as `with_epochs` finds them.

@@ -133,7 +133,7 @@ class EpochSampler(Sampler[T]):
     yields_indices = True
     """Whether an item is an index; otherwise it is a batch."""
     _num_noticed: int = 1000
-    """Items after which a pass that ends early is more than a look at the data (ORDER-48)."""
+    """Items after which a pass that ends early is more than a look at the data."""
     _tell_epoch: Callable[[int], Any] | None = None
     """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
@@ -295,7 +295,7 @@ class EpochSampler(Sampler[T]):
             )
 
     def _note_left_pass(self, latest: _Pass[T] | None, this: _Pass[T]) -> None:
-        """Warn when a third pass begins where two that were left early began (ORDER-48)."""
+        """Warn when a third pass begins where two that were left early began."""
         if latest is None or not latest.begins_like(this):
             self._num_left_passes = 0
             return
@@ -318,13 +318,13 @@ class EpochSampler(Sampler[T]):
         if skipped := skipped_by_torchdata():
             self._warn(
                 "the state is that of a step before the end of an epoch, and epoch "
-                f"{self.epoch} was set; torchdata now leaves out {skipped} of it (ORDER-62). Save "
+                f"{self.epoch} was set; torchdata now leaves out {skipped} of it. Save "
                 "states of the last batch after the loop over the epoch; to resume from this one, "
                 "read one pass before set_epoch"
             )
 
     def _note_second_dealing(self) -> None:
-        """Warn if a caller deals the items of a pass out among ranks (ORDER-60, ORDER-61)."""
+        """Warn if a caller deals the items of a pass out among ranks."""
         _, num_replicas = self._replica()
         remark = second_dealing(num_replicas, shuffle=self.shuffle)
         if remark:
@@ -485,7 +485,7 @@ class EpochSampler(Sampler[T]):
         return "num_batches * batch_size" if self.yields_indices else "num_batches"
 
     def _note_ahead(self, latest: _Pass[T]) -> None:
-        """Warn if a state counts what workers were sent, and training has not used (ORDER-63)."""
+        """Warn if a state counts what workers were sent, and training has not used."""
         reader = latest.reader
         is_ahead = latest.has_begun and reader.is_ahead(has_ended=latest.has_ended)
         if is_ahead and not is_torchdata():

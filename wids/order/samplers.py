@@ -240,7 +240,7 @@ class ChunkedSampler(EpochSampler[int]):
         return self._latest_order[1]
 
     def _check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
-        """Warn once if the order does not fit the dataset, such as its cache (ORDER-28).
+        """Warn once if the order does not fit the dataset, such as its cache.
 
         Args:
             dataset: The dataset; one that is not from wids states no limits.
@@ -553,7 +553,7 @@ def _whole(mesh: Any) -> Any:
 
 
 def _compare(name: str, length: int, digest: str, mesh: Any) -> None:
-    """Raise on all ranks, or on those of a mesh, unless they have the same samples (ORDER-65)."""
+    """Raise on all ranks, or on those of a mesh, unless they have the same samples."""
     own = None
     if mesh is not None:  # the other processes make no sampler, and would be waited for
         groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]

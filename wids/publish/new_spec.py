@@ -5,7 +5,7 @@ interrupted run can be resumed.
 
 Remote shards are described by their headers alone where that costs less. A tar is a chain: each
 header says where the next one is. If members are large, a request for each header costs less than
-the body. The first megabyte of a shard decides (INDEX-21): it contains all of a small shard, or
+the body. The first megabyte of a shard decides: it contains all of a small shard, or
 shows how far apart its headers are. Other shards are read whole.
 """
 

@@ -1,6 +1,8 @@
 """Publish a local file at a path or URL, complete or not at all.
 
-The target is a path, an object store, or any scheme whose fsspec driver can write.
+The target is a path, an object store, or any scheme whose fsspec driver can write. A remote file is
+made on the local disk and then uploaded. Where the answer to a request was lost, the repeated one
+may be refused: the upload has succeeded if its URL has the bytes that were sent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 People type comparisons with numbers or texts, joined by ``and``: ``height >= 256 and .cls == 3``. A
 page sends a JSON list of columns, each with a value or a range of numbers. There is no other
 language, so nothing is ever executed. `Comparison` evaluates both forms, for one value or for a
-column.
+column: bytes as text, objects and lists as their compact JSON, numbers whether they are stored as
+integers or floats. Lists have no order. A scan and a table select the same samples, unless a column
+has values of several types, or of one that the value cannot be compared with: ``--where`` refuses
+these, and in a scan such values meet no comparison.
 """
 
 from __future__ import annotations

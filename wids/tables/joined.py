@@ -4,7 +4,8 @@ A `JoinedShard` is a `wids.shards.tars.raw_samples.ReadableShard`: samples are r
 shard. It holds nothing open: the readers of both sides do.
 
 Positions, shards and keys are those of the first dataset's reader; each query about a shard goes to
-both sides. A joined dataset differs from others in its reader alone.
+both sides. A joined dataset differs from others in its reader alone. Each read copies the values of
+a frame, a mapping or a file that a transformation could change in place.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A condition is a text in key or captions, a field, or the value of a column. The columns of a saved
 table and the indices of the samples answer first: a scan reads only what they leave, remote shards
-by range. Members that are damaged or too long are left out and counted. A scan can be stopped after
-each block, which may have to be read from far away, and continues there.
+by range. Members that are damaged or too long (texts of more than 16 kB, values of more than 1 MB)
+are left out and counted. A scan can be stopped after each block, which may have to be read from far
+away, and continues there.
 """
 
 from __future__ import annotations

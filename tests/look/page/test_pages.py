@@ -48,7 +48,7 @@ def first_page(client: Client, shard: int = 0) -> tuple[Any, Any, Any]:
 def test_the_first_page_of_64_shards_of_100_mb(
     server: Server, nbytes: int, kind: str, num_cards: int
 ) -> None:
-    """It costs under 10 MB and a second of server time, whatever the members are (INDEX-23)."""
+    """It costs under 10 MB and a second of server time, whatever the members are."""
     body = tar_of(photos(nbytes, kind=kind), 100 * MB)
     pattern = publish(server, body, 64)
     with peeking(pattern) as client:
@@ -121,7 +121,7 @@ def test_other_paths_are_errors(server: Server, path: str) -> None:
 
 
 def test_a_shard_is_indexed_on_request(server: Server, tmp_path: Path) -> None:
-    """Afterwards its count and its fields are known, and a dataset opens it by range (INDEX-24)."""
+    """Afterwards its count and its fields are known, and a dataset opens it by range."""
     pattern = publish(server, tar_of(photos(900_000, 40), 10**9))
     with peeking(pattern, cache_dir=tmp_path) as client:
         before = client.json("shard/1/about")

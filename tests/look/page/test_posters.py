@@ -65,7 +65,7 @@ def test_facts_of_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_lengths_on_cards(tmp_path: Path) -> None:
-    """A card states the length of its audio or video, and what plays it (LOOK-21)."""
+    """A card states the length of its audio or video, and what plays it."""
     with wids.TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "film", "mp4": film(50)})
         writer.write({"__key__": "sound", "wav": wav()})
@@ -82,14 +82,14 @@ def test_lengths_on_cards(tmp_path: Path) -> None:
 
 
 def test_lengths_take_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of films whose headers take long to read is shown without their lengths (LOOK-21)."""
+    """A page of films whose headers take long to read is shown without their lengths."""
     monkeypatch.setattr("wids.look.preview._LENGTHS_S", 0)
     with browsing(written(tmp_path / "site", [film(50)])) as client:
         assert ".mp4 2.0 s" not in client.json("samples")["cards"][0]["html"]
 
 
 def test_films_that_no_browser_plays(tmp_path: Path) -> None:
-    """They show their poster, a sentence and a link, and no bytes (LOOK-21)."""
+    """They show their poster, a sentence and a link, and no bytes."""
     with wids.TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "old", "avi": film(10, size=(320, 240), format_name="avi")})
     with browsing(tmp_path / "a.tar") as client:

@@ -101,7 +101,7 @@ def found(client: Client, query: str, prefix: str = "") -> list[int]:
     ],
 )
 def test_search(spec: Path, q: str, wanted: list[int]) -> None:
-    """All words occur in key or texts, in any case; quotes keep words together (LOOK-3)."""
+    """All words occur in key or texts, in any case; quotes keep words together."""
     with browsing(spec) as client:
         assert found(client, query_of(q)) == wanted
 
@@ -121,7 +121,7 @@ def test_search(spec: Path, q: str, wanted: list[int]) -> None:
     ],
 )
 def test_filters(spec: Path, where: list[Any], wanted: list[int]) -> None:
-    """Samples have the value of a column, or a number in a range, or none (LOOK-4)."""
+    """Samples have the value of a column, or a number in a range, or none."""
     with browsing(spec) as client:
         assert found(client, query_of(where=where)) == wanted
 
@@ -140,7 +140,7 @@ def test_comparisons_as_they_are_typed(spec: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["spec", "saved"])
 def test_indices_and_keys(name: str, request: pytest.FixtureRequest) -> None:
-    """They are columns of a scan too, also beside a saved table, and of a list (LOOK-4)."""
+    """They are columns of a scan too, also beside a saved table, and of a list."""
     with browsing(request.getfixturevalue(name)) as client:
         for where, wanted in [
             ("__index__ < 3", [0, 1, 2]),
@@ -153,7 +153,7 @@ def test_indices_and_keys(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_conditions_together(spec: Path) -> None:
-    """All conditions hold at once, and a seed orders what they find (LOOK-7)."""
+    """All conditions hold at once, and a seed orders what they find."""
     where = [{"column": ".cls", "value": "0"}]
     with browsing(spec) as client:
         query = query_of("spring", where, field=".npy")
@@ -189,7 +189,7 @@ def test_nothing_is_searched_unasked(spec: Path) -> None:
 
 
 def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hits so far are shown, and a stopped search continues where it stopped (LOOK-5)."""
+    """Hits so far are shown, and a stopped search continues where it stopped."""
     monkeypatch.setattr("wids.tables.search._BLOCK", 10)
     seen, is_asked_to_stop = [], threading.Event()
     visit, stop = hits_module.Hits.visit, Scans.stop
@@ -227,7 +227,7 @@ def test_a_search_is_stopped_and_continued(spec: Path, monkeypatch: pytest.Monke
 def test_searches_of_several_shards_follow_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without indexes too, one search runs at a time, of whichever shard (LOOK-16, SEC-53)."""
+    """Without indexes too, one search runs at a time, of whichever shard (SEC-53)."""
     entered, gate = threading.Event(), threading.Event()
     visit = hits_module.Hits.visit
 
@@ -256,7 +256,7 @@ def test_searches_of_several_shards_follow_each_other(
 
 @pytest.mark.long
 def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request is answered, one search runs at a time, the last one to its end (LOOK-5)."""
+    """Each request is answered, one search runs at a time, the last one to its end."""
     monkeypatch.setattr("wids.tables.search._BLOCK", 1)
     num_pages, num_turns = 12, 25
     running, most_running, statuses = set(), [], []
@@ -298,7 +298,7 @@ def test_searches_that_many_start_at_once(spec: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that was closed leaves no search behind (LOOK-5)."""
+    """A page that was closed leaves no search behind."""
     monkeypatch.setattr("wids.look.page.questions._PATIENCE_S", -1)
     with browsing(spec) as client:
         answer = search(client, query_of("caption"))
@@ -306,7 +306,7 @@ def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.Monke
 
 
 def test_damaged_fields_do_not_end_a_search(tmp_path: Path) -> None:
-    """They are counted, and all others are searched (LOOK-5)."""
+    """They are counted, and all others are searched."""
     shard = write_tar(tmp_path / "a.tar", [*members(0, 6)])
     wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
     data = shard.read_bytes()
@@ -328,7 +328,7 @@ def test_nothing_is_left_for_the_second_of_two_filters(tmp_path: Path) -> None:
 def test_what_is_too_long_to_be_searched_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So are texts of more than 16 kB, and values of more than 1 MB, across shards (LOOK-5)."""
+    """So are texts of more than 16 kB, and values of more than 1 MB, across shards."""
     monkeypatch.setattr("wids.tables.search.MAX_VALUE_NBYTES", 20_000)
     tale = b"once upon a time " * 1000  # 17 kB
     notes = {n: json.dumps({"a": "b" * length}) for n, length in enumerate((10, 30_000, 10, 10))}
@@ -405,7 +405,7 @@ def test_values_that_are_large_when_decompressed_are_left_out(tmp_path: Path) ->
 
 
 def test_wide_numbers_of_an_index(tmp_path: Path) -> None:
-    """An index whose integers all have 8 bytes, as its author may choose, is searched (LOOK-5)."""
+    """An index whose integers all have 8 bytes, as its author may choose, is searched."""
     data = write_tar(tmp_path / "a.tar", [*members(0, 8)]).read_bytes()
     index = index_tar(data, checksums=True)
     columns = ("key_starts", "member_starts", "blocks", "sizes", "field_ids", "head_blocks")
@@ -419,7 +419,7 @@ def test_wide_numbers_of_an_index(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
-    """A search ends with the reason, and keeps what it found (LOOK-12)."""
+    """A search ends with the reason, and keeps what it found."""
     shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]
     wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
     with browsing(tmp_path / "a.json") as client:
@@ -432,7 +432,7 @@ def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
 
 
 def test_columns_are_those_of_the_first_samples(spec: Path) -> None:
-    """Plain values in their small structures; what is named like a class comes first (LOOK-6)."""
+    """Plain values in their small structures; what is named like a class comes first."""
     with browsing(spec) as client:
         answer = client.json("columns")
     names = [column["name"] for column in answer["columns"]]
@@ -441,7 +441,7 @@ def test_columns_are_those_of_the_first_samples(spec: Path) -> None:
 
 
 def test_values_are_counted(spec: Path) -> None:
-    """Values with counts and names of classes, or a histogram; None apart (LOOK-6)."""
+    """Values with counts and names of classes, or a histogram; None apart."""
     with browsing(spec) as client:
         classes = client.json("column?name=.cls")
         scores = client.json(f"column?{urlencode({'name': '.json/score'})}")
@@ -457,7 +457,7 @@ def test_values_are_counted(spec: Path) -> None:
 
 
 def test_numbers_that_no_histogram_can_hold(tmp_path: Path) -> None:
-    """NaN, infinities and integers beyond any float leave the others their histogram (LOOK-6)."""
+    """NaN, infinities and integers beyond any float leave the others their histogram."""
     odd = ["NaN", "Infinity", "-Infinity", "1" + "0" * 400]
     texts = [*odd, *map(str, range(36))]
     members = [
@@ -477,7 +477,7 @@ def test_numbers_that_no_histogram_can_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_long_texts_that_begin_alike_stay_apart(tmp_path: Path, is_saved: bool) -> None:
-    """Values that are too long for a label have one each, by which they are found (LOOK-6)."""
+    """Values that are too long for a label have one each, by which they are found."""
     if is_saved:
         optional("pyarrow")
     start = "once upon a time " * 20
@@ -502,7 +502,7 @@ def test_long_texts_that_begin_alike_stay_apart(tmp_path: Path, is_saved: bool) 
 
 
 def test_integers_that_are_too_long_for_a_label(tmp_path: Path) -> None:
-    """They are listed in order beside other numbers, and those that differ stay apart (LOOK-6)."""
+    """They are listed in order beside other numbers, and those that differ stay apart."""
     texts = ["1" + "0" * 400, "-1" + "0" * 400, "5", "1" + "0" * 399 + "1"]
     members = [(f"{n}.json", f'{{"n": {text}}}'.encode()) for n, text in enumerate(texts)]
     with browsing(write_tar(tmp_path / "a.tar", members)) as client:
@@ -511,7 +511,7 @@ def test_integers_that_are_too_long_for_a_label(tmp_path: Path) -> None:
 
 
 def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond 10,000 samples nothing is counted before it is asked for (LOOK-6)."""
+    """Beyond 10,000 samples nothing is counted before it is asked for."""
     monkeypatch.setattr("wids.look.page.questions._MAX_UNASKED", 99)
     monkeypatch.setattr("wids.look.page.tally.MAX_TALLIED", 50)
     monkeypatch.setattr("wids.tables.search._BLOCK", 10)
@@ -527,7 +527,7 @@ def test_many_samples_are_counted_on_request(spec: Path, monkeypatch: pytest.Mon
 def test_classes_can_be_chosen_before_they_are_counted(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All names of the spec are listed at once, however many; the counts follow (LOOK-19)."""
+    """All names of the spec are listed at once, however many; the counts follow."""
     monkeypatch.setattr("wids.look.page.questions._MAX_UNASKED", 99)
     monkeypatch.setattr("wids.look.page.tally.MAX_TALLIED", 50)
     monkeypatch.setattr("wids.tables.search._BLOCK", 10)
@@ -550,7 +550,7 @@ def test_classes_can_be_chosen_before_they_are_counted(
 
 
 def test_many_classes_are_listed_and_no_histogram(tmp_path: Path) -> None:
-    """Numbers of classes with names are not drawn as if their size meant something (LOOK-19)."""
+    """Numbers of classes with names are not drawn as if their size meant something."""
     shard = write_tar(tmp_path / "a.tar", [(f"{n:03d}.cls", b"%d" % (n % 70)) for n in range(140)])
     document = wids.build_spec([shard], pack=tmp_path / "a.index").document(str(tmp_path))
     for number, classes in enumerate(([], [f"class {n}" for n in range(99)])):
@@ -565,7 +565,7 @@ def test_many_classes_are_listed_and_no_histogram(tmp_path: Path) -> None:
 
 
 def test_every_answer_states_how_far_it_is(saved: Path) -> None:
-    """Searches and counts have one form, whether they are new, done, or need no search (LOOK-5)."""
+    """Searches and counts have one form, whether they are new, done, or need no search."""
     progress = {"state", "total", "searched", "unreadable", "too_long", "problem"}
     with browsing(saved) as client:
         query = query_of("caption")
@@ -580,7 +580,7 @@ def test_every_answer_states_how_far_it_is(saved: Path) -> None:
 
 
 def test_a_saved_table_answers_without_a_shard(saved: Path, tmp_path: Path) -> None:
-    """Filters and counts of its columns read no tar; other conditions read what it leaves (LOOK-4).
+    """Filters and counts of its columns read no tar; other conditions read what it leaves.
 
     The tars are gone.
     """
@@ -614,7 +614,7 @@ def test_a_saved_table_answers_without_a_shard(saved: Path, tmp_path: Path) -> N
 
 
 def test_a_stale_table_is_not_used(spec: Path, tmp_path: Path) -> None:
-    """The reason is stated beside the columns, which are read from samples instead (LOOK-4)."""
+    """The reason is stated beside the columns, which are read from samples instead."""
     document = json.loads(spec.read_text())
     document["table"] = {"url": "t.parquet", "fingerprint": "0" * 32}
     document["base"] = str(spec.parent)
@@ -629,7 +629,7 @@ def test_a_stale_table_is_not_used(spec: Path, tmp_path: Path) -> None:
 
 
 def test_a_remote_search_reads_texts_alone(server: Server, tmp_path: Path) -> None:
-    """Of remote shards the fields that are searched are read by range (LOOK-5)."""
+    """Of remote shards the fields that are searched are read by range."""
     big = [*members(0, 30), *((f"dir/s{n:04d}.bin", bytes(50_000)) for n in range(30))]
     shard = write_tar(tmp_path / "a.tar", big)
     wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
@@ -644,7 +644,7 @@ def test_a_remote_search_reads_texts_alone(server: Server, tmp_path: Path) -> No
 
 
 def test_known_samples_of_a_shard_are_searched(server: Server, tmp_path: Path) -> None:
-    """Without an index those are searched that were found so far; then the others (LOOK-16)."""
+    """Without an index those are searched that were found so far; then the others."""
     body = write_tar(
         tmp_path / "a.tar",
         [m for n in range(60) for m in (*members(n, n + 1), (f"dir/s{n:04d}.bin", bytes(60_000)))],
@@ -683,7 +683,7 @@ def test_conditions_have_limits(spec: Path) -> None:
     ("accepted", "wanted"), [({"low": 1, "high": 2}, [1]), ({"value": "true"}, [0])]
 )
 def test_truth_values_are_no_numbers(tmp_path: Path, accepted: Any, wanted: list[int]) -> None:
-    """`true` is not in a range of numbers, and neither `1` nor `"1"` is `true` (LOOK-4)."""
+    """`true` is not in a range of numbers, and neither `1` nor `"1"` is `true`."""
     members = [(f"{n}.json", b'{"n": %s}' % v) for n, v in enumerate((b"true", b"1", b'"1"'))]
     with browsing(write_tar(tmp_path / "a.tar", members)) as client:
         query = query_of(where=[{"column": ".json/n", **accepted}])

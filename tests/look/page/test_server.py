@@ -38,7 +38,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_page_and_script_are_self_contained(spec: Path) -> None:
-    """The page loads its own files alone, and its headers forbid all others (LOOK-2)."""
+    """The page loads its own files alone, and its headers forbid all others."""
     with browsing(spec) as client:
         status, headers, page = client.get()
         assert status == 200
@@ -107,7 +107,7 @@ def test_pages_of_samples(spec: Path) -> None:
 
 
 def test_filter_by_field(spec: Path) -> None:
-    """Samples that have a field are found across shards, from indexes alone (LOOK-4)."""
+    """Samples that have a field are found across shards, from indexes alone."""
     with browsing(spec) as client:
         assert search(client, "field=.npy")["found"] == 15
         found = client.json("samples?field=.npy&count=10")
@@ -432,7 +432,7 @@ def test_a_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
 
 
 def test_cards_say_what_a_value_is(tmp_path: Path) -> None:
-    """A number has the name of its field; a long caption shows its beginning (LOOK-20)."""
+    """A number has the name of its field; a long caption shows its beginning."""
     members = [
         ("a.cls", b"2"),
         ("b.cls", b"2"),
@@ -531,7 +531,7 @@ def test_odd_requests(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
-    """The reason is stated once for all of its samples; others show their fields (LOOK-12)."""
+    """The reason is stated once for all of its samples; others show their fields."""
     spec = write(tmp_path, 60)
     (tmp_path / "looks-000000.tar").write_bytes(b"?" * 10240)
     with browsing(spec) as client:
@@ -545,7 +545,7 @@ def test_a_broken_shard_does_not_break_the_page(tmp_path: Path) -> None:
 
 
 def test_remote_pages_cost_what_they_show(server: Server, tmp_path: Path) -> None:
-    """Only the fields of a page are fetched from remote shards, not the video beside them (LOOK-1).
+    """Only the fields of a page are fetched from remote shards, not the video beside them.
 
     The server counts the bytes that it sends.
     """
@@ -587,7 +587,7 @@ def test_remote_shards_without_an_index_are_not_fetched(server: Server, tmp_path
 def test_memory_does_not_grow_with_fields_and_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a sample with many large fields 60 MB are read, and of one sample at a time (LOOK-1)."""
+    """Of a sample with many large fields 60 MB are read, and of one sample at a time."""
     fields = [(f"a.f{number}.txt", b"x" * 25_000_000) for number in range(4)]
     write_tar(tmp_path / "a.tar", [*fields, ("a.txt", b"small")])
     wids.build_spec([tmp_path / "a.tar"], pack=tmp_path / "a.index").save(tmp_path / "a.json")

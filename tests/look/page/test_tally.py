@@ -24,7 +24,7 @@ def shown(values: Any, width: int = 100) -> str:
 
 
 def test_numbers_have_quantiles_and_a_histogram() -> None:
-    """TABLE-20: quantiles are values that occur; the histogram is scaled to its highest bin."""
+    """Quantiles are values that occur; the histogram is scaled to its highest bin."""
     text = shown([*range(1000), 5000])
     assert text.splitlines()[0] == "x: int64, 1,001 rows"
     assert "least 0, 5% 50, 25% 250, median 500, 75% 750, 95% 950, most 5,000; mean 504" in text
@@ -34,7 +34,7 @@ def test_numbers_have_quantiles_and_a_histogram() -> None:
 
 
 def test_few_values_have_counts() -> None:
-    """TABLE-20: with shares that are 0% and 100% only if that is exact, and the nulls."""
+    """With shares that are 0% and 100% only if that is exact, and the nulls."""
     lines = shown(pa.array([7] * 9_999 + [3, None])).splitlines()
     assert lines[0] == "x: int64, 10,001 rows, 1 null"
     assert [line.split()[:3] for line in lines[1:]] == [
@@ -55,7 +55,7 @@ def test_long_texts_show_both_ends() -> None:
 
 
 def test_texts_and_lists_have_lengths() -> None:
-    """TABLE-20: the most frequent texts, how many there are, and how long they are."""
+    """The most frequent texts, how many there are, and how long they are."""
     text = shown(["often"] * 50 + [f"text {n:03d}" for n in range(50)])
     assert "51 different values; most frequent:\n" in text
     assert re.search(r"often +50 +50.0%", text)
@@ -64,7 +64,7 @@ def test_texts_and_lists_have_lengths() -> None:
 
 
 def test_floats_that_are_not_finite_are_counted_apart() -> None:
-    """TABLE-20: they have no place in a histogram."""
+    """They have no place in a histogram."""
     text = shown([float("inf"), float("nan"), float("-inf"), *np.arange(20.5)])
     assert "3 not finite\n" in text
     assert "least 0, 5% 1" in text
@@ -85,7 +85,7 @@ HOSTILE = st.one_of(
 @settings(deadline=None, max_examples=25)
 @given(HOSTILE, st.integers(20, 90))
 def test_any_values_are_shown_on_printable_lines(values: list[Any], width: int) -> None:
-    """TABLE-20, SEC-52: nothing that a terminal obeys, no line wider than the window, no crash."""
+    """SEC-52: nothing that a terminal obeys, no line wider than the window, no crash."""
     columns = pa.table({"name\x1b[2J": pa.array(values)})
     for text in (distributions_text(columns, width), columns_text(columns, width)):
         lines = text.split("\n")
@@ -95,7 +95,7 @@ def test_any_values_are_shown_on_printable_lines(values: list[Any], width: int) 
 
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_the_summary_of_a_notebook_shows_the_saved_table(tmp_path: Path, is_stale: bool) -> None:
-    """TABLE-20: or why it does not; of a view only its rows; without a table nothing."""
+    """Or why it does not; of a view only its rows; without a table nothing."""
     spec = write_shards(tmp_path, [8, 5])
     with ShardListDataset(spec) as dataset:
         assert "int64" not in dataset._repr_html_()

@@ -72,7 +72,7 @@ def test_unreadable_files_are_reported(tmp_path: Path) -> None:
 
 
 def test_links_are_followed(tmp_path: Path) -> None:
-    """To files and folders; a loop ends; what leads out of the folder is said (PACK-6)."""
+    """To files and folders; a loop ends; what leads out of the folder is said."""
     outside = make_tree(tmp_path / "outside", {"o.txt": "out", "f/p.txt": "far"})
     root = make_tree(tmp_path / "in", {"a/1.txt": "one", "b/2.txt": "two"})
     (root / "a" / "link.txt").symlink_to("1.txt")
@@ -136,7 +136,7 @@ def test_the_order_of_the_file_system_does_not_matter(
 def test_folders_with_nothing_to_pack(
     files: dict[str, str], parts: list[str], tmp_path: Path
 ) -> None:
-    """The error says what was found instead; nothing is written (PACK-18)."""
+    """The error says what was found instead; nothing is written."""
     root = tmp_path / "in"
     make_tree(root, {name: text for name, text in files.items() if not name.endswith("/")})
     for name in files:
@@ -148,7 +148,7 @@ def test_folders_with_nothing_to_pack(
 
 
 def test_what_is_no_folder(tmp_path: Path) -> None:
-    """A missing folder, a file, a tar and a URL each have their own error (PACK-18)."""
+    """A missing folder, a file, a tar and a URL each have their own error."""
     (tmp_path / "a.tar").touch()
     (tmp_path / "a.jpg").touch()
     with raises(NotFoundError, "missing: no such folder", "current folder"):
@@ -164,7 +164,7 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer, shorter, another time or gone: an error, and no shard with half of it (PACK-14)."""
+    """Longer, shorter, another time or gone: an error, and no shard with half of it."""
     from wids.publish.packing import packed_folder
 
     changes = {

@@ -156,7 +156,7 @@ def test_rows_that_name_files_by_role_only(tmp_path: Path) -> None:
 
 
 def test_rows_without_files_and_files_without_rows(tmp_path: Path) -> None:
-    """Both are counted, with names; everything else is packed (PACK-11)."""
+    """Both are counted, with names; everything else is packed."""
     table = "file_name,x\n1.jpg,1\n3.jpg,3\n,4\n5,5\n"
     files = {**PICTURES, "4.jpg": "", "5": "no extension", "metadata.csv": table}
     make_tree(tmp_path / "in", files)
@@ -225,7 +225,7 @@ def test_rows_without_files_and_files_without_rows(tmp_path: Path) -> None:
 def test_tables_that_cannot_be_used(
     files: dict[str, Any], parts: list[str], tmp_path: Path
 ) -> None:
-    """The error names table, line, what was expected and what was found (PACK-4, PACK-11)."""
+    """The error names table, line, what was expected and what was found."""
     root = make_tree(tmp_path / "in", {**PICTURES, **files})
     with raises(PackError, f"{root}: ", *parts):
         pack_folder(root, tmp_path / "new" / "out")

@@ -98,7 +98,7 @@ def test_the_same_files_make_the_same_bytes(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> None:
-    """Spec and pack are those of the shards, and valid under the schema (PACK-15)."""
+    """Spec and pack are those of the shards, and valid under the schema."""
     pack_folder(folder, tmp_path / "new" / "folder" / "out", maxcount=3, name="mine")
 
     output = tmp_path / "new" / "folder"
@@ -120,7 +120,7 @@ def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> No
 
 
 def test_large_files_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of any length around that of a piece are copied, checked and indexed (PACK-14)."""
+    """Files of any length around that of a piece are copied, checked and indexed."""
     monkeypatch.setattr("wids.publish.new_shard.PIECE_NBYTES", 4096)
     lengths = [0, 1, 511, 512, 3072, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 9000, 40_000]
     files = {f"{n:05d}.bin": os.urandom(n) for n in lengths}
@@ -137,7 +137,7 @@ def test_large_files_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
-    """A file of 100 MB is packed with a tenth of that: files are copied in pieces (PACK-14)."""
+    """A file of 100 MB is packed with a tenth of that: files are copied in pieces."""
     import subprocess
     import sys
 
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["out-000000.tar", "out-000007.tar", "out.json", "out.index"])
 def test_an_output_that_holds_another_dataset(left: str, folder: Path, tmp_path: Path) -> None:
-    """It is an error, and stays as it is; on request it is overwritten (PACK-16)."""
+    """It is an error, and stays as it is; on request it is overwritten."""
     (tmp_path / left).write_text("mine")
     with raises(FileExistsError, left, "already exists", "another output", "--replace"):
         pack_folder(folder, tmp_path / "out")
@@ -186,7 +186,7 @@ def test_a_dataset_is_not_packed_twice(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_output_in_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Also through a link; a folder whose name begins alike is another one (PACK-16)."""
+    """Also through a link; a folder whose name begins alike is another one."""
     (tmp_path / "link").symlink_to(folder)
     for output in (folder / "out", folder / "new" / "out", tmp_path / "link" / "out"):
         with raises(PackError, str(output), "outside the folder that is packed"):
@@ -238,7 +238,7 @@ def test_a_spec_as_output(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_writer_of_the_shards_is_refused(folder: Path, tmp_path: Path) -> None:
-    """As with two writers of one pattern (SPEC-17)."""
+    """As with two writers of one pattern."""
     with wids.ShardWriter(tmp_path / "out-%06d.tar") as writer:
         writer.write({"__key__": "a", "txt": "x"})
         with raises(OSError, "another one that is open"):
@@ -248,7 +248,7 @@ def test_another_writer_of_the_shards_is_refused(folder: Path, tmp_path: Path) -
 def test_a_shard_that_comes_up_meanwhile_is_not_overwritten(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another program, after the output was found free; one of the same bytes is (PACK-16)."""
+    """Of another program, after the output was found free; one of the same bytes is."""
     from wids.publish.packing import packed_folder
 
     pack_folder(folder, tmp_path / "same", maxcount=5)

@@ -50,7 +50,7 @@ def pack(source: Path, folder: Path, executor: Executor | None = None, **options
 
 
 def check(source: Path, folder: Path, complete: dict[str, bytes], what: str) -> None:
-    """What is there under a final name is complete; the same call does the rest (PACK-17)."""
+    """What is there under a final name is complete; the same call does the rest."""
     if folder.exists():
         left = contents(folder)
         if any(name.endswith(".tmp") for name in left):
@@ -74,7 +74,7 @@ def check(source: Path, folder: Path, complete: dict[str, bytes], what: str) -> 
 def test_an_interrupt_at_any_place(
     step: int, source: Path, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
-    """Ctrl-C is Ctrl-C; complete shards and the journal stay, and nothing else (PACK-17)."""
+    """Ctrl-C is Ctrl-C; complete shards and the journal stay, and nothing else."""
     for fault in faults(step, at_least=300):
         folder = next(folders)
         with interrupting(fault, "publish", "storage", "shards"):
@@ -108,7 +108,7 @@ def test_a_failure_of_any_call(
 def test_a_kill_at_any_step(
     name: str, is_after: bool, source: Path, complete: dict[str, bytes], folders: Iterator[Path]
 ) -> None:
-    """``kill -9`` before or after each step: the next run makes the same bytes (PACK-17)."""
+    """``kill -9`` before or after each step: the next run makes the same bytes."""
     for number in range(1, 100):
         folder = next(folders)
         if _survives(source, folder, name, number, is_after=is_after):
@@ -153,7 +153,7 @@ def _survives(source: Path, folder: Path, name: str, number: int, *, is_after: b
 def test_complete_shards_are_not_written_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failure only what is missing is written, on any executor (PACK-17)."""
+    """After a failure only what is missing is written, on any executor."""
     write = packed_folder.write_shard
     written: list[str] = []
     fails = True
@@ -207,7 +207,7 @@ def interrupted_run(source: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("change", ["file", "options", "another folder", "touched"])
 def test_a_journal_of_other_files_or_options(change: str, source: Path, tmp_path: Path) -> None:
-    """Shards of two datasets are never mixed: an error, or everything anew on request (PACK-17)."""
+    """Shards of two datasets are never mixed: an error, or everything anew on request."""
     folder = tmp_path / "new"
     interrupted_run(source, folder)
     left = contents(folder)
@@ -235,7 +235,7 @@ def test_a_journal_of_other_files_or_options(change: str, source: Path, tmp_path
 
 
 def test_a_shard_that_changed_since_is_written_again(source: Path, tmp_path: Path) -> None:
-    """A shard in the journal counts only as long as it is the one that was written (PACK-17)."""
+    """A shard in the journal counts only as long as it is the one that was written."""
     interrupted_run(source, tmp_path / "new")
     (tmp_path / "new" / "out-000000.tar").unlink()
     pack(source, tmp_path / "new")
@@ -243,7 +243,7 @@ def test_a_shard_that_changed_since_is_written_again(source: Path, tmp_path: Pat
 
 
 def test_a_shard_that_was_edited_since_is_not_published(source: Path, tmp_path: Path) -> None:
-    """Its digest would be that of other bytes, also where its time was kept (PACK-17)."""
+    """Its digest would be that of other bytes, also where its time was kept."""
     interrupted_run(source, tmp_path / "new")
     shard = tmp_path / "new" / "out-000000.tar"
     status, data = shard.stat(), shard.read_bytes()
@@ -257,7 +257,7 @@ def test_a_shard_that_was_edited_since_is_not_published(source: Path, tmp_path: 
 
 
 def test_a_spec_of_something_else_beside_a_journal(source: Path, tmp_path: Path) -> None:
-    """A spec that came up since the interruption is not overwritten (PACK-16)."""
+    """A spec that came up since the interruption is not overwritten."""
     interrupted_run(source, tmp_path / "new")
     (tmp_path / "new" / "out.json").write_text("mine")
     with raises(FileExistsError, "out.json: already exists"):
@@ -266,7 +266,7 @@ def test_a_spec_of_something_else_beside_a_journal(source: Path, tmp_path: Path)
 
 
 def test_readers_find_no_spec_while_shards_are_replaced(tmp_path: Path) -> None:
-    """A run that fails leaves no mixture, and one that replaced nothing the dataset (PACK-16)."""
+    """A run that fails leaves no mixture, and one that replaced nothing the dataset."""
     source = make_tree(tmp_path / "in", {f"{n}.txt": "old" for n in range(3)})
     pack_folder(source, tmp_path / "out", maxcount=1, seed=None)
     old = (tmp_path / "out.json").read_bytes()

@@ -26,7 +26,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_dataset_in_a_bucket(source: Path, bucket: Bucket, tmp_path: Path) -> None:
-    """The bytes are those of a local output, and the spec comes last (PACK-15)."""
+    """The bytes are those of a local output, and the spec comes last."""
     options: dict[str, Any] = {"storage_options": bucket.options}
     report = pack_folder(source, f"{bucket.url}/x/out", maxcount=1, **options)
     assert report.spec_path == f"{bucket.url}/x/out.json"
@@ -58,7 +58,7 @@ def wids_read(bucket: Bucket) -> Any:
 def test_an_upload_that_fails_is_resumed(
     source: Path, bucket: Bucket, tmp_path: Path, quick_retries: None
 ) -> None:
-    """Complete shards stay and are not uploaded again; one that was deleted is (PACK-17)."""
+    """Complete shards stay and are not uploaded again; one that was deleted is."""
     del quick_retries
     url, options = f"{bucket.url}/out", {"storage_options": bucket.options}
     bucket.fault = lambda method, path: 403 if method == "PUT" and "out-000002" in path else None
@@ -66,7 +66,7 @@ def test_an_upload_that_fails_is_resumed(
         pack_folder(source, url, maxcount=1, **options)
     assert bucket.names() == ["out-000000.tar", "out-000001.tar"]
     (journal,) = tmp_path.glob("out-*.packing")
-    # The URL may have a password, and another folder's journal has another name (PACK-17).
+    # The URL may have a password, and another folder's journal has another name.
     assert journal.stat().st_mode & 0o077 == 0
     with raises(FileExistsError, "is of an interrupted run with other files or options"):
         pack_folder(source, url, maxcount=1, seed=9, **options)

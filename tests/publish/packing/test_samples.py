@@ -109,7 +109,7 @@ def test_split_at_the_first_dot_makes_fields_of_more_parts(tmp_path: Path) -> No
 def test_two_files_that_become_one_member(
     names: tuple[str, ...], named: list[str], tmp_path: Path
 ) -> None:
-    """An error names both files of each pair, and nothing is written (PACK-4)."""
+    """An error names both files of each pair, and nothing is written."""
     make_tree(tmp_path / "in", dict.fromkeys(names, "x"))
     with raises(PackError, "in: expected every file", *named, "rename or move"):
         pack_folder(tmp_path / "in", tmp_path / "new" / "out")

@@ -93,7 +93,7 @@ def test_a_view_reads_and_writes_only_shards_that_lose_samples(
 def test_a_map_writes_only_shards_in_which_it_changes_bytes(
     published: Path, tmp_path: Path
 ) -> None:
-    """What is compared are key, fields and bytes, not objects or their order (REWRITE-51)."""
+    """What is compared are key, fields and bytes, not objects or their order."""
     with opened(published) as dataset:
         spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", map=fix, keep_shards=True)
         assert names(spec)[::2] == ["in/train-000000.tar", "in/train-000003.tar"]
@@ -164,7 +164,7 @@ def test_any_order_that_keeps_shards_together(
 
 
 def test_readers_of_the_replaced_spec_read_on(published: Path) -> None:
-    """In place only the spec is overwritten, so who has the old one still reads it (REWRITE-52)."""
+    """In place only the spec is overwritten, so who has the old one still reads it."""
     folder, before = published.parent, contents(published.parent)
     with opened(published) as reader:
         expected = [sample["__key__"] for sample in reader]
@@ -220,7 +220,7 @@ def test_kept_shards_survive_every_interruption(
     published: Path,
     tmp_path: Path,
 ) -> None:
-    """Wherever a run ends, the input is unchanged, and the next run does the rest (REWRITE-53).
+    """Wherever a run ends, the input is unchanged, and the next run does the rest.
 
     It may resume or start over, in the folder of the input too.
     """
@@ -248,7 +248,7 @@ def test_kept_shards_survive_every_interruption(
 
 
 def test_what_was_compared_is_not_compared_again(published: Path, tmp_path: Path) -> None:
-    """A resumed run calls the map for no shard that is kept or written already (REWRITE-53)."""
+    """A resumed run calls the map for no shard that is kept or written already."""
     calls: list[str] = []
     fails = True
 
@@ -277,7 +277,7 @@ def test_what_was_compared_is_not_compared_again(published: Path, tmp_path: Path
 def test_parts_are_merged(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Parts and their merge write the bytes of one run, also after a killed merge (REWRITE-22)."""
+    """Parts and their merge write the bytes of one run, also after a killed merge."""
     monkeypatch.chdir(tmp_path)
     where = ["--keep-shards", "--where", '__key__ != "s00005"', "-j", "1"]
     assert main(["rewrite", str(published), "in/whole", "-n", "new", *where]) == 0
@@ -329,7 +329,7 @@ def test_remote_shards_are_kept_by_their_urls(
 
 
 def test_a_bucket_is_corrected_in_place(published: Path, bucket: Bucket, tmp_path: Path) -> None:
-    """Beside its shards only the new ones are written, after an interruption too (REWRITE-53)."""
+    """Beside its shards only the new ones are written, after an interruption too."""
     for path in published.parent.iterdir():
         bucket.system.pipe(f"{bucket.url}/{path.name}", path.read_bytes())
     before, fails = bucket.names(), True
@@ -377,13 +377,13 @@ def test_what_cannot_keep_shards(
     published: Path,
     tmp_path: Path,
 ) -> None:
-    """Orders that mix shards, limits of shards and joins are errors that say so (REWRITE-54)."""
+    """Orders that mix shards, limits of shards and joins are errors that say so."""
     with opened(published) as dataset, raises(ValueError, "keep_shards", *parts):
         wids.rewrite(change(dataset), tmp_path / "new-%06d.tar", keep_shards=True, **options)
 
 
 def test_readers_of_a_remote_spec_could_not_open_local_shards(published: Path) -> None:
-    """So a remote output of a local dataset is an error before anything is written (REWRITE-54)."""
+    """So a remote output of a local dataset is an error before anything is written."""
     with opened(published) as dataset, raises(PackError, "expected shards to keep", "train-000001"):
         wids.rewrite(dataset[1:], "memory://there/new-%06d.tar", keep_shards=True)
 
@@ -392,7 +392,7 @@ def test_readers_of_a_remote_spec_could_not_open_local_shards(published: Path) -
 def test_commands_that_are_kept(
     restarts: bool, published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The spec names them, which a warning says, after an interruption too (REWRITE-54).
+    """The spec names them, which a warning says, after an interruption too.
 
     A run that ended after it had published everything is resumed, or starts over.
     """
@@ -437,7 +437,7 @@ def test_commands_that_are_kept(
 
 
 def test_records_of_other_work_are_not_believed(published: Path, tmp_path: Path) -> None:
-    """What an interrupted run kept, another one with other functions compares (REWRITE-53)."""
+    """What an interrupted run kept, another one with other functions compares."""
 
     def fails_late(sample: Sample) -> Sample:
         if sample["__key__"] == "s00009":
@@ -462,7 +462,7 @@ def test_records_of_other_work_are_not_believed(published: Path, tmp_path: Path)
 
 
 def test_what_ctrl_c_leaves_is_resumed(published: Path, tmp_path: Path) -> None:
-    """Shards that were found to be the same are not compared again (REWRITE-53)."""
+    """Shards that were found to be the same are not compared again."""
     calls, presses = [], True
 
     def interrupted(sample: Sample) -> Sample:
@@ -501,7 +501,7 @@ class Changing(ShardListDataset):
 
 
 def test_samples_of_an_overridden_class_are_written(published: Path, tmp_path: Path) -> None:
-    """They are not compared with themselves (REWRITE-51)."""
+    """They are not compared with themselves."""
     with Changing(published, transformations=[], raw="bytes") as dataset:
         spec = wids.rewrite(
             dataset, tmp_path / "new-%06d.tar", map=lambda sample: sample, keep_shards=True
@@ -539,7 +539,7 @@ def test_a_damaged_shard_is_not_kept(published: Path, tmp_path: Path) -> None:
 def test_a_shard_that_is_kept_twice_is_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merge that was complete is complete again, whatever the input names twice (REWRITE-22)."""
+    """A merge that was complete is complete again, whatever the input names twice."""
     monkeypatch.chdir(tmp_path)
     source = publish(tmp_path / "in", [3, 2])
     part = {"name": "a", "source_url": str(source)}

@@ -60,7 +60,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_old_files_become_plain_tars(name: str, tmp_path: Path, capsys: Any) -> None:
-    """Keys, order and bytes stay; the result is a dataset without problems (REWRITE-41)."""
+    """Keys, order and bytes stay; the result is a dataset without problems."""
     source = write_old(tmp_path / name, KEYS)
     before = source.read_bytes()
 
@@ -80,7 +80,7 @@ def test_old_files_become_plain_tars(name: str, tmp_path: Path, capsys: Any) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_incomplete_file_is_an_error(name: str, tmp_path: Path) -> None:
-    """Wherever a file ends too early, it is named, and no spec is published (REWRITE-41)."""
+    """Wherever a file ends too early, it is named, and no spec is published."""
     data = write_old(tmp_path / name, KEYS).read_bytes()
     lengths = (len(data) - 1, len(data) // 2, *range(10, 30, 1 if name == "a.msgpack" else 10))
     for number, length in enumerate(lengths):
@@ -104,7 +104,7 @@ def test_an_incomplete_file_is_an_error(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_foreign_files_are_refused(name: str, data: bytes, text: str, tmp_path: Path) -> None:
-    """What is something else is an error that says what was found (REWRITE-41)."""
+    """What is something else is an error that says what was found."""
     (tmp_path / name).write_bytes(data)
 
     with raises(wids.ShardFormatError, text):
@@ -112,7 +112,7 @@ def test_foreign_files_are_refused(name: str, data: bytes, text: str, tmp_path: 
 
 
 def test_several_files_and_some_fields(tmp_path: Path) -> None:
-    """Files are read in the order of their names; other options are refused (REWRITE-41)."""
+    """Files are read in the order of their names; other options are refused."""
     write_old(tmp_path / "old-1.tgz", KEYS[25:])
     write_old(tmp_path / "old-0.tgz", KEYS[:25])
     pattern = str(tmp_path / "old-{0..1}.tgz")
@@ -128,7 +128,7 @@ def test_several_files_and_some_fields(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Complete shards are kept; other files are refused until the run is finished (REWRITE-41)."""
+    """Complete shards are kept; other files are refused until the run is finished."""
     old = str(write_old(tmp_path / "old.tgz", KEYS))
     pattern = tmp_path / "new-%06d.tar"
     rewrite_streams([old], tmp_path / "whole" / "new-%06d.tar", maxcount=10)

@@ -34,7 +34,7 @@ def cuts(dataset: Any, folder: Path, shuffle: int | None, **limits: Any) -> list
 def test_what_is_looked_at_together_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None, limits: dict[str, Any]
 ) -> None:
-    """Windows of 7 samples, also shorter than a shard, cut as one of all does (REWRITE-44)."""
+    """Windows of 7 samples, also shorter than a shard, cut as one of all does."""
     lengths = random.Random(0)
     for number in range(8):
         names = [(f"{number}/{n:04}.txt", bytes(lengths.randrange(3000))) for n in range(15)]
@@ -59,7 +59,7 @@ def test_facts_of_shards_that_are_needed_again_are_kept(
 ) -> None:
     """In a random order those of all shards, which each new shard may need, else of the latest.
 
-    Digests do not depend on it (REWRITE-44).
+    Digests do not depend on it.
     """
     asked: Counter[int] = Counter()
     kept_facts: list[Any] = []
@@ -91,7 +91,7 @@ def test_facts_of_shards_that_are_needed_again_are_kept(
 def test_repeated_keys_are_found_across_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are in one new shard, far from each other (REWRITE-5)."""
+    """Both are in one new shard, far from each other."""
     monkeypatch.setattr(rewrite_plan, "_WINDOW", 7)
     with (
         ShardListDataset(write_shards(tmp_path, [20, 20])) as dataset,

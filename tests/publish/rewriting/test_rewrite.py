@@ -58,7 +58,7 @@ def test_any_view_is_written_in_its_order(
     share: float,
     maxcount: int,
 ) -> None:
-    """Sorted, shuffled or filtered: plain Python over the same tars finds the same (REWRITE-1)."""
+    """Sorted, shuffled or filtered: plain Python over the same tars finds the same."""
     folder = tmp_path_factory.mktemp("rewrite")
     spec = write_shards(folder, lengths)
     order = list(range(sum(lengths)))
@@ -81,7 +81,7 @@ def test_any_view_is_written_in_its_order(
 
 
 def test_concatenated_and_cut_by_size(tmp_path: Path) -> None:
-    """Two datasets become one, in shards of at most the length that was asked for (REWRITE-2)."""
+    """Two datasets become one, in shards of at most the length that was asked for."""
     for name, start in (("a", 0), ("b", 50)):
         (tmp_path / name).mkdir()
         path = tmp_path / name / "x.tar"
@@ -112,7 +112,7 @@ def split(sample: dict[str, Any]) -> Any:
 
 
 def test_a_map_returns_none_one_or_several(tmp_path: Path) -> None:
-    """Limits count what goes in; a shard without samples is left out (REWRITE-3)."""
+    """Limits count what goes in; a shard without samples is left out."""
     with ShardListDataset(write_shards(tmp_path, [7, 6])) as dataset:
         spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxcount=1, map=split)
     found = {name: data for shard in members(tmp_path) for name, data in shard}
@@ -124,7 +124,7 @@ def test_a_map_returns_none_one_or_several(tmp_path: Path) -> None:
 
 
 def test_maps_that_fail_or_return_something_else(tmp_path: Path) -> None:
-    """The sample is named; others go on if the dataset's ``on_error`` says so (REWRITE-4)."""
+    """The sample is named; others go on if the dataset's ``on_error`` says so."""
 
     def picky(sample: dict[str, Any]) -> Any:
         return {**sample, ".cls": 1 // (sample["__index__"] - 2)}
@@ -157,7 +157,7 @@ def test_maps_that_fail_or_return_something_else(tmp_path: Path) -> None:
 def test_what_is_not_a_sample_is_an_error_of_its_input(
     tmp_path: Path, returned: Any, found: str
 ) -> None:
-    """Sample and shard are named, and ``on_error`` decides, as where a map raises (REWRITE-4)."""
+    """Sample and shard are named, and ``on_error`` decides, as where a map raises."""
 
     def odd(sample: dict[str, Any]) -> Any:
         return returned if sample["__index__"] == 2 else sample
@@ -173,7 +173,7 @@ def test_what_is_not_a_sample_is_an_error_of_its_input(
 
 
 def test_a_generator_that_raises_is_an_error_of_its_input(tmp_path: Path) -> None:
-    """What a map yields is a sample each; what it raises meanwhile names the input (REWRITE-4)."""
+    """What a map yields is a sample each; what it raises meanwhile names the input."""
 
     def several(sample: dict[str, Any]) -> Any:
         yield {"__key__": sample["__key__"], ".txt": sample[".txt"]}
@@ -195,7 +195,7 @@ def test_a_generator_that_raises_is_an_error_of_its_input(tmp_path: Path) -> Non
     ],
 )
 def test_samples_that_cannot_be_stored(tmp_path: Path, name: str, options: Any, found: str) -> None:
-    """The error names the shard of the input and the index of the sample (REWRITE-42)."""
+    """The error names the shard of the input and the index of the sample."""
     source = write_tar(tmp_path / "old.tar", [("s0.txt", b"0"), (name, b"1")])
     with (
         ShardListDataset(source, **options) as dataset,
@@ -205,7 +205,7 @@ def test_samples_that_cannot_be_stored(tmp_path: Path, name: str, options: Any, 
 
 
 def test_a_value_without_an_encoding_names_its_input(tmp_path: Path) -> None:
-    """Also where the map returns a sample without any labels (REWRITE-42)."""
+    """Also where the map returns a sample without any labels."""
 
     def odd(sample: dict[str, Any]) -> Any:
         return {"__key__": "k", ".cls": object()} if sample["__index__"] == 2 else None
@@ -218,7 +218,7 @@ def test_a_value_without_an_encoding_names_its_input(tmp_path: Path) -> None:
 
 
 def test_repeated_keys_are_an_error_unless_renamed(tmp_path: Path) -> None:
-    """Two samples of a key in one shard would become one; the plan names both (REWRITE-5)."""
+    """Two samples of a key in one shard would become one; the plan names both."""
     for name in "ab":
         (tmp_path / name).mkdir()
         write_shards(tmp_path / name, [4])
@@ -403,7 +403,7 @@ def test_a_source_that_was_written_again_does_not_resume(tmp_path: Path) -> None
 
 
 def test_joined_fields_are_written(tmp_path: Path) -> None:
-    """Bytes of both sides are copied, and values of rows are encoded (REWRITE-1)."""
+    """Bytes of both sides are copied, and values of rows are encoded."""
     for name, field in (("a", "json"), ("b", "mask.json")):
         members = [(f"k{n}.{field}", b'{ "n" :%d}' % n) for n in range(4)]
         write_tar(tmp_path / f"{name}.tar", members)
@@ -425,7 +425,7 @@ def test_joined_fields_are_written(tmp_path: Path) -> None:
 
 
 def test_shards_of_a_join_have_its_lengths(tmp_path: Path) -> None:
-    """The samples of both sides count for ``maxsize``, in any order (REWRITE-2)."""
+    """The samples of both sides count for ``maxsize``, in any order."""
     with ShardListDataset(write_shards(tmp_path, [40, 60])) as dataset:
         joined = dataset.join({f"s{n:05d}": b"x" * (n * 100) for n in range(100)}, prefix="v")
         order = np.random.default_rng(0).permutation(100)
@@ -479,7 +479,7 @@ def test_a_run_that_resumes_states_what_is_kept(
 
 
 def test_no_sample_is_an_error(tmp_path: Path) -> None:
-    """Nobody could open such a spec, so that nothing is published (REWRITE-3)."""
+    """Nobody could open such a spec, so that nothing is published."""
     with ShardListDataset(write_shards(tmp_path, [3])) as dataset:
         with raises(RewriteError, "new.json", "no sample is left"):
             wids.rewrite(dataset, tmp_path / "a" / "new-%06d.tar", map=lambda _: None)
@@ -490,7 +490,7 @@ def test_no_sample_is_an_error(tmp_path: Path) -> None:
 
 
 def test_entries_of_the_document_are_kept(tmp_path: Path) -> None:
-    """The names of classes are in the new spec too (REWRITE-9)."""
+    """The names of classes are in the new spec too."""
     source = write_shards(tmp_path, [3])
     document = json.loads(source.read_text())
     source.write_text(json.dumps({**document, "classes": ["cat", "dog"]}))
@@ -507,7 +507,7 @@ class Doubled(ShardListDataset):
 
 
 def test_without_map_only_stored_bytes_are_written(tmp_path: Path) -> None:
-    """A transformation is neither ignored nor applied: it is an error (REWRITE-1)."""
+    """A transformation is neither ignored nor applied: it is an error."""
     source = write_shards(tmp_path, [3])
     with ShardListDataset(source) as dataset:
         with raises(RewriteError, "pass the function as map="):

@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_complete_files(
 ) -> None:
     """After any call that fails, what has its name is complete, and the same call does the rest.
 
-    The input is as it was. A full disk is an error that names the folder (REWRITE-6, REWRITE-40).
+    The input is as it was. A full disk is an error that names the folder (REWRITE-6).
     """
     whole = tmp_path / "whole"
     rewritten(dataset, whole)

@@ -17,7 +17,7 @@ from wids import ShardListDataset
 
 
 def test_compressed_fields_are_copied(tmp_path: Path) -> None:
-    """Bytes under ``.gz`` are copied, gzip data or not, and empty ones (REWRITE-1)."""
+    """Bytes under ``.gz`` are copied, gzip data or not, and empty ones."""
     stored = [("a.json.gz", gzip.compress(b"1")), ("b.json.gz", b"1"), ("c.json.gz", b"")]
     source = write_tar(tmp_path / "old.tar", stored)
     with ShardListDataset(source) as dataset:
@@ -27,7 +27,7 @@ def test_compressed_fields_are_copied(tmp_path: Path) -> None:
 
 
 def test_copied_members_are_written_as_by_a_writer(tmp_path: Path) -> None:
-    """Shards have the bytes that `TarWriter` writes of the same samples, and its index (REWRITE-1).
+    """Shards have the bytes that `TarWriter` writes of the same samples, and its index.
 
     Members are of all lengths around a block, a piece and the limit up to which they are joined.
     """
@@ -64,7 +64,7 @@ def damaged(tmp_path: Path) -> ShardListDataset:
 
 
 def test_damaged_members_are_not_copied(tmp_path: Path) -> None:
-    """Copied bytes are compared with the index, and the error names shard and member (REWRITE-43).
+    """Copied bytes are compared with the index, and the error names shard and member.
 
     Not with ``verify="never"``, and not where the field is left out.
     """
@@ -84,7 +84,7 @@ def test_damaged_members_are_not_copied(tmp_path: Path) -> None:
     "name", ["{:03}é.txt", "{:03}.é", "{:050}." + "x" * 80, "d/" * 600 + "{:03}.txt", "{:090}.txt"]
 )
 def test_names_count_in_limits(tmp_path: Path, name: str) -> None:
-    """Shards keep to ``maxsize`` and are filled, whatever headers their names need (REWRITE-2)."""
+    """Shards keep to ``maxsize`` and are filled, whatever headers their names need."""
     source = write_tar(tmp_path / "old.tar", [(name.format(n), b"1") for n in range(60)])
     with ShardListDataset(source) as dataset:
         spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxsize=40_960)
@@ -93,7 +93,7 @@ def test_names_count_in_limits(tmp_path: Path, name: str) -> None:
 
 
 def test_fields_that_are_left_out_do_not_count(tmp_path: Path) -> None:
-    """Shards of some fields are filled with these (REWRITE-2)."""
+    """Shards of some fields are filled with these."""
     names = [(f"{n:03}.{field}", bytes(size)) for n in range(90) for field, size in FIELDS]
     with ShardListDataset(write_tar(tmp_path / "old.tar", names), fields=["txt"]) as dataset:
         spec = wids.rewrite(dataset, tmp_path / "new-%06d.tar", maxsize=102_400)
@@ -163,7 +163,7 @@ def test_the_input_is_found_through_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", None, 5])
 def test_a_rename_has_to_return_a_key(tmp_path: Path, key: Any) -> None:
-    """Another value is an error that names the sample, before anything is written (REWRITE-5)."""
+    """Another value is an error that names the sample, before anything is written."""
     with (
         ShardListDataset(write_shards(tmp_path, [2])) as dataset,
         raises(wids.RewriteError, 'train-000000.tar: sample "s00000"', f"found {key!r}"),

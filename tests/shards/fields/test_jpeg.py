@@ -114,7 +114,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_pixels_do_not_depend_on_simplejpeg(
     kind: str, without_turbo: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """Every kind of JPEG has the pixels of Pillow, also where simplejpeg decodes it (VIEW-30)."""
+    """Every kind of JPEG has the pixels of Pillow, also where simplejpeg decodes it."""
     need(importlib.util.find_spec("simplejpeg"), "pip install simplejpeg")
     data = (TURBO | OTHERS)[kind]()
     assert (turbo_pixels(data) is not None) == (kind in TURBO)
@@ -126,7 +126,7 @@ def test_pixels_do_not_depend_on_simplejpeg(
 
 
 def test_orientation_is_not_applied() -> None:
-    """EXIF does not turn a picture: boxes and masks beside it fit it as it is (VIEW-30)."""
+    """EXIF does not turn a picture: boxes and masks beside it fit it as it is."""
     for name in ("PIL", "numpy", "torch"):
         assert_same(decoded(turned(), name), decoded(jpeg_bytes(), name))
 
@@ -135,7 +135,7 @@ def test_orientation_is_not_applied() -> None:
 def test_damaged_pictures_do_not_depend_on_simplejpeg(
     kind: str, without_turbo: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """Cut anywhere, or with other bytes in it: the same pixels, or the same error (VIEW-30)."""
+    """Cut anywhere, or with other bytes in it: the same pixels, or the same error."""
     data = (TURBO | OTHERS)[kind]()
     chance = random.Random(0)
     cases = [data[:length] for length in range(0, len(data), 37)]
@@ -156,7 +156,7 @@ def test_damaged_pictures_do_not_depend_on_simplejpeg(
 
 @pytest.mark.parametrize("images", ["PIL", "numpy", "torch", "torchrgb"])
 def test_damaged_pictures_name_their_sample(tmp_path: Path, images: str) -> None:
-    """A picture is decoded when its sample is read, where the error has its name (VIEW-33)."""
+    """A picture is decoded when its sample is read, where the error has its name."""
     data = jpeg_bytes(size=(200, 200))
     members = [("s0.jpg", data), ("s1.jpg", data[: len(data) // 2])]
     tar = write_tar(tmp_path / "train.tar", members)
@@ -175,7 +175,7 @@ def test_damaged_pictures_name_their_sample(tmp_path: Path, images: str) -> None
 def test_large_pictures(
     size: tuple[int, int], without_turbo: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """Pictures that are copied in strips without simplejpeg have the same pixels (VIEW-30)."""
+    """Pictures that are copied in strips without simplejpeg have the same pixels."""
     data = jpeg_bytes(size=size)
     found = decoded(data, "numpy")
     np.testing.assert_array_equal(found, np.asarray(Image.open(io.BytesIO(data))))
@@ -184,7 +184,7 @@ def test_large_pictures(
 
 
 def test_too_many_pixels_are_refused(without_turbo: Callable[[Callable[[], Any]], Any]) -> None:
-    """A small file that claims 4 billion pixels takes no memory; Pillow's limit holds (VIEW-30)."""
+    """A small file that claims 4 billion pixels takes no memory; Pillow's limit holds."""
     data = bytearray(jpeg_bytes())
     struct.pack_into(">2H", data, data.index(b"\xff\xc0") + 5, 65500, 65500)
     for at_least in (None, (10, 10)):
@@ -220,7 +220,7 @@ def test_lower_limit_of_pillow_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_at_size(
     size: tuple[int, int], at_least: tuple[int, int], shape: tuple[int, int]
 ) -> None:
-    """A JPEG is decoded at the smallest of 1/1 to 1/8 that is not smaller (VIEW-31)."""
+    """A JPEG is decoded at the smallest of 1/1 to 1/8 that is not smaller."""
     data = jpeg_bytes(size=size[::-1])
     assert jpeg_shrink(size, at_least) in (1, 2, 4, 8)
     assert decoded(data, "torch", at_least).shape == (3, *shape)
@@ -230,7 +230,7 @@ def test_pictures_at_size(
 
 
 def test_small_pictures_look_like_large_ones() -> None:
-    """What is decoded at half the size is the picture, not its corner (VIEW-31)."""
+    """What is decoded at half the size is the picture, not its corner."""
     data = jpeg_bytes(size=(640, 480), subsampling="4:4:4")
     whole = Image.open(io.BytesIO(data)).reduce(2)
     half = decoded(data, "numpy", (240, 320))
@@ -239,7 +239,7 @@ def test_small_pictures_look_like_large_ones() -> None:
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
 def test_other_formats_stay_whole(form: str) -> None:
-    """Formats that cannot be decoded at a smaller size keep their size (VIEW-31)."""
+    """Formats that cannot be decoded at a smaller size keep their size."""
     stream = io.BytesIO()
     Image.new("RGB", (64, 48)).save(stream, form)
     for name in ("PIL", "numpy", "torch", "rgb8"):
@@ -260,7 +260,7 @@ def test_sizes_are_checked(size: Any) -> None:
 
 
 def test_tensors_are_channels_last() -> None:
-    """Tensors are writable views of (height, width, channels), and collate as usual (VIEW-32)."""
+    """Tensors are writable views of (height, width, channels), and collate as usual."""
     tensors = [decoded(jpeg_bytes(), name) for name in ("torch", "torchrgb8", "torchrgb")]
     for tensor in tensors:
         assert tensor.shape == (3, 29, 37)

@@ -96,7 +96,7 @@ def test_counting_a_remote_dataset_reads_no_shard(server: Server, tmp_path: Path
 
 
 def test_files_that_disagree_are_an_error_that_names_both(tmp_path: Path) -> None:
-    """Two counts of one shard that differ, or a count that the tar does not have (SPEC-51)."""
+    """Two counts of one shard that differ, or a count that the tar does not have."""
     tars = shards(tmp_path / "d")
     as_is(tmp_path / "d" / "sizes.json", {"00000.tar": 10, "00001.tar": 8})
     with (

@@ -51,7 +51,7 @@ def joined(parts: Iterator[Entries]) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("kind", ["spread", "few", "equal", "ascending", "descending"])
 def test_sorted_runs_are_the_sorted_whole(kind: str, length: int, tmp_path: Path) -> None:
-    """Hashes come ascending, and equal ones in the order of their samples (INDEX-30)."""
+    """Hashes come ascending, and equal ones in the order of their samples."""
     hashes = hashes_of(kind, length)
 
     with KeyTable(str(tmp_path)) as table:
@@ -117,7 +117,7 @@ def texts_of(problems: list[Problem]) -> str:
 def test_pack_is_the_same_with_little_memory(
     repeated: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A pack, and one that is joined of parts, has the same bytes and problems (INDEX-30)."""
+    """A pack, and one that is joined of parts, has the same bytes and problems."""
     shards = indexes(tmp_path, repeated)
     specs = [ShardSpec(f"/{number}.tar", len(shard)) for number, shard in enumerate(shards)]
     problem = texts_of(repeated_keys(packed(tmp_path, "whole", shards), specs))

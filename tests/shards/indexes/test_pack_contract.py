@@ -112,7 +112,7 @@ def test_pack_states_what_was_packed(packed: Packed) -> None:
 
 
 def test_index_of_a_shard_is_the_one_that_was_packed(packed: Packed) -> None:
-    """Byte for byte, the second time too (INDEX-9)."""
+    """Byte for byte, the second time too."""
     pack = packed.open()
 
     for number in [0, 1, 2, 3, 4, 0]:

@@ -156,7 +156,7 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
 def test_a_directory_is_read_once_on_a_machine(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long directory stays in the cache, where a damaged one is replaced (SHARDS-10)."""
+    """A long directory stays in the cache, where a damaged one is replaced."""
     monkeypatch.setattr(sidecars, "_LARGE_PACK_NBYTES", 1000)
     monkeypatch.setattr("wids.shards.indexes.pack.MAX_OWN_NBYTES", 100)
     path = write_tar(tmp_path / "a.tar", sample_members(0, 50))

@@ -115,7 +115,7 @@ def test_relative_paths_start_from_the_working_directory(
 
 
 def test_inputs_are_never_edited() -> None:
-    """Loading a document twice has the same result; the old library edited it (SPEC-4)."""
+    """Loading a document twice has the same result; the old library edited it."""
     document = {
         "base": "sub",
         "shardlist": [{"url": "a.tar", "nsamples": 1}],

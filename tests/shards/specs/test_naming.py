@@ -57,7 +57,7 @@ def test_forms_of_the_same_shards(train: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_parent_of_folders(train: Path) -> None:
-    """The pattern that the error about it suggests names all shards (SPEC-20, SPEC-24)."""
+    """The pattern that the error about it suggests names all shards (SPEC-20)."""
     for number, shard in enumerate(sorted(train.parent.glob("*.tar"))):
         (train.parent / f"part-{number}").mkdir()
         shard.rename(train.parent / f"part-{number}" / shard.name)
@@ -229,7 +229,7 @@ def test_a_count_is_for_one_shard(train: Path) -> None:
     ],
 )
 def test_folders_without_tars(files: list[str], parts: list[str], tmp_path: Path) -> None:
-    """The error says what is there, and what to do (SPEC-24)."""
+    """The error says what is there, and what to do."""
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -238,7 +238,7 @@ def test_folders_without_tars(files: list[str], parts: list[str], tmp_path: Path
 
 
 def test_http_is_not_listed(server: Server) -> None:
-    """No request is sent for wildcards of HTTP (SPEC-22)."""
+    """No request is sent for wildcards of HTTP."""
     for shards in (f"{server.url}/train-*.tar", f"{server.url}/data/"):
         with raises(wids.FetchError, "plain HTTP, commands and handlers have no lists"):
             wids.ShardListDataset(shards)

@@ -134,7 +134,7 @@ def test_a_table_equals_the_shardlist(
 
 
 def test_a_large_document_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process makes its table in the cache, which the next one maps (SHARDS-4)."""
+    """The first process makes its table in the cache, which the next one maps."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     first = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
     monkeypatch.setattr("wids.shards.specs.parsing.parse", None)
@@ -250,7 +250,7 @@ def test_a_cut_table_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_worker_gets_a_path(tmp_path: Path) -> None:
-    """A spawned process gets the path of the table, and maps it itself (SHARDS-6)."""
+    """A spawned process gets the path of the table, and maps it itself."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     dataset = wids.ShardListDataset(path, cache_dir=tmp_path / "cache")
     context = multiprocessing.get_context("spawn")
@@ -300,7 +300,7 @@ def test_references_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_views_of_tables_are_tables(tmp_path: Path) -> None:
-    """A slice, and a dataset that consists of others, make no object for each shard (SHARDS-2)."""
+    """A slice, and a dataset that consists of others, make no object for each shard."""
     path = settled(tmp_path / "train.json", json.dumps(document_of(1500)))
     spec = wids.load_spec(path)
     assert isinstance(spec.shards[10:20], ShardTable)

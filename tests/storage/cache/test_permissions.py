@@ -106,7 +106,7 @@ def test_where_a_read_only_file_cannot_be_locked(
 def test_an_unreadable_copy_is_fetched_again(
     server: Server, as_nobody: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    """A copy of mode 000 is replaced, not an error for ever (CACHE-22)."""
+    """A copy of mode 000 is replaced, not an error for ever."""
     remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA))
 
     def read_twice() -> bool:
@@ -128,7 +128,7 @@ def test_an_unreadable_copy_is_fetched_again(
 def test_an_unreadable_file_of_the_users_is_an_error(
     server: Server, as_nobody: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    """Only the cache's own copies are ever deleted (CACHE-9, CACHE-22)."""
+    """Only the cache's own copies are ever deleted (CACHE-9)."""
     remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA))
 
     def read_placed() -> bool:

@@ -56,7 +56,7 @@ def fetcher(endless: Endless) -> Any:
 
 
 def test_an_endless_body_ends_at_the_limit(tmp_path: Path, endless: Endless) -> None:
-    """What a server sends without stating a length is bounded by cache_size (CACHE-23)."""
+    """What a server sends without stating a length is bounded by cache_size."""
     cache = make_cache(tmp_path, limit=2_000_000, fetcher=fetcher(endless))
 
     with raises(FetchError, "endless://host/0.tar", "2.0 MB (cache_size)", "filesize"):
@@ -66,7 +66,7 @@ def test_an_endless_body_ends_at_the_limit(tmp_path: Path, endless: Endless) -> 
 
 
 def test_an_endless_body_ends_before_the_disk_does(small_disk: Path, endless: Endless) -> None:
-    """Without a limit a reserve of the disk stays free, and the error says so (CACHE-23)."""
+    """Without a limit a reserve of the disk stays free, and the error says so."""
     before = os.statvfs(small_disk)
     free = []
     read = endless.read
@@ -87,7 +87,7 @@ def test_an_endless_body_ends_before_the_disk_does(small_disk: Path, endless: En
 
 
 def test_a_file_of_unknown_length_fits_on_a_small_disk(small_disk: Path, server: Server) -> None:
-    """The reserve is a hundredth of the disk, not a fixed number of bytes (CACHE-23)."""
+    """The reserve is a hundredth of the disk, not a fixed number of bytes."""
     url = server.page("/0.tar", DATA * 10, is_chunked=True)
     assert read_copy(make_cache(small_disk), RemoteFile(url)) == DATA * 10
 

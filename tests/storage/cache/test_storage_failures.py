@@ -20,7 +20,7 @@ from wids.storage.cache.cache_names import RemoteFile
 
 
 def test_a_full_disk(tmp_path: Path, server: Server) -> None:
-    """The error names cache_dir and cache_size, and no partial file stays (CACHE-11)."""
+    """The error names cache_dir and cache_size, and no partial file stays."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
@@ -41,7 +41,7 @@ def test_a_full_disk(tmp_path: Path, server: Server) -> None:
 
 
 def test_a_read_only_cache(tmp_path: Path, server: Server) -> None:
-    """Copies are read; a file that cannot be stored is an error that says so (CACHE-11)."""
+    """Copies are read; a file that cannot be stored is an error that says so."""
     there = RemoteFile(server.page("/there.tar", DATA), len(DATA))
     absent = RemoteFile(server.page("/absent.tar", DATA))
     read_copy(make_cache(tmp_path / "c"), there)
@@ -106,7 +106,7 @@ def test_abandoned_temporary_files_are_deleted(tmp_path: Path, server: Server) -
 
 
 def test_temporary_files_of_a_clock_in_the_future(tmp_path: Path) -> None:
-    """They are not young for ever; the file of a live process stays (CACHE-10, CACHE-25)."""
+    """They are not young for ever; the file of a live process stays (CACHE-10)."""
     folder = tmp_path / "shards"
     folder.mkdir()
     soon, later, alive = (folder / f".{'0' * 32}-0.tar.{n * 16}.tmp" for n in "abc")

@@ -32,7 +32,7 @@ def test_fetched_once(tmp_path: Path, server: Server) -> None:
 
 
 def test_a_copy_says_whether_it_was_fetched_to_open_it(tmp_path: Path, server: Server) -> None:
-    """A caller who finds damage knows whether another fetch may help (CACHE-14)."""
+    """A caller who finds damage knows whether another fetch may help."""
     cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/0.tar", DATA))
     for was_fetched in (True, False):
         copy = cache.open(remote_file)
@@ -78,7 +78,7 @@ def test_files_are_as_open_as_a_folder_of_the_users(tmp_path: Path, server: Serv
 
 
 def test_a_wrong_file_is_fetched_once_more_then_refused(tmp_path: Path, server: Server) -> None:
-    """The error names the digest, and no file stays (CACHE-13)."""
+    """The error names the digest, and no file stays."""
     url = server.page("/0.tar", DATA)
     for remote_file, text in (
         (RemoteFile(url, sha256="0" * 64), "expected the sha256 000"),
@@ -93,7 +93,7 @@ def test_a_wrong_file_is_fetched_once_more_then_refused(tmp_path: Path, server: 
 
 
 def test_a_file_mixed_up_once_is_repaired(tmp_path: Path, server: Server) -> None:
-    """A second try repairs a file that was mixed up on the way (CACHE-13)."""
+    """A second try repairs a file that was mixed up on the way."""
     wrong = Fault(200, body=b"x" * len(DATA))
     url = server.page("/0.tar", DATA, faults=[wrong])
 
@@ -142,7 +142,7 @@ def test_errors_of_the_server_leave_nothing(tmp_path: Path, server: Server) -> N
 
 
 def test_a_copy_of_another_length_is_replaced(tmp_path: Path, server: Server) -> None:
-    """A copy that was cut short in the cache is fetched again (CACHE-14)."""
+    """A copy that was cut short in the cache is fetched again."""
     remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA))
     cache = make_cache(tmp_path)
     read_copy(cache, remote_file)
@@ -218,7 +218,7 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
 def test_the_index_is_discarded_first(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that outlives its copy would serve reads by range of other bytes (CACHE-15)."""
+    """An index that outlives its copy would serve reads by range of other bytes."""
     cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/a.tar", DATA))
     read_copy(cache, remote_file, lambda _: b"index")
     copy, left = Path(own_path(cache, remote_file)), []

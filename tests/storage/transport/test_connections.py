@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 
 
 def test_silence_is_noticed_within_fifteen_seconds() -> None:
-    """The time-out without an option, for a connection and for the next bytes (CACHE-12)."""
+    """The time-out without an option, for a connection and for the next bytes."""
     assert http.TIMEOUT_S == 15
 
 
@@ -79,7 +79,7 @@ def received(connection: Any) -> int:
     ],
 )
 def test_a_server_that_trickles_is_too_slow(head: bytes, clock: Clock) -> None:
-    """A byte now and then never reaches the time-out, but is too slow (CACHE-12)."""
+    """A byte now and then never reaches the time-out, but is too slow."""
     with raises(ConnectionError, "too slow"):
         received(SlowSocket(clock, head, 1))
     assert clock.now_s == pytest.approx(0.1 * connections.WINDOW_TIMEOUTS, abs=0.03)

@@ -1,4 +1,4 @@
-"""One deadline for a read, whatever it waits for (CACHE-42)."""
+"""One deadline for a read, whatever it waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate through which all requests pass: turns, memory, cancellation, forks (CACHE-40)."""
+"""The gate through which all requests pass: turns, memory, cancellation, forks."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_forgotten_turn_is_returned() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_bytes_in_flight_are_limited() -> None:
-    """Responses that are kept in memory wait for each other; one always passes (CACHE-41)."""
+    """Responses that are kept in memory wait for each other; one always passes."""
     gate = Gate()
     large = fill(gate, 1, 10 * PROCESS_NBYTES)
     passed = threading.Event()
@@ -217,7 +217,7 @@ class Limits:
 
 
 def test_workers_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a loader too, which do not know of each other when they are forked (CACHE-41)."""
+    """Those of a loader too, which do not know of each other when they are forked."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     loader = optional("torch.utils.data").DataLoader(
         Limits(), batch_size=None, num_workers=2, multiprocessing_context="fork"
@@ -373,7 +373,7 @@ def test_a_stream_that_is_closed_early_teaches_no_time() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before any of the others ends (CACHE-40)."""
+    """Also before any of the others ends."""
     monkeypatch.setattr("wids.storage.transport.gate._POLL_S", threading.TIMEOUT_MAX)
     gate = Gate()
     turns = fill(gate)
@@ -420,7 +420,7 @@ def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch)
 def test_a_part_is_what_a_request_brings_in_half_a_second(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the latest requests; short ones say nothing of the speed (CACHE-39)."""
+    """By the latest requests; short ones say nothing of the speed."""
     monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
     assert len(saved(server.page("/a", bytes(300_000)))) == 300_000
     assert gate().server(server.url).speed > 0
@@ -434,7 +434,7 @@ def test_a_part_is_what_a_request_brings_in_half_a_second(
 
 
 def test_parts_grow_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first request has the network for itself, which says little about many (CACHE-39)."""
+    """The first request has the network for itself, which says little about many."""
     monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
     lengths = [1 << 18]
     for _ in range(3):
@@ -483,7 +483,7 @@ class Together(Page):
 
 
 def test_all_ranges_of_a_batch_are_in_flight_at_once(server: Server) -> None:
-    """None waits for another, once a smaller batch was answered (CACHE-40)."""
+    """None waits for another, once a smaller batch was answered."""
     read = Fetcher().range_reader(f"{server.url}/a", 1000)
     for count in (FIRST_AWAITED, 2 * FIRST_AWAITED, 4 * FIRST_AWAITED):
         server.pages["/a"] = Together(bytes(1000), threading.Barrier(count))

@@ -1,4 +1,4 @@
-"""Requests that come late are sent once more (CACHE-47)."""
+"""Requests that come late are sent once more."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_part_of_a_download_that_does_not_come_is_requested_again(
 def test_the_turn_of_the_second_request_is_that_of_the_thread_that_reads(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It passes at once when it sends another request, as a thread with a turn does (CACHE-40)."""
+    """It passes at once when it sends another request, as a thread with a turn does."""
     monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
     url, event = server.page("/a", DATA, faults=[STALLED]), threading.Event()
     timer = threading.Timer(LONG_S, event.set)

@@ -245,7 +245,7 @@ def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_silent_tunnel_ends_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[bytes]
 ) -> None:
-    """Silence, and a handshake that never ends; the error says so (CACHE-42)."""
+    """Silence, and a handshake that never ends; the error says so."""
     need(find_spec("urllib3"), "urllib3")
 
     class Silent(StreamRequestHandler):

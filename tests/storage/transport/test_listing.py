@@ -142,7 +142,7 @@ def test_what_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_matches(folder: str) -> None:
-    """The error says what was looked for and what is there (SPEC-24)."""
+    """The error says what was looked for and what is there."""
     with raises(
         NotFoundError,
         *("/b_*.tar: expected files of this name, found none", " has 4 .tar, 1 .txt, "),
@@ -157,7 +157,7 @@ def test_nothing_matches(folder: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["https://h/train-*.tar", "mine://x/*.tar", "https://h/x/"])
 def test_servers_without_lists(pattern: str) -> None:
-    """Plain HTTP cannot be listed, nor can a caller's handler: the error says so (SPEC-22)."""
+    """Plain HTTP cannot be listed, nor can a caller's handler: the error says so."""
     fetcher = Fetcher(handlers={"mine": open})
     with raises(FetchError, "expected a scheme whose folders can be listed", "{000000..000146}"):
         matching(fetcher.entries, pattern) if "*" in pattern else fetcher.entries(pattern)

@@ -1,4 +1,4 @@
-"""Objects that obstore reads (CACHE-44): from a real server of S3, and from nginx as a store."""
+"""Objects that obstore reads: from a real server of S3, and from nginx as a store."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_large_object_arrives_in_pieces(site: str) -> None:
 def test_a_large_object_arrives_in_parts(
     site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download requests several parts at a time, also in a forked child (CACHE-39).
+    """A download requests several parts at a time, also in a forked child.
 
     How many depends on the speed of the store: at least three for each.
     """
@@ -298,7 +298,7 @@ def test_an_error_names_bucket_key_and_remedy(
 
 
 def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
-    """SlowDown lowers the limit of the gate, as 503 does by HTTP (CACHE-40, CACHE-44)."""
+    """SlowDown lowers the limit of the gate, as 503 does by HTTP."""
     more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
     with object_server(tmp_path, more=more) as address:
         with raises(FetchError, "503 SlowDown"):
@@ -387,7 +387,7 @@ def test_listings(bucket: Bucket) -> None:
 
 
 def test_an_option_without_a_counterpart(bucket: Bucket) -> None:
-    """It is an error that says so, unless the fsspec driver is asked for (CACHE-44)."""
+    """It is an error that says so, unless the fsspec driver is asked for."""
     optional("obstore")
     bucket.system.pipe(f"{bucket.name}/a.tar", DATA)
     url = f"{bucket.url}/a.tar"

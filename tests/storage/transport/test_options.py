@@ -29,12 +29,12 @@ from wids.storage.transport.schemes import assignment, from_environment, header,
     ],
 )  # fmt: skip
 def test_an_assignment(text: str, expected: dict[str, Any]) -> None:
-    """A value is JSON where it is JSON, else text; a dot leads into a dict (CACHE-31)."""
+    """A value is JSON where it is JSON, else text; a dot leads into a dict."""
     assert merged({}, [assignment(text)]) == expected
 
 
 def test_what_comes_later_takes_precedence() -> None:
-    """Options are added to those of the environment, also inside of dicts (CACHE-31)."""
+    """Options are added to those of the environment, also inside of dicts."""
     first = {"anon": True, "headers": {"x-token": "old", "A": "1"}, "client_kwargs": {"a": 1}}
 
     found = merged(
@@ -74,7 +74,7 @@ def test_a_malformed_variable(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_variable_is_the_default(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library reads it too, unless options are passed (CACHE-31)."""
+    """The library reads it too, unless options are passed."""
     url = server.page("/a", DATA, needs=("Authorization", "Bearer T"))
     monkeypatch.setenv("WIDS_STORAGE_OPTIONS", '{"headers": {"Authorization": "Bearer T"}}')
 

@@ -129,7 +129,7 @@ def test_workers_wait_too(store: Store, tmp_path: Path) -> None:
 def test_a_download_resumes_after_an_outage(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What arrived before the store was killed is not requested again (CACHE-12)."""
+    """What arrived before the store was killed is not requested again."""
     (tmp_path / "store" / "a.bin").write_bytes(DATA)
     store.kill()
     store.rate_nbytes = "1000000"

@@ -1,4 +1,4 @@
-"""How many requests are in flight, against networks that are simulated (CACHE-40)."""
+"""How many requests are in flight, against networks that are simulated."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
 def test_a_temporary_failure_is_retried(server: Server, status: int) -> None:
-    """A server that is busy for a moment is asked again (CACHE-12)."""
+    """A server that is busy for a moment is asked again."""
     url = server.page("/a", DATA, faults=[Fault(status), Fault(status)])
 
     assert saved(url) == DATA
@@ -92,7 +92,7 @@ def test_a_server_that_never_recovers_is_given_up(server: Server) -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_responses_that_always_break_off_are_no_outage(server: Server, how: str) -> None:
-    """Five of them without a megabyte in between end the read: the length is wrong (CACHE-12)."""
+    """Five of them without a megabyte in between end the read: the length is wrong."""
     url = server.page("/a", DATA, always=Fault(after_nbytes=1000, how=how), has_tag=False)
     with raises(FetchError, "the connection failed", "tried 5 times"):
         saved(url)
@@ -103,7 +103,7 @@ def test_responses_that_always_break_off_are_no_outage(server: Server, how: str)
 
 
 def test_a_driver_whose_files_are_short() -> None:
-    """Neither is a file that always has fewer bytes than its length (CACHE-12)."""
+    """Neither is a file that always has fewer bytes than its length."""
     fetcher = Fetcher(handlers={"short": lambda _: Short(b"abc")})
     with raises(FetchError, "expected 4 bytes, found 3", "tried 5 times"):
         fetcher.read("short://host/a", 10)
@@ -117,7 +117,7 @@ class Short(io.BytesIO):
 
 
 def test_what_a_driver_cannot_do_is_not_retried() -> None:
-    """It could not do it the next time either (CACHE-12)."""
+    """It could not do it the next time either."""
     calls = []
 
     def opener(url: str) -> IO[bytes]:

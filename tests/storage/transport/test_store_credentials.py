@@ -1,4 +1,4 @@
-"""Credentials of object stores, from where programs of AWS and Google look for them (CACHE-44)."""
+"""Credentials of object stores, from where programs of AWS and Google look for them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 The class `Pack` says what a pack offers. A `LocalPack` is a file that is mapped, or read if it is
 small. A `RangePack` is remote; a callable reads its ranges. A pack has about sixty bytes for each
 sample, a gigabyte for some datasets: of a large one only the directory is read, then the index of
-each shard that is opened, and for a key a part of the tables.
+each shard that is opened, and for a key a part of the tables. This part must be in order, but only
+whole tables can be compared with their CRC.
 
 `wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
 """

@@ -1,6 +1,6 @@
 """Resolve a caller's name (a path, URL, brace pattern, wildcards, folder) to the URLs of files.
 
-Names in documents are not resolved here: each names one file (SPEC-55).
+Names in documents are not resolved here: each names one file (SEC-55).
 
 Names are counted before they are made: a few bytes, such as ``{0..9999999999}`` or thirty pairs
 ``{a,b}`` in a row, stand for more names than fit in memory.

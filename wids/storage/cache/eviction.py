@@ -233,7 +233,7 @@ class Held(NamedTuple):
         It may turn out to be in use, so this is all, and more than the limit asks for.
         """
         # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since
-        # an index still saves a download by serving reads by range (CACHE-8, CACHE-15).
+        # an index still saves a download by serving reads by range (CACHE-8).
         excess = sum(file.nbytes for file in self.orphans) - limit_nbytes // 10
         num_first = 0
         while excess > 0:

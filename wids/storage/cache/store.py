@@ -242,7 +242,7 @@ class Cache:
                 os.unlink(own_path)
             if os.path.lexists(own_path):
                 return
-        # The index first: one that outlives its copy would serve reads by range (CACHE-15).
+        # The index first: one that outlives its copy would serve reads by range.
         for path in (self.index_path(remote_file, own_path), own_path):
             with suppress(OSError):
                 os.unlink(path)

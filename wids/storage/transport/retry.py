@@ -1,4 +1,12 @@
-"""Retry attempts that may fail: when to try again, how long to wait, and when to stop."""
+"""Retry attempts that may fail: when to try again, how long to wait, and when to stop.
+
+Outages are waited for: connections that fail, stall or break off, and the statuses of a busy or
+broken server, for `retry_s` seconds (300) from the first failure since the latest megabyte. A
+server that never answered may have a wrong name, and is tried for eight seconds. Other failures,
+such as a response that is always too short or a command that fails, end a read after five attempts;
+other statuses at once. All threads and processes of a program log one warning for a server that is
+away.
+"""
 
 from __future__ import annotations
 
