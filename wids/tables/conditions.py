@@ -6,7 +6,7 @@ language, so nothing is ever executed. `Comparison` evaluates both forms, for on
 column: bytes as text, objects and lists as their compact JSON, numbers whether they are stored as
 integers or floats. Lists have no order. A scan and a table select the same samples, unless a column
 has values of several types, or of one that the value cannot be compared with: ``--where`` refuses
-these, and in a scan such values meet no comparison.
+these, and a scan compares value by value, where one of another type meets no comparison.
 """
 
 from __future__ import annotations
