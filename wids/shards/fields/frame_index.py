@@ -1,0 +1,384 @@
+"""Find the frames of a film by number and by time: those of decoding it from the beginning.
+
+No number is computed from a time. Where the container lists all packets (mp4, mov, avi), a key
+frame has the number of its entry, plus the packets behind it that are shown before it. Elsewhere
+(mkv, webm, lists with gaps) all packets are read once, and a key frame has the rank of its time.
+Where a film begins with packets that give no frame, since it was cut, the frames up to a second key
+frame are decoded and counted. Where none of this holds, all frames are decoded.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, dropwhile, takewhile
+from typing import IO, Any, Final
+
+import numpy as np
+
+from wids.shards.fields.audio import opened_media
+from wids.shards.fields.safety import check_time
+
+MAX_PIXELS: Final = 1 << 27
+"""Most pixels of a frame: 16,384 by 8,192."""
+
+NO_FRAMES: Final = "expected a video with frames, found none that can be decoded"
+
+_MAX_FRAMES: Final = 1 << 24
+"""Most frames that are counted by their packets, whose times are in memory."""
+_MAX_REORDERED: Final = 64
+"""Most packets among which those shown before a key frame are looked for; codecs reorder 16."""
+_NVOP_NBYTES: Final = 20
+"""Packets of MPEG-4 that are shorter may state that there is no frame."""
+_MAX_ERROR_S: Final = 0.0005
+"""Times are rounded, by half a tick, and to milliseconds in mkv."""
+_END: Final = 1 << 60
+"""Ticks that no film has."""
+
+
+@dataclass(frozen=True)
+class FrameIndex:
+    """The key frames of a film, at which decoding can begin, and their numbers.
+
+    Attributes:
+        num_frames: Frames of the film.
+        stamps: The time of each key frame, ascending: when its packet is decoded if the container
+            lists all packets, otherwise when it is shown.
+        numbers: Frames before each of them; without those whose packets are behind its own, if the
+            container lists all packets.
+        is_listed: Whether the container lists all packets.
+    """
+
+    num_frames: int
+    stamps: list[int]
+    numbers: list[int]
+    is_listed: bool
+
+    def number(self, packets: list[Any]) -> int | None:
+        """Return the number of a key frame, if it is known.
+
+        Args:
+            packets: Its packet, and those behind it that may be shown earlier.
+        """
+        stamp = packets[0].dts if self.is_listed else packets[0].pts
+        place = bisect_left(self.stamps, stamp)
+        if self.stamps[place : place + 1] != [stamp]:
+            return None
+        return self.numbers[place] + (_num_earlier(packets) if self.is_listed else 0)
+
+    def behind(self, place: int) -> int:
+        """Return a time at which to seek to a key frame: shortly before the next one.
+
+        Some demuxers seek by other times than packets have, and would find the one before.
+        """
+        return self.stamps[place + 1] - 1 if place + 1 < len(self.stamps) else _END
+
+
+class Film:
+    """The first video stream of a file, decoded from the beginning or from a key frame on.
+
+    Times are in ticks of the stream. What an iterator has not yielded is lost when another one is
+    made. Methods raise what PyAV raises, and `ValueError` when nobody waits for this thread.
+
+    Args:
+        file: A file that can seek.
+        max_pixels: Most pixels of a frame, if fewer than 134 million.
+
+    Attributes:
+        container: PyAV's container.
+        stream: Its first video stream.
+
+    Raises:
+        ModuleNotFoundError: PyAV is not installed.
+        ValueError: It has no video, more than 64 streams, or frames that are too large.
+        Exception: It is not a film; any type.
+    """
+
+    def __init__(self, file: IO[bytes], max_pixels: int) -> None:
+        self._file = file
+        self._max_pixels = max_pixels
+        self._open()
+
+    def _open(self) -> None:
+        self._file.seek(0)
+        self.container = opened_media(self._file, min(self._max_pixels, MAX_PIXELS))
+        try:
+            self.stream = video_stream(self.container)
+            # One thread: a loader has a worker for each processor.
+            self.stream.codec_context.thread_count = 1
+            self._packets = self.container.demux(self.stream)
+            self._first = _with_earlier(self._packets)  # FFmpeg has read them, to probe the file
+        except BaseException:
+            self.container.close()
+            raise
+        self._is_at_start = True
+
+    @cached_property
+    def num_frames(self) -> int:
+        """The number of frames."""
+        return self._counted[0] if self.index is None else self.index.num_frames
+
+    @cached_property
+    def start(self) -> int:
+        """When the first frame is shown."""
+        if self._is_whole:
+            return int(self._first[0].pts)
+        for time, _ in self._timed(self.from_start()):
+            return int(time)
+        raise ValueError(NO_FRAMES)
+
+    @cached_property
+    def end(self) -> int:
+        """When the last frame ends."""
+        if not self.can_seek:
+            return self._counted[1]
+        start = self.start  # before anything is read, since it may begin again
+        packets = self._sought(_END)
+        rest = chain(packets, self._packets) if packets else self._all_packets()
+        return max(
+            (self._end_of(packet) for packet in rest if not packet.is_discard), default=start
+        )
+
+    @cached_property
+    def step(self) -> int:
+        """How long a frame is shown, by the rate of the film."""
+        rate = self.stream.average_rate or self.stream.guessed_rate
+        return max(1, round(1 / (rate * self.stream.time_base)))
+
+    def tick(self, seconds: float) -> int:
+        """Return a time that is counted from the first frame."""
+        tick_s = float(self.stream.time_base)
+        return self.start + int((seconds + min(tick_s / 2, _MAX_ERROR_S)) / tick_s)
+
+    def numbered(self, number: int) -> Iterator[tuple[int, Any]]:
+        """Return numbers and frames, from one that is not after ``number`` on."""
+        index = self.index
+        if index is not None:
+            last = bisect_right(index.numbers, number) - 1
+            for place in range(last, max(last - 2, -1), -1):
+                packets = self._sought(index.behind(place))
+                first = index.number(packets) if packets else None
+                if first is not None and first <= number and (frames := self._from_key(packets)):
+                    return enumerate(frames, first)
+        return enumerate(self.from_start())
+
+    def timed(self, tick: int) -> Iterator[tuple[int, Any]]:
+        """Return times and frames, from one that is not after ``tick`` on, or from the first."""
+        at = tick
+        for _ in range(2 if self.can_seek else 0):
+            packets = self._sought(at)
+            if packets and packets[0].pts <= tick and (frames := self._from_key(packets)):
+                return self._timed(frames)
+            if packets:
+                at = (packets[0].pts if packets[0].dts is None else packets[0].dts) - 1
+        return self._timed(self.from_start())
+
+    def shown_from(self, tick: int) -> Iterator[Any]:
+        """Return frames, from the one on the screen at a time on."""
+        timed = self.timed(tick)
+        shown: list[tuple[int, Any]] = []
+        for pair in timed:
+            if shown and pair[0] > tick:
+                shown.append(pair)
+                break
+            shown = [pair]
+        return (frame for _, frame in chain(shown, timed))
+
+    def from_start(self) -> Iterator[Any]:
+        """Return all frames."""
+        return self._decoded(self._all_packets())
+
+    def close(self) -> None:
+        """Release the decoder."""
+        self._packets.close()  # which would crash on a closed container
+        self.container.close()
+
+    def _all_packets(self) -> Iterator[Any]:
+        if not self._is_at_start:
+            self.close()
+            self._open()
+        self._is_at_start = False
+        return chain(self._first, self._packets)
+
+    def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
+        for packet in packets:
+            check_time()
+            yield from packet.decode()
+
+    def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+        return ((frame.pts, frame) for frame in frames if frame.pts is not None)
+
+    def _end_of(self, timed: Any) -> int:
+        check_time()
+        return self.start if timed.pts is None else timed.pts + (timed.duration or self.step)
+
+    @cached_property
+    def _counted(self) -> tuple[int, int]:
+        """The number of frames, and when the last one ends, by decoding them."""
+        count, end = 0, self.start
+        for frame in self.from_start():
+            count, end = count + 1, max(end, self._end_of(frame))
+        return count, end
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether the film begins with a key frame and nothing that needs frames before it."""
+        return _is_key(self._first) and not _num_earlier(self._first)
+
+    @cached_property
+    def can_seek(self) -> bool:
+        """Whether packets state when they are shown, and key frames can be found by time."""
+        name, codec = self.container.format.name, self.stream.codec_context
+        # An avi states no times. FFmpeg knows which frames are reordered, but not in these codecs.
+        is_guessed = name == "avi" and codec.has_b_frames and codec.name in ("h264", "hevc")
+        return name.startswith(("mov", "matroska", "avi")) and not is_guessed
+
+    @cached_property
+    def is_listed(self) -> bool:
+        """Whether the container lists all packets: mkv lists few, DASH those of its first part."""
+        entries = getattr(self.stream, "index_entries", ())  # of PyAV 17 and later
+        # VP8 has packets that give no frame, which their bytes alone show.
+        is_hidden = self.stream.codec_context.name == "vp8"
+        if len(entries) < 2 or is_hidden or self.container.format.name.startswith("matroska"):
+            return False
+        first, before, last = (entries[place].timestamp for place in (0, -2, -1))
+        step = max((last - first) // (len(entries) - 1), last - before)
+        return bool((self.stream.duration or _END) - (last - first) <= 2 * step)
+
+    def _sought(self, tick: int) -> list[Any]:
+        """Seek to a key frame; return its packet and those that may be shown earlier, or []."""
+        import av
+
+        self._is_at_start = False
+        try:
+            self.container.seek(tick, stream=self.stream)
+            self._packets = self.container.demux(self.stream)
+            packets = _with_earlier(self._packets)
+        except av.FFmpegError:  # there is none that early
+            return []
+        return packets if _is_key(packets) else []
+
+    def _from_key(self, packets: list[Any]) -> Iterator[Any] | None:
+        """Return frames from a key frame on; None if decoding cannot begin there after all."""
+        key = packets[0].pts
+        # Those that are shown earlier would be decoded without the frames that they need.
+        frames = dropwhile(
+            lambda frame: frame.pts is None or frame.pts < key,
+            self._decoded(chain(packets, self._packets)),
+        )
+        first = next(frames, None)
+        # A container may call any packet a key frame: P and B frames are none.
+        if first is None or first.pts != key or int(first.pict_type) > 1:
+            return None
+        return chain([first], frames)
+
+    @cached_property
+    def index(self) -> FrameIndex | None:
+        """The key frames; None where numbers are known by decoding everything alone.
+
+        Raises:
+            ValueError: It has more than 16 million frames.
+        """
+        if not self.can_seek:
+            return None
+        found = self._by_list() if self.is_listed else self._by_packets()
+        if found is None or not found.stamps or (np.diff(found.stamps) <= 0).any():
+            return None
+        if self._is_whole:
+            return found
+        packets = self._sought(found.behind(0))
+        number = found.number(packets) if packets else None
+        if number is None:
+            return None
+        key = packets[0].pts
+        before = takewhile(lambda frame: frame.pts is None or frame.pts < key, self.from_start())
+        num_lost = number - sum(1 for _ in before)
+        numbers = [number - num_lost for number in found.numbers]
+        return FrameIndex(found.num_frames - num_lost, found.stamps, numbers, found.is_listed)
+
+    def _by_list(self) -> FrameIndex | None:
+        count = 0
+        stamps: list[int] = []
+        numbers: list[int] = []
+        is_mpeg4 = self.stream.codec_context.name == "mpeg4"
+        for place, entry in enumerate(self.stream.index_entries):
+            if entry.is_discard:  # an edit list leaves it out
+                continue
+            if is_mpeg4 and entry.size < _NVOP_NBYTES:
+                return None
+            if entry.is_keyframe and (place or self._is_whole):
+                stamps.append(entry.timestamp)
+                numbers.append(count)
+            count += 1
+        return FrameIndex(count, stamps, numbers, is_listed=True)
+
+    def _by_packets(self) -> FrameIndex | None:
+        codec = self.stream.codec_context.name
+        times = array("q")
+        stamps: list[int] = []
+        for place, packet in enumerate(self._all_packets()):
+            check_time()
+            if packet.is_discard or not packet.size:
+                continue
+            if packet.pts is None or (codec == "mpeg4" and packet.size < _NVOP_NBYTES):
+                return None
+            if codec == "vp8" and not memoryview(packet)[0] & 0x10:  # it is not shown
+                continue
+            if packet.is_keyframe and (place or self._is_whole):
+                stamps.append(packet.pts)
+            times.append(packet.pts)
+            if len(times) > _MAX_FRAMES:
+                raise ValueError(f"expected at most {_MAX_FRAMES} frames, found more")
+        ordered = np.sort(np.array(times, np.int64))
+        if (np.diff(ordered) <= 0).any():
+            return None
+        numbers = np.searchsorted(ordered, stamps).tolist()
+        return FrameIndex(len(ordered), stamps, numbers, is_listed=False)
+
+
+def _with_earlier(packets: Iterator[Any]) -> list[Any]:
+    """Return a packet, and those behind it up to one that cannot be shown before it."""
+    found = [next(packets)]
+    shown = found[0].pts
+    while shown is not None and len(found) <= _MAX_REORDERED:
+        packet = next(packets, None)
+        if packet is None:
+            break
+        found.append(packet)
+        if packet.dts is not None and packet.dts >= shown:
+            break
+    return found
+
+
+def _is_key(packets: list[Any]) -> bool:
+    """Return whether decoding can begin with the first of some packets."""
+    first = packets[0]
+    is_shown = first.pts is not None and not first.is_discard
+    return bool(is_shown and first.is_keyframe and len(packets) <= _MAX_REORDERED)
+
+
+def _num_earlier(packets: list[Any]) -> int:
+    """Return how many of some packets are shown before the first."""
+    shown = packets[0].pts
+    return sum(
+        packet.pts is not None and packet.pts < shown and not packet.is_discard
+        for packet in packets
+    )
+
+
+def video_stream(container: Any) -> Any:
+    """Return the first video stream of a container, within limits."""
+    streams = container.streams
+    if not streams.video:
+        raise ValueError(f"expected a video, found {len(streams)} streams without video")
+    stream = streams.video[0]
+    if not 1 <= stream.width * stream.height <= MAX_PIXELS:
+        raise ValueError(
+            f"expected frames of 1 to {MAX_PIXELS} pixels, found {stream.width} by {stream.height}"
+        )
+    if not (stream.average_rate or stream.guessed_rate):
+        raise ValueError("expected a video with a frame rate, found none")
+    return stream
