@@ -12,7 +12,11 @@ code is compiled by numba, so that no time is shown.
 The second table is the largest cost of a step over the mean cost of all ranks, for the sum of
 squares of the lengths in a batch, which attention costs: without `cost`, and with it.
 
-The third table is of scale, each row in a fresh process: the first batch of ten million samples,
+The third table is of datasets whose documents differ in length by shard: the batches of all ranks
+over those that their tokens need, samples that repeat and the most often that one is read, the
+share of long documents in the first and second half of an epoch, and the shards that ranks read.
+
+The fourth table is of scale, each row in a fresh process: the first batch of ten million samples,
 `len()`, what a state takes to resume, and the memory of a hundred million lengths in a file.
 
 All times are seconds of one core (CPU time).
@@ -27,6 +31,7 @@ import resource
 import subprocess
 import sys
 import time
+import warnings
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,10 +51,10 @@ def lengths_of(count: int, sigma: float = 1.0, seed: int = 0) -> Any:
 
 
 class Data:
-    """A dataset of so many samples in shards of ten thousand."""
+    """A dataset of so many samples in shards of one length."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.lengths = [10_000] * (num_samples // 10_000) + [num_samples % 10_000]
+    def __init__(self, num_samples: int, length: int = 10_000) -> None:
+        self.lengths = [length] * (num_samples // length) + [num_samples % length]
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -164,6 +169,75 @@ def ratios(num_replicas: int, sigma: float, window: int, cost: str | None) -> tu
     return float(ratio.mean()), float(np.quantile(ratio, 0.99)), float(ratio.max())
 
 
+# Datasets whose documents differ in length by shard
+
+
+def log_normal(count: int, mean: float, seed: int = 0) -> Any:
+    """Return lengths of a mean, up to 4,096."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - 0.5, 1, count)
+    return np.clip(drawn, 1, 4096).astype(np.int64)
+
+
+def skewed(count: int) -> dict[str, tuple[Any, int, int, dict[str, Any]]]:
+    """Return lengths, number of ranks and of runs, and options, by the name of the row."""
+    means = (60, 120, 200, 350, 500, 800, 1200, 2000)
+    sources = np.concatenate([log_normal(count // 8, mean) for mean in means])
+    iid = log_normal(count, 500)
+    few = count // 10
+    images = np.random.default_rng(1).integers(0, 9, len(sources))
+    return {
+        "8 sources, 4 ranks": (sources, 4, 4, {}),
+        "8 sources, 16 ranks": (sources, 16, 16, {}),
+        "8 sources, cost": (sources, 4, 4, {"cost": "squares"}),
+        "8 sources, drop_last": (sources, 4, 4, {"drop_last": True}),
+        "sorted, 4 ranks": (np.sort(iid), 4, 4, {}),
+        "sorted, 64 runs": (np.sort(iid), 4, 64, {}),
+        "iid, 64 ranks": (iid, 64, 64, {}),
+        "500 samples, 64 ranks": (iid[:500], 64, 64, {}),
+        "51 % of the budget": (np.full(few, 2089), 4, 4, {}),
+        "34 % of the budget": (np.full(few, 1393), 4, 4, {}),
+        "4 samples at most": (log_normal(few, 200), 4, 4, {"max_items": 4}),
+        "two budgets": (sources, 4, 4, {"budgets": {"images": (images, 32)}}),
+    }
+
+
+def epoch_of(lengths: Any, num_ranks: int, num_runs: int, options: dict[str, Any]) -> list[float]:
+    """Return what the table has of an epoch."""
+    from wids import DistributedChunkedSampler, PackedBatchSampler
+
+    ranks = []
+    for rank in range(num_ranks):
+        inside = DistributedChunkedSampler(
+            Data(len(lengths), 1000),
+            num_replicas=num_ranks,
+            rank=rank,
+            num_canonical=num_runs,
+            even=False,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of batches that are far from full
+            ranks.append(list(PackedBatchSampler(inside, lengths, 4096, **options)))
+    half = len(ranks[0]) // 2
+    is_long = lengths > np.median(lengths)
+    halves = [
+        np.concatenate([np.array(b) for batches in ranks for b in batches[part]] or [[]])
+        for part in (slice(half), slice(half, None))
+    ]
+    first, second = (half_.astype(np.int64) for half_ in halves)
+    counts = np.bincount(np.concatenate((first, second)), minlength=len(lengths))
+    shards = sum(len({i // 1000 for b in batches for i in b}) for batches in ranks)
+    num_batches = sum(map(len, ranks))
+    needed = np.minimum(lengths, 4096).sum() / 4096
+    return [
+        num_batches / needed,
+        float(np.maximum(counts - 1, 0).sum()),
+        float(counts.max()),
+        float(is_long[first].mean()),
+        float(is_long[second].mean()),
+        shards / -(-len(lengths) // 1000),
+    ]
+
+
 # Scale
 
 
@@ -242,6 +316,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 rows[f"{num_replicas} {sigma} {window}"] = both
                 numbers = "  ".join(" ".join(f"{n:6.3f}" for n in each) for each in both)
                 print(f"{num_replicas:5}  {sigma:5}  {window:6}   {numbers}", flush=True)
+    print("\n                          x needed  repeated  most  long, 1st  2nd half  x shards")
+    for name, case in skewed(8_000 if options.toy else 200_000).items():
+        row = rows[name] = epoch_of(*case)
+        print(f"{name:25} {row[0]:8.3f}  {row[1]:8.0f}  {row[2]:4.0f}  ", end="")
+        print(f"{row[3]:9.2f}  {row[4]:8.2f}  {row[5]:8.2f}", flush=True)
     count = 200_000 if options.toy else 10_000_000
     command = [sys.executable, str(Path(__file__).resolve()), "--scale", str(count)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout

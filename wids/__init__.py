@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from wids import migration
 
 if TYPE_CHECKING:
-    from wids.dataset.collating import collate, collate_packed
+    from wids.dataset.collating import collate
     from wids.dataset.huggingface import SamplerTrainer as SamplerTrainer
     from wids.dataset.lightning import SamplerCallback as SamplerCallback
+    from wids.dataset.packed_rows import collate_packed
     from wids.dataset.peeking import Peek, peek
     from wids.dataset.prefetch import Prefetcher
     from wids.dataset.shard_list import ShardListDataset
@@ -167,7 +168,8 @@ _MODULES = {
     "dataset.timing": ("StageTimes", "timings"),
     "dataset.streaming": ("stream",),
     "shards.tars.shard": ("Shard",),
-    "dataset.collating": ("collate", "collate_packed"),
+    "dataset.collating": ("collate",),
+    "dataset.packed_rows": ("collate_packed",),
     "publish.appending": ("append_shards",),
     "publish.new_spec": ("build_spec",),
     "publish.problems": ("Problem",),

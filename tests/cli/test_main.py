@@ -69,6 +69,25 @@ def test_wrong_usage_is_status_two(
     assert "usage: wids" in captured.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rewrite", "a", "b", "--fields", "jpg", "--fields", "cls"],
+        ["create", "a", "-o", "a.json", "--output", "a.json"],
+        ["create", "a", "--part", "1/2", "--part", "2/2"],
+        ["pack", "a", "--classes", "--no-classes"],
+        ["verify", "a", "-j", "1", "-j", "2"],
+        ["browse", "a", "--port", "1", "--port", "2"],
+    ],
+)
+def test_an_option_is_given_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No value of a repeated option is dropped without a word."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    error = capsys.readouterr().err
+    assert "expected once, found again" in error or "not allowed with argument" in error
+
+
 def test_errors_of_the_library_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -339,7 +339,10 @@ def test_what_is_wrong_is_named(program: str) -> None:
     files = {"s": state, "two": both, "other": other, "shared": shared, "none": {"epoch": 3}}
     files["half"] = {**state, "position": "four"}
     files["ranks"] = {**state, "num_replicas": "two"}
-    files["range"] = {**state, "fingerprint": {**state["fingerprint"], "range": 7}}
+    files["range"] = {
+        **state,
+        "fingerprint": json.dumps({**json.loads(state["fingerprint"]), "range": 7}),
+    }
     for name, value in files.items():
         Path(f"{name}.json").write_text(json.dumps(value))
     batches = wids.BucketBatchSampler(wids.ChunkedSampler(dataset), [0] * 20, 2)
@@ -370,7 +373,11 @@ def test_what_is_wrong_is_named(program: str) -> None:
         "fingerprint, num_replicas, position, found none; save it alone: json.dump(",
         ("train.json", "two", two): "position, found ['a'][0], ['b']['c']; save it alone",
         ("train.json", "half", two): "the state is damaged: position: expected an integer",
-        ("train.json", "ranks", two): "stands for: num_replicas: expected an integer of at least 1",
+        (
+            "train.json",
+            "ranks",
+            two,
+        ): "the state is damaged: num_replicas: expected an integer of at least 1",
         ("train.json", "range", two): "train.json stands for: 'int' object is not iterable; pass ",
         ("train.json", "text", two): "text.json: expected JSON, or a file of torch.save without ",
         ("train.json", "gone", two): "gone.json: No such file",

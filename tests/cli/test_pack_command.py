@@ -303,3 +303,20 @@ def test_a_folder_with_a_tar_among_samples(tmp_path: Path, pack: Run) -> None:
     write_tar(tmp_path / "a.tar", sample_members(0, 2))
     (tmp_path / "1.txt").write_text("x")
     assert "found tars, 1 in all: a.tar" in pack("pack", tmp_path, "-o", tmp_path.parent / "o")[2]
+
+
+def test_classes_of_another_split(tmp_path: Path) -> None:
+    """A spec, a file of lines or names with commas fix the numbers of classes (PACK-7)."""
+    for path in ("train/bird/1", "train/cat/1", "test/cat/1"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / f"{path}.txt").write_text(path)
+    assert run("pack", "train", cwd=tmp_path)[0] == 0
+    (tmp_path / "names").write_text("bird\r\n\ncat\n")
+    for value in ("train.json", "names", "bird,cat"):
+        assert run("pack", "test", "--replace", "--classes", value, cwd=tmp_path)[0] == 0
+        dataset = ShardListDataset([tmp_path / "train.json", tmp_path / "test.json"])
+        assert (dataset.classes, dataset[2][".cls"]) == (["bird", "cat"], 1), value
+    assert run("pack", "test", "--replace", "--classes", cwd=tmp_path)[0] == 0
+    assert ShardListDataset(tmp_path / "test.json").classes == ["cat"]
+    status, _, err = run("pack", "train", "--replace", "--classes", "cat", cwd=tmp_path)
+    assert (status, "found others: bird" in err) == (1, True), err

@@ -49,9 +49,10 @@ def create(output: str, *options: str) -> tuple[int, str, str]:
 
 
 def rewrite(output: str, *options: str) -> tuple[int, str, str]:
-    """Shuffle the samples into new shards."""
-    command = ("rewrite", "train.json", f"{output}/new", "--shuffle", "0", "--maxcount", "3")
-    return run(*command, "-j", "1", *options)
+    """Shuffle the samples into new shards, by other options than these if they are passed."""
+    usual = {"--shuffle": "0", "--maxcount": "3", "-j": "1"}
+    others = [text for pair in usual.items() if pair[0] not in options for text in pair]
+    return run("rewrite", "train.json", f"{output}/new", *others, *options)
 
 
 WORKS = pytest.mark.parametrize("work", [create, rewrite])

@@ -17,6 +17,7 @@ from s3 import Bucket
 from wids import ShardListDataset
 from wids.cli.main import main
 from wids.publish.journal import Journal
+from wids.tables.table_file import load_table
 
 
 def keys(spec: Path) -> list[str]:
@@ -84,6 +85,9 @@ def test_filtered_with_some_fields(tmp_path: Path, capsys: pytest.CaptureFixture
         out = str(tmp_path / f"both-{number}")
         assert main(["rewrite", spec, out, "--where", where]) == 0
         assert keys(tmp_path / f"both-{number}.json") == ["02"]
+    both = ["--where", "__key__ == '02'", "--where", "h < 30 and .cls == 0"]
+    assert main(["rewrite", spec, str(tmp_path / "both"), *both]) == 0
+    assert keys(tmp_path / "both.json") == ["02"]
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "w < 30"]) == 1
     assert "expected columns of the dataset's table (" in capsys.readouterr().err
     assert main(["rewrite", spec, str(tmp_path / "x"), "--where", "h <"]) == 1
@@ -252,6 +256,37 @@ def test_files_that_are_replaced_are_deleted(
     assert capsys.readouterr().out == "- s00005\n"
     for path in (tmp_path / "in").iterdir():
         assert b"s00005" not in path.read_bytes(), path
+
+
+def test_a_journal_of_a_killed_run_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that deletes later finishes a run that was killed after its spec (REWRITE-55)."""
+    spec = published(tmp_path / "in")
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT]
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "delete", lambda _: os._exit(7))
+        assert not in_child(lambda: main(command) == 0)
+    assert (tmp_path / "new.json").exists()
+    assert (tmp_path / "new.rewriting").exists()
+    assert main([*command, "--delete-replaced", "--yes"]) == 0
+    assert not (tmp_path / "new.rewriting").exists()
+    assert not (tmp_path / "in/train-000001.tar").exists()
+    assert main(["verify", str(tmp_path / "new.json"), "-j", "1"]) == 0
+
+
+def test_a_table_of_the_new_dataset_stays(tmp_path: Path) -> None:
+    """Whatever the new spec names, also by a link, is not deleted (REWRITE-55)."""
+    spec, new = published(tmp_path / "in"), tmp_path / "new.json"
+    table = tmp_path / "in/captions.parquet"
+    command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT]
+    assert main(command) == 0
+    assert main(["table", str(new), "-c", ".txt", "-j", "1", "-o", str(table)]) == 0
+    (tmp_path / "link.parquet").symlink_to(table)
+    new.write_text(new.read_text().replace("in/captions.parquet", "link.parquet"))
+    assert main([*command, "--delete-replaced", "--yes"]) == 0
+    assert not (tmp_path / "in/train-000001.tar").exists()
+    assert load_table(ShardListDataset(new)).num_rows == len(ShardListDataset(new))
 
 
 def test_only_files_of_datasets_are_deleted(

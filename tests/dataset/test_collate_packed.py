@@ -28,23 +28,24 @@ DOCUMENTS = [torch.randint(1, 50, (n,)) for n in (5, 1, 9, 3)]
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
     dtype=st.sampled_from(["uint16", "int32", "uint8", ">i8"]),
     pad_to=st.integers(1, 20),
-    own_labels=st.booleans(),
+    masked=st.none() | st.sets(st.integers(0, 5)),
     shift=st.booleans(),
 )
 def test_it_is_a_loop_over_tokens(
-    lengths: list[int], dtype: str, pad_to: int, own_labels: bool, shift: bool
+    lengths: list[int], dtype: str, pad_to: int, masked: set[int] | None, shift: bool
 ) -> None:
     """Each number of a batch is what a plain loop writes there (VIEW-25)."""
-    samples = [
-        {"__key__": str(n), "a": np.arange(n, n + length, dtype=dtype), "b": list(range(length))}
-        for n, length in enumerate(lengths)
-    ]
+    samples = []
+    for n, length in enumerate(lengths):
+        labels = [-100 if at in (masked or ()) else n + at for at in range(length)]
+        tokens = np.arange(n, n + length, dtype=dtype)
+        samples.append({"__key__": str(n), "a": tokens, "b": labels})
     batch = wids.collate_packed(
-        samples, "a", labels="b" if own_labels else None, shift_labels=shift,
+        samples, "a", labels=None if masked is None else "b", shift_labels=shift,
         pad_to=pad_to, pad_token=99,
     )  # fmt: skip
 
-    longest, padding = max(lengths), -sum(lengths) % pad_to
+    longest, padding = max(*lengths, 1), -sum(lengths) % pad_to if any(lengths) else pad_to
     rows: list[tuple[int, int, int, int]] = []
     begins = [0]
     for number, sample in enumerate(samples):
@@ -52,7 +53,7 @@ def test_it_is_a_loop_over_tokens(
             here = range(len(sample["a"]))
             target = at + 1 if shift else at
             is_learned = target in here and target > 0
-            value = sample["b" if own_labels else "a"][target] if is_learned else -100
+            value = sample["b"][target] if is_learned else -100
             rows.append((int(token), int(value), at, number))
         begins.append(len(rows))
     number = len(samples)
@@ -68,7 +69,7 @@ def test_it_is_a_loop_over_tokens(
     assert (batch["cu_seqlens"].tolist(), batch["cu_seqlens"].dtype) == (begins, torch.int32)
     assert (batch["max_seqlen"], type(batch["max_seqlen"])) == (longest, int)
     assert batch["__key__"] == [sample["__key__"] for sample in samples]
-    assert ("b" in batch) != own_labels
+    assert ("b" in batch) == (masked is None)
     assert "a" not in batch
 
 
@@ -135,6 +136,18 @@ def test_samples_are_dicts_tuples_or_sequences() -> None:
             ValueError,
             ('field "labels"', "a name that the batch does not have", "labels=", "fields="),
         ),
+        (
+            [{"__key__": "a", ".npy": [5, 6], "m": [True, False]}],
+            {"labels": "m"},
+            TypeError,
+            ('field "m"', "found bool of shape (2,) in 'a'", "numpy.where(mask, tokens, "),
+        ),
+        (
+            [{"__key__": "a", ".npy": np.array([2**63 + 5], np.uint64)}],
+            {},
+            ValueError,
+            ('field ".npy": expected integers below 2**63', "found 9223372036854775813 in 'a'"),
+        ),
         ([{".npy": [1]}], {"pad_to": 0}, ValueError, ("pad_to", "at least 1", "found 0")),
         ([{".npy": [1]}], {"pad_to": 2.5}, ValueError, ("pad_to", "an integer", "found 2.5")),
         (
@@ -151,6 +164,58 @@ def test_errors_name_the_field(
     """A batch that cannot be joined is an error with field, sample and a remedy."""
     with raises(kind, *parts):
         wids.collate_packed(samples, **options)
+
+
+MASKED = np.array([-100, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ([0, 1, 1], "found 0 at token 5"),  # a mask
+        ([6, 7, -100], "found 6 at token 5"),  # shifted already
+        ([5, -1, 7], "found -1 at token 6"),
+        (MASKED.astype(np.uint8), "found 156 at token 5"),
+        (MASKED.astype(np.uint16), "found 65436 at token 5"),
+        (MASKED.astype(np.uint32), "found 4294967196 at token 5"),
+        (MASKED.astype(np.uint64), "expected integers below 2**63, found 18446744073709551516"),
+    ],
+)
+def test_a_label_is_its_token_or_none(labels: Any, found: str) -> None:
+    """What would be learned instead of the document is an error, with its remedy (VIEW-25)."""
+    first = {"__key__": "a", "tokens": [8], "labels": [8]}
+    samples = [first, {"__key__": "b", "tokens": [5, 6, 7], "labels": labels}]
+    with raises(ValueError, 'collate_packed: field "labels": expected', found, "in 'b'"):
+        wids.collate_packed(samples, "tokens", labels="labels")
+
+
+@pytest.mark.parametrize("kind", [list, partial(np.array, dtype=np.uint16)])
+def test_labels_of_a_mask_are_those_of_the_message(kind: Any) -> None:
+    """What the error advises is accepted, of tokens of any type, and masks (VIEW-25)."""
+    sample = {"tokens": kind([5, 6, 7]), "mask": [0, 0, 1]}
+    with raises(ValueError, "numpy.where(") as caught:
+        wids.collate_packed([sample], "tokens", labels="mask")
+    (advice,) = re.findall(r"numpy\.where\(.*\)\)", str(caught.value))
+    sample["labels"] = eval(advice, {"numpy": np, **sample})  # noqa: S307 - our own message
+    batch = wids.collate_packed([sample], "tokens", labels="labels")
+    assert batch["labels"].tolist() == [[-100, -100, 7]]
+
+
+def test_numbers_that_masks_have_may_be_tokens() -> None:
+    """Tokens 0 and 1, and those that -100 becomes in unsigned types, are labels (VIEW-25)."""
+    for tokens in ([1, 0, 1], np.array([9, 156], np.uint8), np.array([9, 65436], np.uint16)):
+        batch = wids.collate_packed([{"a": tokens, "b": tokens}], "a", labels="b")
+        assert batch["labels"].tolist() == [[-100, *tokens[1:]]]
+
+
+def test_documents_without_tokens() -> None:
+    """Batches of them have tokens nevertheless, all padding: models take no empty rows."""
+    for pad_to in (1, 8):
+        batch = wids.collate_packed([{"a": []}, {"a": []}], "a", pad_to=pad_to, pad_token=3)
+        assert batch["input_ids"].tolist() == [[3] * pad_to]
+        assert batch["labels"].tolist() == [[-100] * pad_to]
+        assert batch["cu_seqlens"].tolist() == [0, 0, *range(pad_to + 1)]
+        assert batch["max_seqlen"] == 1
 
 
 @pytest.mark.long

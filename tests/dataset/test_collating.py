@@ -148,6 +148,65 @@ class Spoken(NamedTuple):
     label: int
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1700000001, 1700000000.25], torch.float64),
+        ([True, 2, 2.5], torch.float64),
+        ([3, np.float32(0.1)], torch.float64),
+        ([2**53 + 1, True], torch.int64),
+        ([2**60, 0.5], torch.float64),
+        ([np.uint8(3), 2**40], torch.int64),
+        ([bool(1), np.False_], torch.bool),
+        ([np.float16(3), np.float16(1)], torch.float16),
+        *(  # torch 2.2 has no such type
+            [([np.uint64(2**64 - 1)] * 2, torch.uint64)] if hasattr(torch, "uint64") else []
+        ),
+        ([{"a": 1}, {"a": 0.1}], torch.float64),
+        ([torch.tensor([1]), torch.tensor([0.5])], torch.float32),
+        ([np.array([1, 2], ">i4")] * 2, torch.int32),
+    ],
+)
+def test_the_type_of_a_batch_does_not_follow_the_first_value(
+    values: list[Any], expected: torch.dtype
+) -> None:
+    """It is the same in all orders, and no value is changed."""
+    for order in (values, values[::-1]):
+        batches = [wids.collate([{"t": value} for value in order])["t"]]
+        batches += wids.collate([(value,) for value in order])
+        for batch in batches:
+            found, wanted = batch, order
+            if isinstance(order[0], dict):
+                found, wanted = batch["a"], [value["a"] for value in order]
+            assert found.dtype == expected
+            assert found.tolist() == [np.asarray(value).tolist() for value in wanted]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([2**70, 1], "integers of 64 bits, found 1180591620717411303424"),
+        ([2**53 + 1, 0.5], "numbers that float64 holds, found 9007199254740993 beside fractions"),
+        ([np.int64(2**53 + 1), 0.5], "numbers that float64 holds"),
+        ([10**400, 0.5], "numbers that float64 holds"),
+        ([1, None], "NoneType"),
+        (["a", None], "NoneType"),
+        ([1, torch.tensor(2.5)], "numbers|values that torch can stack"),
+        (
+            [np.ones(2), np.ma.array([1, 2], mask=[0, 1])],
+            "arrays without masked values",
+        ),
+        ([{"a": 1}, {"a": 1, "b": 2}], "dicts with the same keys, found 'b' in some of them only"),
+        ([torch.tensor([2**24 + 1]), torch.tensor([0.5])], "values that torch.float32 holds"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(values: list[Any], message: str) -> None:
+    """In all orders, with the name of the field; nothing is lost silently."""
+    for order in (values, values[::-1]):
+        with pytest.raises((TypeError, ValueError), match=f'^collate: field "t": .*({message})'):
+            wids.collate([{"t": value} for value in order])
+
+
 def test_tuples_are_padded() -> None:
     """`pad` names positions, or the names of a named tuple; the lengths come last."""
     sounds = [(torch.ones(1, length), 16000) for length in (4, 2)]

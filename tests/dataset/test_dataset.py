@@ -501,10 +501,12 @@ def test_huge_indices_are_out_of_range(dataset: ShardListDataset, index: int) ->
             take(index)
 
 
-def test_booleans_in_a_batch_are_numbers(train: Path) -> None:
-    """True and False in a batch are 1 and 0, as one by one; only a view takes a mask."""
+def test_booleans_are_no_indices(train: Path) -> None:
+    """Of one sample or a batch; only a view takes them, as a mask."""
     with ShardListDataset(train)[:2] as dataset:
-        assert dataset.__getitems__([True, False]) == [dataset[True], dataset[False]]
+        for read in (lambda: dataset[True], lambda: dataset.__getitems__([True, False])):
+            with raises(TypeError, "expected an index", "True"):
+                read()
         assert len(dataset[[True, False]]) == 1
 
 

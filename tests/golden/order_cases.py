@@ -80,6 +80,8 @@ def made_sampler(case: Case, num_replicas: int, rank: int) -> Any:
         return wids.Prefetcher(sampler, dataset, **arguments)
     if case["sampler"] == "stream":
         return wids.stream(Indices(dataset), sampler, **arguments)
+    if case["sampler"] == "PackedBatchSampler":
+        return wids.PackedBatchSampler(sampler, **arguments)
     sizes = arguments.pop("batch_sizes", None)
     if sizes is not None:
         arguments["batch_size"] = lambda bucket: sizes[str(bucket)]
@@ -236,6 +238,13 @@ def _cases_of_wrappers() -> Iterator[Case]:
     sizes = {"batch_sizes": {"0": 5, "1": 2}, "buckets": buckets}
     wrapped = {"wrapped": {"sampler": CHUNKED, "arguments": SMALL}, **sizes, "batch_size": None}
     yield recorded("buckets of several sizes", "BucketBatchSampler", SHARDS, wrapped, num_read=9)
+
+    lengths = {"lengths": [n * n % 17 + 1 for n in range(131)], "max_tokens": 40}
+    inner = {"sampler": DEALT, "arguments": {**RANKS, "num_canonical": 4}}
+    arguments = {"wrapped": inner, **lengths, "window": 3, "cost": "squares"}
+    yield recorded(
+        "packed", "PackedBatchSampler", SHARDS, arguments, num_read=5, num_replicas=1, others=(2, 4)
+    )
 
     for name, stated in (
         ("a slice", {"slice": [5, 120]}),

@@ -127,8 +127,9 @@ def test_a_state_resumes_where_it_was_saved(case: order_cases.Case) -> None:
 def test_a_state_of_another_order_is_refused(case: order_cases.Case) -> None:
     """Whichever value of the fingerprint was another, the state is not taken for this order."""
     inside = case["state"].get("sampler", case["state"])
-    for name, value in inside["fingerprint"].items():
-        changed = {**inside, "fingerprint": {**inside["fingerprint"], name: [value]}}
+    fingerprint = json.loads(inside["fingerprint"])
+    for name, value in fingerprint.items():
+        changed = {**inside, "fingerprint": json.dumps({**fingerprint, name: [value]})}
         if inside is not case["state"]:
             changed = {**case["state"], "sampler": changed}
         ranks = case["continued"][0]["num_replicas"], 0

@@ -23,6 +23,7 @@ from PIL import Image
 
 from wids.look.field_facts import _decoders, decoded
 from wids.look.html import field_html, sample_html, thumbnail
+from wids.shards.fields.decode import Decoder
 from wids.shards.fields.safety import within_s
 
 
@@ -198,3 +199,18 @@ def test_archives_are_shown_up_to_a_length() -> None:
     for field in (".npz", ".pt"):
         html = field_html(field, stream.getvalue())
         assert "longer than 2000000 bytes when decompressed" in html
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("width", [32, 200])  # each pixel is seen, or not
+def test_16_bit_pictures_are_shown_as_training_sees_them(form: str, width: int) -> None:
+    """Scaled to 8 bits, not white: in cards, the large view and notebooks, as bytes or decoded."""
+    grey = np.linspace(0, 65535, width * 40).reshape(40, width).astype(np.uint16)
+    stream = io.BytesIO()
+    Image.fromarray(grey).save(stream, form)
+    (expected,) = Decoder("rgb8")({".png": stream.getvalue()}).values()
+    for value in (stream.getvalue(), Image.open(stream)):
+        small = thumbnail(value, 200)
+        found = np.asarray(Image.open(io.BytesIO(small.data)).convert("RGB"))
+        assert np.abs(found.astype(int) - expected).max() <= 3
+    assert "data:image" in field_html(".npy", grey)

@@ -99,6 +99,10 @@ def test_columns_of_tables() -> None:
         ({"buckets": [0.5] * 20}, "found list of float64, shape (20,); fill in missing values"),
         ({"buckets": ["a"] * 20}, "expected one integer for each sample, found list of <U1"),
         ({"buckets": [[1]] * 20}, "shape (20, 1)"),
+        *(
+            ({"buckets": large}, f"expected integers from -2**63 to 2**63 - 1, found {large[0]}")
+            for large in ([2**63] * 20, [2**63, *BUCKETS[1:]], [-(2**64), *BUCKETS[1:]])
+        ),
         ({"batch_size": 0}, "batch_size: expected an integer of at least 1, found 0"),
         ({"batch_size": 2.5}, "batch_size: expected an integer of at least 1, found 2.5"),
         ({"batch_size": lambda n: 2 - n}, "batch_size(2): expected an integer of at least 1, f"),
@@ -168,25 +172,35 @@ def test_budget_of_tokens() -> None:
 # Counts
 
 
-def test_a_rank_with_fewer_batches_repeats_its_own() -> None:
-    """A rank whose slice makes fewer batches repeats them, counted (ORDER-41, ORDER-45)."""
+def test_a_rank_with_fewer_batches_takes_those_of_others() -> None:
+    """A rank keeps its first batches; the others go to ranks that made fewer (ORDER-41)."""
     buckets = [0] * 8 + [0, 1, 2, 3, 4, 5, 6, 7]
     ranks = [list(of_rank(rank, 2, buckets)) for rank in range(2)]
 
-    assert [len(batches) for batches in ranks] == [8, 8]
-    assert ranks[0][4:] == ranks[0][:4]
-    assert of_rank(0, 2, buckets).num_repeated == 8
+    assert [len(batches) for batches in ranks] == [6, 6]
+    every = [batch for batches in ranks for batch in batches]
+    assert sorted(index for batch in every for index in batch) == list(range(16))
     assert "batch_size=2, al" in repr(of_rank(0, 2, buckets))
-    assert "8 batches on each rank, 8 samples repeated, 0 left out" in repr(of_rank(0, 2, buckets))
+    assert "6 batches on each rank, 0 samples repeated, 0 left out" in repr(of_rank(0, 2, buckets))
 
 
-def test_drop_last_stops_with_the_first() -> None:
-    """Incomplete batches, and those that another rank does not have, are left out and counted."""
+def test_fewer_batches_than_ranks_repeat() -> None:
+    """They are the first of the epoch, none of them twice, and are counted (ORDER-41, ORDER-45)."""
+    buckets = [0] * 8 + [0, 1, 2, 3, 4, 5, 5, 6]
+    ranks = [list(of_rank(rank, 2, buckets)) for rank in range(2)]
+
+    assert [len(batches) for batches in ranks] == [6, 6]
+    assert ranks[0][-1] == ranks[0][0]
+    assert of_rank(0, 2, buckets).num_repeated == 2
+
+
+def test_drop_last_leaves_out_no_whole_round() -> None:
+    """Incomplete batches, and the last ones that are no whole round, are left out and counted."""
     buckets = [0] * 10 + [0, 0, 0, 0, 1, 1, 1, 2, 3, 4]
     ranks = [list(of_rank(rank, 2, buckets, drop_last=True)) for rank in range(2)]
 
-    assert [[len(batch) for batch in batches] for batches in ranks] == [[2] * 3] * 2
-    assert of_rank(1, 2, buckets, drop_last=True).num_left_out == 8
+    assert [[len(batch) for batch in batches] for batches in ranks] == [[2] * 4] * 2
+    assert of_rank(1, 2, buckets, drop_last=True).num_left_out == 4
 
 
 def test_aligned_rank_borrows_what_it_lacks() -> None:
@@ -277,6 +291,7 @@ def test_state_is_of_batches() -> None:
     resumed.load_state_dict(state)
 
     assert seen + list(resumed) == whole
+    assert [batch.tolist() for batch in loader] == whole
     assert sampler.state_dict(num_consumed=len(whole))["epoch"] == 1
 
 

@@ -196,6 +196,23 @@ def test_meshes_that_name_no_rank_are_refused(job: Job) -> None:
         DistributedChunkedSampler(DATA, mesh=sub)
 
 
+@pytest.mark.parametrize("name", ["tp", "cp", "pp", "dp_cp", "dp_shard_cp"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_dimension_of_a_model_is_refused(name: str, size: int, job: Job) -> None:
+    """Its ranks need the same samples; what the error advises is accepted (ORDER-66)."""
+    job(2, 4)
+    mesh = init_device_mesh("cpu", (4 // size, size), mesh_dim_names=("own", name))
+    for kind in KINDS:
+        with raises(ValueError, f'samples of their own, found "{name}"', "get_local_rank()"):
+            kind(DATA, mesh=mesh[name])
+        own = kind(DATA, mesh=mesh["own"])
+        assert (own.rank, own.num_replicas) == (2 // size, 4 // size)
+        group = mesh[name]
+        told = kind(DATA, rank=group.get_local_rank(), num_replicas=group.size())
+        assert (told.rank, told.num_replicas) == (0, size)
+    assert DistributedChunkedSampler(DATA, mesh=DeviceMesh("cpu", [0, 1, 2, 3])).rank == 2
+
+
 # What is noticed
 
 

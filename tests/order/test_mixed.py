@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import raises, sample_members, write_tar
+from conftest import need, raises, sample_members, write_tar
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 
 import wids
@@ -80,6 +82,18 @@ def test_a_list_of_specs_is_mixed_evenly(tmp_path: Path) -> None:
 def test_weights_are_by_order_or_by_name(dataset: ShardListDataset, weights: Any) -> None:
     """A list has the order of the sources; a mapping has any order."""
     assert list(MixedSampler(dataset, weights)) == list(MixedSampler(dataset))
+
+
+def test_weights_of_a_frame_are_by_name(dataset: ShardListDataset) -> None:
+    """A Series has the names in its index, unless that is 0, 1, 2, …."""
+    need(importlib.util.find_spec("pandas"), "pip install pandas")
+    import pandas as pd
+
+    sizes = pd.DataFrame({"name": list("cabaaaaabb")}).groupby("name").size()
+    for weights in (sizes, sizes[::-1], sizes.reset_index(drop=True)):
+        assert list(MixedSampler(dataset, weights)) == list(MixedSampler(dataset))
+    with raises(ValueError, "weights: expected names of datasets, 'a', 'b', 'c', found 2, 1, 0"):
+        MixedSampler(dataset, sizes.reset_index(drop=True)[::-1])
 
 
 @pytest.mark.parametrize(
@@ -335,7 +349,28 @@ def test_a_run_continues_with_other_weights(tmp_path: Path) -> None:
             MixedSampler(three[1:], changed, num_samples=16).load_state_dict(state)
 
 
-@pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": {}}])
+@pytest.mark.parametrize("num_batches", [0, 1])
+@pytest.mark.parametrize("buckets", [None, [0] * 45])
+def test_the_advice_of_a_refused_state_can_be_followed(
+    dataset: ShardListDataset, num_batches: int, buckets: Any
+) -> None:
+    """At any position, also at 0, where a schedule cannot change (ORDER-30)."""
+
+    def made(weights: Any) -> Any:
+        sampler = MixedSampler(dataset, weights)
+        return sampler if buckets is None else wids.BucketBatchSampler(sampler, buckets, 4)
+
+    former, new = {"a": 6, "b": 3, "c": 1}, {"a": 0, "b": 1, "c": 1}
+    state = made(former).state_dict(num_consumed=num_batches)
+    with raises(StateError, "until sample") as caught:
+        made(new).load_state_dict(state)
+    starts = re.findall(r"\((\d+), \{…\}\)", str(caught.value))
+    assert ("start without it" in str(caught.value)) == (not starts) == (num_batches == 0)
+    if starts:
+        made(list(zip(map(int, starts), [former, new], strict=True))).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"epoch": "2"}, {"position": None}, {"fingerprint": "{}"}])
 @pytest.mark.parametrize("weights", [None, 3, [], {"a": 1}, [[0, 1]], [[0, {"a": "1"}], ["9", {}]]])
 def test_a_damaged_state_of_a_mix_is_refused(
     dataset: ShardListDataset, weights: Any, damage: Any
@@ -343,7 +378,8 @@ def test_a_damaged_state_of_a_mix_is_refused(
     """Whatever stands where its weights should, it is an error of the state."""
     sampler = MixedSampler(dataset, [(0, [1, 1, 1]), (20, [1, 2, 3])])
     state = sampler.state_dict(num_consumed=21)
-    state["fingerprint"]["weights"] = weights
+    fingerprint = json.loads(state["fingerprint"]) | {"weights": weights}
+    state["fingerprint"] = json.dumps(fingerprint)
     with raises(StateError, "the state"):
         sampler.load_state_dict({**state, **damage})
 

@@ -44,6 +44,11 @@ def of_rank(rank: int, num_replicas: int, **others: Any) -> PackedBatchSampler:
     return PackedBatchSampler(sampler, LONG, 8192, **{"window": 32, **others})
 
 
+def runs_of(state: dict[str, Any]) -> Any:
+    """Return what a state has of windows."""
+    return json.loads(state["windows"])["runs"]
+
+
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record how many samples are packed at a time."""
@@ -65,6 +70,7 @@ def test_lengths_in_any_form() -> None:
     expected = list(made())
     forms: list[Any] = [np.array(TOKENS, np.uint8), np.array(TOKENS, np.uint64), tuple(TOKENS)]
     assert all(list(made(lengths=form)) == expected for form in [*forms, torch.tensor(TOKENS)])
+    assert len(made(lengths=forms[0], max_tokens=1000)) == 1, "a budget beyond the type of lengths"
     assert made(lengths=forms[0]).state_dict() == made(lengths=forms[1]).state_dict()
     need(importlib.util.find_spec("pyarrow"), "pip install pyarrow")
     import pyarrow as pa
@@ -81,10 +87,18 @@ def test_lengths_in_any_form() -> None:
             {"lengths": [*TOKENS[:-1], -2]},
             "expected at least 0, and less than 2**63, found -2 of sample",
         ),
+        *(
+            ({"lengths": large, "too_long": "skip"}, "found 9223372036854775808")
+            for large in (
+                [2**63, *TOKENS[1:]],
+                np.array([2**63, *TOKENS[1:]], object),
+                np.array([2**63, *TOKENS[1:]], ">u8"),
+            )
+        ),
+        ({"lengths": [True] * 20}, "lengths: expected numbers, found booleans"),
         ({"max_tokens": 16}, 'max_tokens, 16, found 17 of sample 4; pass too_long="skip" to leave'),
         ({"max_tokens": 0}, "max_tokens: expected an integer of at least 1, found 0"),
         ({"max_tokens": 1 << 31}, "max_tokens: expected less than 2**31, found 2147483648"),
-        ({"lengths": np.array([1] * 19 + [2**64 - 1], np.uint64), "too_long": "skip"}, "2**63"),
         ({"max_items": 0}, "max_items: expected an integer of at least 1"),
         ({"window": 0}, "window: expected an integer of at least 1"),
         ({"too_long": "cut"}, "too_long: expected one of ('error', 'skip', 'alone'), found 'cut'"),
@@ -139,7 +153,7 @@ def test_only_counts_need_the_other_ranks(packed: list[int]) -> None:
     assert len(packed) == 1
     state = sampler.state_dict()
     assert len(packed) == 1, "a state counts nothing"
-    assert state["windows"] == [[1, 0, 0, 0]]
+    assert runs_of(state) == [[1, 0, 0, 0]]
 
     assert len(sampler) * 4 >= sum(LONG) / 8192
     assert sum(packed) == len(LONG)
@@ -158,7 +172,8 @@ def test_only_counts_need_the_other_ranks(packed: list[int]) -> None:
 def test_a_rank_reads_its_own_samples_a_window_at_a_time() -> None:
     """Neighbouring batches are of neighbouring samples in the order of the sampler."""
     sampler = of_rank(2, 4)
-    order = list(sampler.sampler.ahead())
+    run = sampler.sampler.run_blocks(sampler.settings, 0)(2)
+    order = [index for block in run for index in block.tolist()]
     places = {index: place for place, index in enumerate(order)}
     at = 0
     for batches in zip(*[iter(islice(sampler, 320))] * 32, strict=True):
@@ -222,7 +237,7 @@ def test_after_len_a_state_resumes_at_once_on_any_ranks(packed: list[int]) -> No
     read = [batch for sampler in saving for batch in islice(sampler, 100)]
     assert len(saving[2]) > 200
     state = saving[2].state_dict()
-    assert [entry[0] for entry in state["windows"]] == [0, 1, 2, 3]
+    assert [entry[0] for entry in runs_of(state)] == [0, 1, 2, 3]
     del packed[:]
 
     ranks = [of_rank(rank, 3) for rank in range(3)]
@@ -238,13 +253,80 @@ def test_after_len_a_state_resumes_at_once_on_any_ranks(packed: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    "windows",
-    [3, [3], [[0, 0, None, 0]], [[0, 1, 2]], [[2, 0, 0, 0]], [[0, -1, 0, 0]], [["a", 0, 0, 0]]],
+    "runs", [[], [[0, 3, 5, 0]], [[0, 3, 9, 0]], [[0, 0, 0, 1 << 60]], [[0, 3, 7, 30], [1]], None]
 )
-def test_a_damaged_state_is_refused(windows: Any) -> None:
-    """The error names what a state has of windows."""
-    with raises(StateError, "the state is damaged: windows: expected a run, a window, its start"):
-        made().load_state_dict({**made().state_dict(), "windows": windows})
+def test_false_windows_are_refused(runs: Any) -> None:
+    """They would make another rest, or one without an end, without a word (ORDER-76)."""
+    saving = made(window=1)
+    list(islice(saving, 3))
+    state = saving.state_dict()
+    assert runs_of(state) not in (runs, [])
+    changed = json.dumps({**json.loads(state["windows"]), "runs": runs})
+    for windows in (changed, runs):
+        with raises(StateError, "the state is damaged: windows: expected the text that was saved"):
+            made(window=1).load_state_dict({**state, "windows": windows})
+
+
+@pytest.mark.parametrize("key", ["windows", "history", "spec", "position"])
+def test_a_state_that_lost_a_part_is_refused(key: str) -> None:
+    """A checkpoint that reads only some keys would resume elsewhere (ORDER-9)."""
+    state = made().state_dict()
+    del state[key]
+    with raises(StateError, "with ", f"found no {key}", "a part of it was lost"):
+        made().load_state_dict(state)
+
+
+def test_lengths_are_copied() -> None:
+    """A change in place changes no batch, so that a state is of the lengths that it states."""
+    lengths, cost = np.array(TOKENS), np.array(TOKENS, np.float64)
+    sampler = made(lengths=lengths, cost=cost)
+    first = list(sampler.ahead())
+    lengths += 1
+    cost[:] = cost[::-1].copy()
+    assert list(sampler.ahead()) == first == list(made(cost=np.array(TOKENS, np.float64)).ahead())
+    assert sampler.state_dict() == made(cost=np.array(TOKENS, np.float64)).state_dict()
+
+
+def test_a_state_of_another_rule_is_refused() -> None:
+    """The fingerprint names the rule by which runs are cut and batches dealt out (ORDER-76)."""
+    state = made().state_dict()
+    older = json.loads(state["fingerprint"]) | {"packing": 1}
+    with raises(StateError, "packing: expected 2, found 1 in the state"):
+        made().load_state_dict({**state, "fingerprint": json.dumps(older)})
+
+
+# Epochs
+
+
+def test_runs_are_cut_by_tokens() -> None:
+    """Sources of other lengths give ranks equally many tokens; a sample too long counts as full."""
+    lengths = np.repeat([1, 1, 2, 4], 50)
+    samplers = [
+        PackedBatchSampler(
+            DistributedChunkedSampler(range(200), num_replicas=4, rank=rank), lengths, 20, window=4
+        )
+        for rank in range(4)
+    ]
+    assert samplers[0].settings.edges.tolist() == [0, 100, 150, 175, 200]
+    ranks = [list(sampler) for sampler in samplers]
+    assert sorted(index for rank in ranks for batch in rank for index in batch) == list(range(200))
+    assert len({len(rank) for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"lengths": [51] * 400}, "have 51% of max_tokens on average, since few samples fit"),
+        ({"lengths": [10] * 400, "max_items": 3}, "since max_items is reached first"),
+        ({"lengths": [9] * 400, "budgets": {"images": ([1] * 400, 2)}}, "the second budget is"),
+    ],
+)
+def test_batches_that_are_far_from_full_are_noted(options: dict[str, Any], why: str) -> None:
+    """Once, with the reason: an epoch has more than 1.25 times the batches that tokens need."""
+    sampler = PackedBatchSampler(ChunkedSampler(range(400)), max_tokens=100, **options)
+    with pytest.warns(UserWarning, match=why):
+        assert len(sampler)
+    assert list(sampler)
 
 
 def test_epochs_and_counts_are_those_of_batches() -> None:
@@ -258,6 +340,9 @@ def test_epochs_and_counts_are_those_of_batches() -> None:
     resumed = made()
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict(num_consumed=2))))
     assert seen + list(resumed) == whole
+    with raises(ValueError, "at most the 2 batches that this sampler has handed out", "found 3"):
+        sampler.state_dict(num_consumed=3)
+    assert [batch.tolist() for batch in loader] == whole
     assert sampler.state_dict(num_consumed=len(whole))["epoch"] == 1
     with raises(ValueError, f"at most the {len(whole)} batches that the latest pass has"):
         sampler.state_dict(num_consumed=len(whole) + 1)
@@ -274,6 +359,15 @@ def test_what_packs_needs_no_torch() -> None:
     """Packed batches go to programs without it (ORDER-67)."""
     program = "import sys, wids.order.packed_rounds; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
+def test_the_end_of_an_epoch_says_nothing_of_the_rest() -> None:
+    """A resumed job that reads a last window of few samples has no empty epoch to note."""
+    whole = PackedBatchSampler(ChunkedSampler(range(395)), [10] * 395, 100, window=39)
+    assert len(list(islice(whole, 39))) == 39
+    resumed = PackedBatchSampler(ChunkedSampler(range(395)), [10] * 395, 100, window=39)
+    resumed.load_state_dict(whole.state_dict())
+    assert len(list(resumed)) == 1
 
 
 def test_views_and_mixed_lengths() -> None:

@@ -151,7 +151,7 @@ def test_dir_has_what_programs_use() -> None:
         "settings",
     }
     assert shown(sampler) == common | own | {"shufflefirst", "total_size"}
-    own = {"aligned", "batch_size", "num_left_out", "num_repeated", "sampler"}
+    own = {"aligned", "batch_size", "num_left_out", "num_repeated", "sampler", "settings"}
     assert shown(batches) == common | own
 
 

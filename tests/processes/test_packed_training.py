@@ -186,3 +186,33 @@ def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
     fresh.set_epoch(2)
     assert later.epoch == 2
     assert list(later) == list(fresh)
+
+
+@pytest.mark.long
+def test_a_killed_job_packs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    """Four ranks are killed, then three; six read the rest of four sources of other lengths.
+
+    Checkpoints are distributed, with a model of FSDP2. Every sample comes once, and fewer batches
+    than ranks again (ORDER-52, ORDER-73).
+    """
+    program, checkpoint = Path(__file__).with_name("train_packed_ranks.py"), tmp_path / "saved"
+    checkpoint.mkdir()
+    done: list[jobs.Step] = []
+    for number, (num_ranks, kill_at) in enumerate(((4, 22), (3, 47), (6, None))):
+        trace = tmp_path / f"trace{number}"
+        trace.mkdir()
+        command = jobs.torchrun(num_ranks, program, "--checkpoint", checkpoint, "--trace", trace)
+        if kill_at is None:
+            jobs.run(command)
+            done += jobs.steps(trace)
+            break
+        with jobs.started(command, **jobs.held(kill_at)) as job:
+            jobs.wait_for_step(job, trace, kill_at)
+            jobs.kill(job)
+        saved = max(int(path.name.partition("-")[2]) for path in checkpoint.glob("step-*"))
+        done += [step for step in jobs.steps(trace) if step.number <= saved]
+    batches = [tuple(step.indices) for step in done]
+    assert {index for batch in batches for index in batch} == set(range(2000))
+    assert len(batches) - len(set(batches)) < 6
+    num_needed = 500 * (3 + 9 + 30 + 50) / 200
+    assert len(batches) < 1.05 * num_needed + 6

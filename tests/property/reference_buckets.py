@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import reference_order
@@ -86,18 +86,41 @@ def separate(job: Job) -> Epoch:
         positions[0].sort(key=lambda batch: batch[-1])
         full.append([[run[at] for at in batch] for batch in positions[0]])
         partial.append([[run[at] for at in batch] for batch in positions[1]])
-    if job.drop_last:
-        count = min(map(len, full))
-        kept = [batches[:count] for batches in full]
-        return Epoch(kept, 0, total(job.runs) - sum(map(total, kept)))
-    own = [a + b for a, b in zip(full, partial, strict=True)]
-    count = max(map(len, own))
-    filled = [number for number, batches in enumerate(own) if batches]
-    ended = []
-    for number in range(len(own)):
-        source = own[nearest(number, filled)] if filled else []
-        ended.append([source[i % len(source)] for i in range(count)])
-    return Epoch(ended, sum(map(total, ended)) - total(job.runs), 0)
+    own = full if job.drop_last else [a + b for a, b in zip(full, partial, strict=True)]
+    return replace(made := dealt(own, job.drop_last), num_left_out=total(job.runs) - in_any(made))
+
+
+def sequences(own: list[Batches], drop_last: bool) -> list[Batches]:
+    """Return what each run has, without what it repeats, and with what is left out (ORDER-41)."""
+    c, count = len(own), total(own)
+    num_rounds = count // c if drop_last else -(-count // c)
+    made = [batches[:num_rounds] for batches in own]
+    beyond = [batch for batches in own for batch in batches[num_rounds:]]
+    for batches in made:
+        while beyond and len(batches) < num_rounds:
+            batches.append(beyond.pop(0))
+    made[-1] += beyond
+    return made
+
+
+def dealt(own: list[Batches], drop_last: bool) -> Epoch:
+    """Return rounds of the batches that runs have made (ORDER-41)."""
+    c, count = len(own), total(own)
+    num_rounds = count // c if drop_last else -(-count // c)
+    every = [batch for batches in own for batch in batches]
+    made = [batches[:num_rounds] for batches in sequences(own, drop_last)]
+    num_repeated = 0
+    for batches in made:
+        while len(batches) < num_rounds:
+            batches.append(every[num_repeated % len(every)])
+            num_repeated += 1
+    repeated = [every[number % len(every)] for number in range(num_repeated)]
+    return Epoch(made, total(repeated), 0)
+
+
+def in_any(made: Epoch) -> int:
+    """Return how many indices are in the batches of an epoch, without those that are repeated."""
+    return sum(map(total, made.runs)) - made.num_repeated
 
 
 def aligned(job: Job) -> Epoch:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import reference_order
-from reference_buckets import Batches, Epoch, nearest, rank, total
+from reference_buckets import Batches, Epoch, dealt, in_any, rank, total
 from reference_order import permutation
 
 
@@ -144,22 +144,34 @@ def own_batches(job: Job) -> list[Batches]:
     ]
 
 
+def cut_runs(case: reference_order.Case, job: Job) -> list[list[int]]:
+    """Return the runs of an epoch for packed batches, which end by tokens (ORDER-81)."""
+    case = replace(case, ending="uneven")
+    if case.redeal:
+        return reference_order.runs(case)
+    left_out = [job.too_long == "skip" and job.exceeds(index) for index in range(len(job.tokens))]
+    tokens = [
+        0 if left_out[index] else min(job.tokens[index], job.max_tokens)
+        for index in range(case.start, case.stop)
+    ]
+    c, total_tokens = case.num_runs, sum(tokens)
+    edges = [0]
+    for run in range(1, c):
+        x = edges[-1]
+        while sum(tokens[:x]) * c < total_tokens * run:
+            x += 1
+        edges.append(x)
+    edges.append(len(tokens))
+    return [
+        reference_order.in_order(case, run, case.start + edges[run], case.start + edges[run + 1])
+        for run in range(c)
+    ]
+
+
 def epoch(job: Job) -> Epoch:
     """Return the batches of all runs, which end together (ORDER-73)."""
     own = own_batches(job)
-    read = total(job.runs)
-    if job.drop_last:
-        count = min(map(len, own))
-        kept = [batches[:count] for batches in own]
-        return Epoch(kept, 0, read - sum(map(total, kept)))
-    count = max(map(len, own))
-    filled = [number for number, batches in enumerate(own) if batches]
-    ended = []
-    for number in range(len(own)):
-        source = own[nearest(number, filled)] if filled else []
-        ended.append([source[i % len(source)] for i in range(count)])
-    num_own = sum(map(total, own))
-    return Epoch(ended, sum(map(total, ended)) - num_own, read - num_own)
+    return replace(made := dealt(own, job.drop_last), num_left_out=total(job.runs) - in_any(made))
 
 
 def golden() -> dict[str, Any]:
@@ -198,7 +210,8 @@ def golden() -> dict[str, Any]:
             **{name: value for name, value in others.items() if name != "shuffle"},
         }
         shared = {"shuffle": order.shuffle, "seed": seed, "epoch": number}
-        made = epoch(Job(reference_order.runs(order), tokens, **arguments, **shared))
+        job = Job([], tokens, **arguments, **shared)
+        made = epoch(replace(job, runs=cut_runs(order, job)))
         vectors.append(
             {
                 "order": asdict(order),

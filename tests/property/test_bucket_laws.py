@@ -201,17 +201,40 @@ def test_aligned_ranks_have_one_bucket_in_each_step(job: Job, data: st.DataObjec
         assert max(partial.values(), default=0) <= job.case.num_runs
 
 
+@law(60, 1200, jobs())
+def test_fewer_batches_than_runs_repeat_or_are_left_out(job: Job) -> None:
+    """Without `aligned`, of all that runs made; with it, of each bucket (ORDER-41, ORDER-44)."""
+    num_runs = job.case.num_runs
+    sampler = job.sampler(0, 1)
+    longest = max(job.sizes.values())
+    if not job.aligned:
+        partial = sum(job.sizes[bucket] - 1 for bucket in set(job.buckets)) * num_runs
+        assert sampler.num_repeated <= (num_runs - 1) * longest
+        assert sampler.num_left_out <= (num_runs - 1) * longest + partial
+        return
+    read = Counter(job.buckets[i] for run in reference_order.runs(job.case) for i in run)
+    left = {bucket: count % (num_runs * job.sizes[bucket]) for bucket, count in read.items()}
+    expected = sum(max(num_runs - rest, 0) for rest in left.values() if rest)
+    if job.drop_last:
+        assert sampler.num_left_out == sum(left.values())
+    elif num_runs > 1:
+        assert sampler.num_repeated == expected
+
+
 @law(30, 600, jobs())
 def test_a_run_reads_its_own_samples_in_its_own_order(job: Job) -> None:
     """Samples of a bucket come in the order of the run, and borrowed ones come last."""
     job = replace(job, drop_last=True)
     for run, batches in enumerate(job.ranks(job.case.num_runs)):
         own = reference_order.runs(job.case)[run]
+        mine = (
+            [batch for batch in batches if set(batch) <= set(own)] if not job.aligned else batches
+        )
         for bucket in set(job.buckets):
-            mine = [index for index in own if job.buckets[index] == bucket]
-            taken = [i for batch in batches for i in batch if job.buckets[i] == bucket]
-            assert taken[: len(mine)] == mine[: len(taken)]
-            assert job.aligned or len(taken) <= len(mine)
+            of_run = [index for index in own if job.buckets[index] == bucket]
+            taken = [i for batch in mine for i in batch if job.buckets[i] == bucket]
+            assert taken[: len(of_run)] == of_run[: len(taken)]
+            assert job.aligned or len(taken) <= len(of_run)
 
 
 # Resuming anywhere

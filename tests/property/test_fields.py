@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ DTYPES = st.sampled_from([np.dtype(code) for code in NUMBERS])
 SHAPES = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 PLAIN = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | TEXT
-JSON = st.recursive(PLAIN, lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXT, v, max_size=4))
+FINITE = PLAIN.filter(lambda value: value not in (math.inf, -math.inf))
+JSON = st.recursive(
+    FINITE, lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXT, v, max_size=4)
+)
 BINARY = st.recursive(
     PLAIN | st.binary(max_size=9),
     lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXT, v, max_size=4),

@@ -26,6 +26,7 @@ from reference_buckets import rank as of_rank
 from test_mix_laws import Data as Sources
 from test_sampler_laws import Data, divisors
 
+import wids
 from wids import DistributedChunkedSampler, MixedSampler, PackedBatchSampler
 from wids.order import packed_rounds, rounds, sequences
 
@@ -33,7 +34,7 @@ GOLDEN = json.loads(
     (Path(__file__).parents[2] / "specs" / "packed-batches.golden.json").read_text("utf-8")
 )
 
-pytestmark = REPEATS
+pytestmark = [REPEATS, pytest.mark.filterwarnings("ignore:.*batches of the epoch have")]
 
 Batches = list[list[int]]
 SEEDS = st.integers(0, 2**60)
@@ -81,7 +82,8 @@ class Job:
         """Return the job of the second implementation."""
         order = self.order
         shared = {"shuffle": order.shuffle, "seed": order.seed, "epoch": order.epoch}
-        return reference.Job(runs or reference_order.runs(order), **self.arguments, **shared)
+        job = reference.Job([], **self.arguments, **shared)
+        return replace(job, runs=runs or reference.cut_runs(order, job))
 
 
 def public(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -93,13 +95,28 @@ def public(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"lengths": others.pop("tokens"), **others}
 
 
+def drawn_tokens(draw: Random, count: int, least: int, most: int) -> list[int]:
+    """Return lengths of samples: of any order, of sources, sorted, drifting, or all alike."""
+    kind = draw.choice(["any", "any", "sources", "sorted", "drifting", "half", "third"])
+    tokens = [draw.randint(least, draw.choice([most, max(least, most // 4)])) for _ in range(count)]
+    if kind == "sources":
+        edges = [draw.randint(least, most) for _ in range(draw.randint(2, 8))]
+        return [edges[at * len(edges) // count] for at in range(count)]
+    if kind == "sorted":
+        return sorted(tokens, reverse=draw.random() < 0.5)
+    if kind == "drifting":
+        return [max(least, tokens[at] * (at + 1) // count) for at in range(count)]
+    share = {"half": 51, "third": 34}.get(kind)
+    return tokens if share is None else [max(least, most * share // 100)] * count
+
+
 def drawn_arguments(draw: Random, count: int) -> dict[str, Any]:
     """Return the arguments of a sampler over so many samples."""
     limit = draw.choice([1, 4, 9])
     max_tokens = draw.choice([1, 7, 20, 50])
     most = max_tokens + draw.choice([0, 0, 3])
     least = draw.choice([0, 1, 1, most // 2])
-    tokens = [draw.randint(least, draw.choice([most, max(least, most // 4)])) for _ in range(count)]
+    tokens = drawn_tokens(draw, count, least, most)
     counts = [draw.choice([0, 0, 1, draw.randint(0, limit)]) for _ in range(count)]
     exceeds = max(tokens, default=0) > max_tokens
     return {
@@ -125,7 +142,7 @@ def drawn(seed: int) -> tuple[Job, Random]:
         sum(lengths),
         draw.choice([1, 3, 8, 2000]),
         shuffle=draw.random() < 0.8,
-        num_runs=draw.choice([1, 2, 3, 4, 6]),
+        num_runs=draw.choice([1, 2, 2, 3, 3, 4, 4, 6, 6, draw.randint(7, 64)]),
         redeal=draw.random() < 0.5,
         ending=draw.choice(["uneven", "uneven", "pad", "drop"]),
         seed=draw.getrandbits(40),
@@ -135,12 +152,12 @@ def drawn(seed: int) -> tuple[Job, Random]:
 
 
 def own_batches(job: Job) -> list[Batches]:
-    """Return the batches of each run, without those that it repeats."""
+    """Return the batches that each run makes of its own samples."""
     num_runs = job.order.num_runs
-    lengths = [len(own) for own in reference.own_batches(job.expected())]
-    samplers = [job.sampler(run, num_runs, num_runs) for run in range(num_runs)]
+    sampler = job.sampler(0, num_runs, num_runs)
+    made: Any = sampler._rounds(sampler._place_of(job.order.epoch))
     return [
-        list(islice(sampler, length)) for sampler, length in zip(samplers, lengths, strict=True)
+        [batch for block in made.own_batches(run, 0) for batch in block] for run in range(num_runs)
     ]
 
 
@@ -151,7 +168,7 @@ def own_batches(job: Job) -> list[Batches]:
 def test_batches_are_those_of_the_specification(seed: int) -> None:
     """Batches and counts are those of a second implementation, written from the page.
 
-    ORDER-70, ORDER-71, ORDER-72, ORDER-73, ORDER-74, ORDER-75.
+    ORDER-70, ORDER-71, ORDER-72, ORDER-73, ORDER-74, ORDER-75, ORDER-81.
     """
     job, draw = drawn(seed)
     expected = reference.epoch(job.expected())
@@ -192,12 +209,12 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
 def test_budgets_are_kept_and_each_sample_comes_once(seed: int) -> None:
     """No batch exceeds a budget unless its only sample does; ranks are equal; counts are exact.
 
-    A rank reads samples of its own runs alone, and so no other shards than without packing.
+    Every sample comes once; fewer batches than runs repeat, or are left out (ORDER-41, ORDER-73).
     """
     job, draw = drawn(seed)
-    arguments, runs = job.arguments, reference_order.runs(job.order)
-    num_replicas = draw.choice(divisors(job.order.num_runs))
-    samplers = [job.sampler(rank, num_replicas, len(runs)) for rank in range(num_replicas)]
+    arguments, num_runs = job.arguments, job.order.num_runs
+    num_replicas = draw.choice(divisors(num_runs))
+    samplers = [job.sampler(rank, num_replicas, num_runs) for rank in range(num_replicas)]
     ranks = [list(sampler.ahead()) for sampler in samplers]
 
     assert {len(batches) for batches in ranks} == {len(samplers[0])}
@@ -208,17 +225,27 @@ def test_budgets_are_kept_and_each_sample_comes_once(seed: int) -> None:
         fits = tokens <= arguments["max_tokens"] and images <= arguments["limit"]
         assert fits or (len(batch) == 1 and arguments["too_long"] == "alone")
         assert 1 <= len(batch) <= (arguments["max_items"] or len(batch))
-    read = Counter(index for run in runs for index in run)
+    exceeds = job.expected().exceeds
+    skipped = {
+        index
+        for index in range(job.order.stop)
+        if arguments["too_long"] == "skip" and exceeds(index)
+    }
     made = Counter(index for batch in every for index in batch)
-    assert sum((made - read).values()) == samplers[0].num_repeated
-    assert sum((read - made).values()) == samplers[0].num_left_out
-    assert arguments["drop_last"] or arguments["too_long"] == "skip" or made >= read
-    width = len(runs) // num_replicas
-    filled = all(runs)
-    for rank, batches in enumerate(ranks):
-        own = {index for run in runs[rank * width : (rank + 1) * width] for index in run}
-        if filled and arguments["too_long"] != "skip":
-            assert {index for batch in batches for index in batch} <= own
+    missing = set(range(job.order.stop)) - skipped - set(made)
+    assert not skipped & set(made)
+    assert made.total() - len(made) == samplers[0].num_repeated
+    assert len(missing) + len(skipped) == samplers[0].num_left_out
+    own = [tuple(batch) for batches in own_batches(job) for batch in batches]
+    again = Counter(map(tuple, every)) - Counter(own)
+    left_out = Counter(own) - Counter(map(tuple, every))
+    if arguments["drop_last"]:
+        assert not again
+        assert left_out.total() < num_runs
+    else:
+        assert not missing
+        assert again.total() < num_runs
+        assert max(again.values(), default=0) <= -(-num_runs // len(own)) if own else not again
 
 
 @law(100, 5_000, SEEDS)
@@ -227,7 +254,7 @@ def test_windows_are_full_and_in_order(seed: int) -> None:
     job, _ = drawn(seed)
     job = Job(job.order, {**job.arguments, "drop_last": False, "too_long": "alone"})
     window = job.arguments["window"]
-    runs = reference_order.runs(job.order)
+    runs = job.expected().runs
     for run, batches in enumerate(own_batches(job)):
         at = 0
         for first in range(0, len(batches), window):
@@ -270,7 +297,7 @@ def test_steps_have_about_the_same_cost_on_all_ranks(seed: int) -> None:
 def test_resume_at_every_step_is_the_tail(seed: int) -> None:
     """A state that went through JSON restores the rest of its epoch, after every batch.
 
-    It does so without `windows`, and with those of any rank (ORDER-76).
+    It does so with the `windows` of any rank, and with those of all (ORDER-76).
     """
     job, draw = drawn(seed)
     num_replicas = draw.choice(divisors(job.order.num_runs))
@@ -284,8 +311,6 @@ def test_resume_at_every_step_is_the_tail(seed: int) -> None:
         if draw.random() < 0.3:
             len(saving)
         state = json.loads(json.dumps(saving.state_dict()))
-        if draw.random() < 0.3:
-            state.pop("windows", None)
         resumed = job.sampler(rank, num_replicas, job.order.num_runs)
         resumed.load_state_dict(state)
         assert list(resumed) == whole[position:]
@@ -299,11 +324,10 @@ def test_chains_of_ranks_read_each_batch_once(seed: int) -> None:
     Fewer than the ranks come again, or are left out with `drop_last`.
     """
     job, draw = drawn(seed)
-    job = Job(replace(job.order, ending="uneven"), job.arguments)
     drop_last = job.arguments["drop_last"]
     chain = [(draw.randint(1, 9), draw.randint(0, 6)) for _ in range(draw.randint(1, 4))]
     order = replace(job.order, num_runs=next((n for n, steps in chain if steps), chain[-1][0]))
-    whole = reference.own_batches(job.expected(reference_order.runs(order)))
+    whole = reference.own_batches(Job(order, job.arguments).expected())
     batches = Counter(tuple(sorted(batch)) for of_run in whole for batch in of_run)
     state: dict[str, Any] | None = None
     seen: Counter[tuple[int, ...]] = Counter()
@@ -324,8 +348,6 @@ def test_chains_of_ranks_read_each_batch_once(seed: int) -> None:
         if draw.random() < 0.3:
             samplers[0].num_repeated  # noqa: B018 - counts all windows
         states = [each.state_dict() for each in samplers]
-        for each in states:
-            each.pop("windows", None) if draw.random() < 0.5 else None
         state = json.loads(json.dumps(draw.choice(states)))
         if state["epoch"] != job.order.epoch:
             break
@@ -356,6 +378,36 @@ def test_the_order_can_be_asked(seed: int) -> None:
             for step, batch in enumerate(batches)
             if index in batch
         ]
+
+
+@law(30, 2_000, SEEDS)
+def test_views_have_each_of_their_samples_once(seed: int) -> None:
+    """Of masks, slices and repeated indices, of a range, on any number of ranks."""
+    draw = Random(seed)
+    shards = [wids.ShardSpec(f"/{n}.tar", draw.randint(0, 30)) for n in range(1, 5)]
+    whole: Any = wids.ShardListDataset(shards)
+    count = len(whole)
+    kind = draw.choice(["mask", "slice", "indices"])
+    if kind == "mask":
+        view = whole[[draw.random() < 0.5 for _ in range(count)]]
+    elif kind == "slice":
+        view = whole[draw.randint(0, 5) :: draw.randint(1, 3)]
+    else:
+        view = whole[sorted(draw.randrange(count) for _ in range(count))] if count else whole
+    lengths = drawn_tokens(draw, len(view), 1, 20)
+    start = draw.randint(0, len(view))
+    num_replicas = draw.choice([1, 2, 3, 5, 64])
+    window = draw.choice([1, 4, 512])
+    seen: Counter[int] = Counter()
+    samplers = []
+    for rank in range(num_replicas):
+        inside = DistributedChunkedSampler(
+            view, rank=rank, num_replicas=num_replicas, num_samples=(start, len(view)), chunksize=7
+        )
+        samplers.append(PackedBatchSampler(inside, lengths, 20, window=window))
+        seen.update(index for batch in samplers[-1].ahead() for index in batch)
+    assert set(seen) == set(range(start, len(view)))
+    assert seen.total() - len(seen) == samplers[0].num_repeated
 
 
 @law(50, 3_000, SEEDS)

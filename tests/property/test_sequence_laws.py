@@ -243,7 +243,8 @@ def test_steps_are_what_ranks_have_read(seed: int) -> None:
     next_step = len(walk) + (num_read - begun) // size
     walk += cut(orders, range(begun, max(map(len, orders))), size)
 
-    job = made(1)[0]._of_rank(0, state["num_replicas"], state["fingerprint"]["num_canonical"])
+    num_runs = json.loads(state["fingerprint"])["num_canonical"]
+    job = made(1)[0]._of_rank(0, state["num_replicas"], num_runs)
     job.load_state_dict(state)
     found = ReadEpoch(job, sizes)
     rows = list(found.samples(range(len(walk))))

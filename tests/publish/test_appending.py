@@ -17,7 +17,7 @@ from events import LONG_S
 from s3 import Bucket
 
 import wids
-from wids import ShardWriter, append_shards
+from wids import ShardWriter, SpecError, append_shards
 from wids.cli.main import main
 from wids.storage import upload
 
@@ -368,7 +368,7 @@ def test_a_writer_appends(tmp_path: Path) -> None:
 
 
 def test_a_writer_after_an_interrupted_append(tmp_path: Path) -> None:
-    """Shards that the spec does not list are named; `--append` adds them (SPEC-38)."""
+    """Its complete shards stay if `--append` adds them before the next one (SPEC-38)."""
     pattern, spec = tmp_path / "a-%d.tar", tmp_path / "a.json"
     with ShardWriter(pattern, maxcount=10) as writer:
         fill(writer, 0, 10)
@@ -377,8 +377,6 @@ def test_a_writer_after_an_interrupted_append(tmp_path: Path) -> None:
             fill(writer, 10, 13)
             raise KeyboardInterrupt
     assert texts(spec) == expected(10)
-    with raises(FileExistsError, "a-1.tar: exists, but", "does not list it", "create --append"):
-        ShardWriter(pattern, if_exists="append")
     assert main(["create", "--append", str(tmp_path / "a-1.tar"), "-o", str(spec), "-j1"]) == 0
     with ShardWriter(pattern, if_exists="append") as writer:
         fill(writer, 12, 15)
@@ -429,3 +427,74 @@ def test_two_appends_to_a_url(
     append_shards(spec, [urls[1]], storage_options=options)
     assert texts(spec, storage_options=options) == expected(7)
     assert wids.verify_spec(spec, storage_options=options) == []
+
+
+def test_classes_of_appended_shards(spec: Path, tmp_path: Path) -> None:
+    """Other names are an error, more of them are added; a list that lacks is remarked (SPEC-62)."""
+    document = {**json.loads(spec.read_text()), "classes": ["bird", "cat"]}
+    spec.write_text(json.dumps(document))
+    new = wids.load_spec([more(tmp_path)])
+    others = replace(new, extras={"classes": ["cat"]})
+    with raises(SpecError, "new shards: expected the classes of", "2 (bird, cat), found 1 (cat)"):
+        append_shards(spec, others)
+    assert json.loads(spec.read_text()) == document
+    remarks: list[wids.Problem] = []
+    append_shards(spec, new, on_problem=remarks.append)
+    assert [r.severity for r in remarks] == ["remark"]
+    assert "the new shards state no classes" in remarks[0].text
+    longer = replace(
+        wids.load_spec([more(tmp_path, "b.tar", 26, 30)]),
+        extras={"classes": ["bird", "cat", "dog"]},
+    )
+    assert append_shards(spec, longer).classes == ["bird", "cat", "dog"]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: Path) -> None:
+    """Shards that it left are written again, so that each sample is there once (SPEC-38)."""
+    pattern = tmp_path / "train-%06d.tar"
+
+    def append(stop: int) -> None:
+        with ShardWriter(pattern, maxcount=4, if_exists="append") as writer:
+            for number in range(20, stop):
+                writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}"})
+            if stop < 32:
+                os._exit(7)
+
+    assert not in_child(lambda: append(27 if is_complete else 22) is None)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert ("train-000003.tar" in before) == is_complete
+    assert "train.appending" in before
+    append(32)
+    assert texts(spec) == expected(32)
+    assert wids.verify_spec(spec) == []
+    assert not (tmp_path / "train.appending").exists()
+
+
+def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(
+    spec: Path, tmp_path: Path
+) -> None:
+    """Only what an append to this very spec has begun is written again (SPEC-38)."""
+    pattern = tmp_path / "train-%06d.tar"
+
+    def append() -> None:
+        with ShardWriter(pattern, maxcount=2, if_exists="append") as writer:
+            for number in range(20, 23):
+                writer.write({"__key__": f"s{number:05d}", "txt": f"text {number}"})
+            os._exit(7)
+
+    assert not in_child(lambda: append() is None)
+    left = (tmp_path / "train-000003.tar").read_bytes()
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "author": "another process"}))
+    with raises(FileExistsError, "train-000003.tar: exists", "no append to it as it is now"):
+        ShardWriter(pattern, if_exists="append")
+    assert (tmp_path / "train-000003.tar").read_bytes() == left
+
+
+@pytest.mark.usefixtures("spec")
+def test_foreign_shards_are_not_written_again(tmp_path: Path) -> None:
+    """A shard that no append has begun is an error that says what to do (SPEC-38)."""
+    foreign = more(tmp_path, "train-000009.tar")
+    with raises(FileExistsError, "train-000009.tar: exists", "no append to it as it is now"):
+        ShardWriter(tmp_path / "train-%06d.tar", if_exists="append")
+    assert foreign.exists()

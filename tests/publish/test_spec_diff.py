@@ -14,7 +14,7 @@ from conftest import Member, raises, write_tar
 from loopback import Server
 
 import wids
-from wids import MismatchError
+from wids import MismatchError, SpecError
 from wids.publish.new_spec import new_pack
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.headers import TarMembers
@@ -180,3 +180,12 @@ def test_two_million_samples_take_less_than_ten_seconds(tmp_path: Path) -> None:
     assert counts == [10_000, 200_000, 10_000]
     assert found.num_same == 2_000_000 - 210_000
     assert cpu_s < 10, f"{wall_s} s by the clock"
+
+
+def test_other_classes(tmp_path: Path) -> None:
+    """Equal numbers of different classes are no equal samples (SPEC-62)."""
+    old, new = (publish(tmp_path / name, members("a=1")) for name in ("old", "new"))
+    for path, names in ((old, ["cat", "dog"]), (new, ["dog"])):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "classes": names}))
+    with raises(SpecError, "the new dataset: expected the classes of the old dataset"):
+        wids.diff_specs(old, new)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wids
+from wids.dataset.splits import split_indices
 from wids.shards.positions import select
 
 
@@ -67,6 +70,26 @@ def test_a_null_in_a_mask_is_false(kind: str) -> None:
     assert list(select(range(5), MASKS[kind]([True, None, False, None, True]))) == [0, 4]
 
 
+def test_nan_in_a_mask_of_objects_is_false() -> None:
+    """TABLE-15: where pandas has it for a missing value, as after a left join."""
+    values = [True, math.nan, False, np.nan, np.True_]
+    for mask in (values, pd.Series(values, dtype=object), np.array(values, object)):
+        assert list(select(range(5), mask)) == [0, 4]
+    for mixed in ([True, 2], [2, False], np.array([True, 1.5], object), ["a", True]):
+        with raises(TypeError, "found booleans beside"):
+            select(range(5), mixed)
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_integers_that_are_a_mask_are_refused(kind: str) -> None:
+    """TABLE-15: 0 and 1 for each sample, as of np.where; other repeated indices are selected."""
+    with raises(TypeError, "a mask of 4 booleans", "astype(bool)", "dataset[:2][indices]"):
+        select(range(4), INDICES[kind]([0, 1, 1, 0]))
+    for indices in ([0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 2, 0]):
+        assert list(select(range(4), INDICES[kind](indices))) == indices
+    assert list(select(range(2), INDICES[kind]([1, 0]))) == [1, 0]
+
+
 @pytest.mark.parametrize("kind", INDICES)
 def test_indices_of_any_kind_select_alike(kind: str) -> None:
     """TABLE-15: in the order in which they are passed."""
@@ -91,6 +114,37 @@ def test_a_mask_in_another_order_is_an_error() -> None:
     assert list(select(range(3), mask.to_numpy())) == [1, 2]
     indices = frame.sort_values("height").index.to_series()
     assert list(select(range(3), indices)) == [1, 2, 0]
+
+
+ROWS = wids.ChunkedSampler(range(3))
+PACKED = partial(wids.PackedBatchSampler, ROWS, max_tokens=3)
+TAKERS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("mask", lambda values: select(range(3), values > 1)),
+    ("by", lambda values: split_indices([3], [1, 2], 0, values)),
+    ("buckets", lambda values: wids.BucketBatchSampler(ROWS, values, 1)),
+    ("lengths", PACKED),
+    ("budgets['a']", lambda values: PACKED([1] * 3, budgets={"a": (values, 3)})),
+    ("cost", lambda values: PACKED([1] * 3, cost=values)),
+    ("lengths", lambda values: wids.ShardListSampler(range(6), lengths=values)),
+]
+"""What takes a value for each sample, or shard, with the name of the argument."""
+
+
+@pytest.mark.parametrize(("name", "take"), TAKERS, ids=[name for name, _ in TAKERS])
+def test_a_value_for_each_sample_is_beside_it(name: str, take: Any) -> None:
+    """TABLE-15: wherever a column is taken, one whose rows may be in another order is refused."""
+    heights = pd.DataFrame({"height": [3, 1, 2]}).height
+    keyed = heights.set_axis(list("cab"))
+    part = pd.Series([1, 3, 1, 2]).iloc[1:]
+    others = [heights.sort_values(), heights.iloc[::-1], keyed, part, heights.set_axis([0, 0, 2])]
+    for other in others:
+        with raises(TypeError, f"{name}: expected a Series with the index 0, 1, 2", "to_numpy()"):
+            take(other)
+        take(other.to_numpy())
+    take(heights.sort_values().sort_index())
+    for index in (pd.RangeIndex(3), pd.Index([0, 1, 2]), pd.Index([0, 1, 2], dtype="Int64")):
+        take(heights.set_axis(index))
+    take(pl.Series([3, 1, 2]).sort())
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_what_selects_nothing_is_a_type_error(indices: Any) -> None:
 def test_one_index_is_an_integer() -> None:
     """Where one sample is meant, a key names the method that takes keys."""
     positions = select(range(20), [3, 1, 8])
-    assert [position_at(positions, index) for index in (0, -1, np.int8(1), True)] == [3, 8, 1, 1]
-    for index in (1.0, None, [1], np.array([1.5])):
+    assert [position_at(positions, index) for index in (0, -1, np.int8(1))] == [3, 8, 1]
+    for index in (1.0, None, [1], np.array([1.5]), True, np.True_):
         with raises(TypeError, "expected the index of a sample, found"):
             position_at(positions, index)
     with raises(TypeError, "found str 'a'", "get_by_key(key)"):

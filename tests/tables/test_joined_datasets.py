@@ -21,7 +21,7 @@ from remote_site import Site
 from torch.utils.data import DataLoader
 
 import wids
-from wids.errors import FetchError, JoinError
+from wids.errors import FetchError, JoinError, SpecError
 from wids.shards.sample_access import capacity_of
 from wids.tables.join_fields import Names
 from wids.tables.join_keys import PositionMap
@@ -375,3 +375,16 @@ def test_a_field_that_is_in_both_shows_as_an_error(train: Path) -> None:
         with pytest.raises(JoinError):
             dataset.join(dataset)[0]
         assert "on both" in dataset.join(dataset).show(2)._repr_html_()
+
+
+def test_classes_of_both_sides(train: Path) -> None:
+    """Where both sides state classes, they are the same, unless one is not read (SPEC-62)."""
+    left = wids.ShardListDataset(train)
+    left.classes = ["cat", "dog"]
+    right, texts = wids.ShardListDataset(train), wids.ShardListDataset(train, fields=[".txt"])
+    right.classes = texts.classes = ["dog"]
+    with raises(SpecError, "the other dataset: expected the classes of the dataset"):
+        left.join(right, prefix="b")
+    assert left.join(texts, prefix="b")[3][".b.txt"] == "text 3"
+    right.classes = ["cat"]
+    assert left.join(right, prefix="b")[3][".b.cls"] == 3

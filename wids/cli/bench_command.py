@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--access", choices=["auto", "range", "download"], help="(auto)")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
-    parser.add_argument(
-        "--where", metavar="CONDITION", help="only samples that meet it: .json/height >= 256"
-    )
+    shared.add_where(parser)
     parser.add_argument(
         "--join",
         metavar="OTHER",
@@ -78,8 +76,6 @@ def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
         text = f"expected a spec, found {options.spec}, which has settings of its own"
         shared.refuse(options, names, f"{text}; change them there")
         return shared.named_object(options.spec, "spec", "dataset")
-    from wids.tables.conditions import met_in
-
     steps = options.transformations or "torch"
 
     def of(spec: str, **fields: Any) -> ShardListDataset:
@@ -95,8 +91,7 @@ def _subject(options: argparse.Namespace, stack: ExitStack) -> Any:
         return stack.enter_context(dataset)
 
     dataset = of(options.spec, fields=options.fields and options.fields.split(","))
-    if options.where is not None:
-        dataset = dataset[met_in(dataset, options.where)]
+    dataset = shared.selected(dataset, options)
     if options.join is None:
         return dataset
     is_pattern = "{shard}" in options.join

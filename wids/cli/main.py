@@ -135,9 +135,13 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
+            from wids.cli.shared import Once
+
             module = import_module(f"wids.cli.{name}_command")
             command.epilog = "example:\n" + module.EXAMPLE
             command.set_defaults(run=module.run)
+            for action in (None, "store"):  # of options that name none
+                command.register("action", action, Once)
             module.add_arguments(command)
             # Another name than before the command, since argparse would forget that count.
             _add_verbose(command, "verbose_too", argparse.SUPPRESS)

@@ -210,6 +210,7 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
     from wids.dataset.benchmark import made
     from wids.dataset.prefetch import with_method
     from wids.order.arguments import at_least
+    from wids.order.elastic import State
 
     state, sampler = state_in(options.state), None
     if is_name(options.spec):
@@ -220,7 +221,7 @@ def asked(options: argparse.Namespace, stack: ExitStack) -> tuple[Any, ReadEpoch
     else:
         dataset = opened(options.spec, options, access="range")
     try:
-        settings = state["fingerprint"]
+        settings = State.from_json(state).fingerprint
         sampler = _sampler_of(dataset, settings) if sampler is None else sampler
         numbers = {"num_replicas": state["num_replicas"], **settings}
         names = ("num_replicas", "num_canonical")
@@ -279,7 +280,7 @@ def state_in(path: str) -> Mapping[str, Any]:
 def _states(value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the states in a value, with their places."""
     if isinstance(value, Mapping):
-        if value.keys() >= _MARKS and isinstance(value["fingerprint"], Mapping):
+        if value.keys() >= _MARKS:
             yield place or "one", value
             return
         for name, item in value.items():

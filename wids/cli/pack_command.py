@@ -45,11 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="chooses the order (%(default)s)")
     order.add_argument("--sorted", action="store_true", help="order samples by key")
-    parser.add_argument(
+    classes = parser.add_mutually_exclusive_group()
+    classes.add_argument(
         "--classes",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="folders are classes, or are not (default: by their content)",
+        metavar="LIST",
+        nargs="?",
+        const=True,
+        help="folders are classes (default: by their content), by their sorted names, or in the "
+        "order of a list: names with commas, a file with one in each line, or the spec of another "
+        "split",
+    )
+    classes.add_argument(
+        "--no-classes", action="store_false", dest="classes", default=None, help="they are not"
     )
     parser.add_argument(
         "--key-split", choices=["last", "first"], default="last", help="dot before the field (last)"
@@ -70,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         options.maxcount,
         options.maxsize,
         None if options.sorted else options.seed,
-        options.classes,
+        _classes(options),
         options.key_split,
         options.name,
         "replace" if options.replace else "error",
@@ -81,6 +88,26 @@ def run(options: argparse.Namespace) -> int:
     print(report_text(report))
     print("\nNext:\n" + next_steps(report))
     return int(any(skipped.reason == UNREADABLE for skipped in report.skipped))
+
+
+def _classes(options: argparse.Namespace) -> bool | list[str] | None:
+    """Return the names of classes that ``--classes`` lists, or whether folders are classes."""
+    value: bool | str | None = options.classes
+    if not isinstance(value, str):
+        return value
+    from wids.shards.specs.loader import load_spec
+    from wids.shards.specs.naming import is_document
+
+    if is_document(value):
+        names = load_spec(value, storage_options=storage_options(options)).classes
+    elif os.path.isfile(value):
+        with open(value, encoding="utf-8-sig") as file:
+            names = [line.strip() for line in file if line.strip()]
+    else:
+        names = value.split(",")
+    if not names:
+        raise ValueError(f"--classes: expected names of classes, found none in {value!r}")
+    return names
 
 
 def report_text(report: PackReport) -> str:

@@ -62,12 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shared.add_yes(parser, "delete them")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
-    parser.add_argument(
-        "--where",
-        metavar="CONDITION",
-        help="only samples that meet it: .json/height >= 256 and .cls == 3; columns are paths, or "
-        "those of the dataset's table",
-    )
+    shared.add_where(parser)
     parser.add_argument(
         "--map",
         metavar="MODULE:FUNCTION",
@@ -109,7 +104,6 @@ def run(options: argparse.Namespace) -> int:
             options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
         )
     from wids.publish.rewriting.rewrite import prepare_rewrite
-    from wids.tables.conditions import met_in
 
     function = (
         None if options.map is None else shared.named_object(options.map, "--map", "function")
@@ -118,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         # An error of the command line, whatever the type of the object.
         raise ValueError(f"--map: expected a function, found {options.map!r}")
     with shared.opened(options.spec, options, raw="bytes", fields=_fields(options)) as dataset:
-        view = dataset if options.where is None else dataset[met_in(dataset, options.where)]
+        view = shared.selected(dataset, options)
         job = prepare_rewrite(
             view,
             _pattern(options.output),
@@ -129,8 +123,10 @@ def run(options: argparse.Namespace) -> int:
             storage_options=shared.storage_options(options),
             shuffle=options.shuffle,
         )
-        # The same command deletes later what an earlier run of it has replaced.
-        later = options.delete_replaced and function is None
+        # The same command deletes later what an earlier run of it has replaced; one that was killed
+        # before it deleted its journal is resumed, and deletes that too.
+        is_done = not os.path.exists(job.output.journal_path)
+        later = options.delete_replaced and function is None and is_done
         published = job.published() if later else None
         if published is not None and not _is_written(published, view, options):
             published = None

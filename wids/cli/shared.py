@@ -39,6 +39,45 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class Once(argparse.Action):
+    """Stores the value of an option, which may be given once; argparse would keep the last."""
+
+    is_given = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - as argparse calls it
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store a value."""
+        if option_string and self.is_given:
+            raise argparse.ArgumentError(self, f"expected once, found again, with {values!r}")
+        self.is_given = True
+        setattr(namespace, self.dest, values)
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Add the option for conditions; see `selected`."""
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        action="append",
+        help="only samples that meet it: .json/height >= 256 and .cls == 3; columns are paths, or "
+        "those of the dataset's table; if it is repeated, all conditions hold",
+    )
+
+
+def selected(dataset: ShardListDataset, options: argparse.Namespace) -> ShardListDataset:
+    """Return the samples that meet all conditions of the arguments."""
+    from wids.tables.conditions import met_in
+
+    for condition in options.where or ():
+        dataset = dataset[met_in(dataset, condition)]
+    return dataset
+
+
 def add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add an option without a value."""
     parser.add_argument(name, action="store_true", help=text)

@@ -5,11 +5,12 @@ Accepts a batch from which all samples were left out, and keeps the memory order
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.sending import LARGE_NBYTES, is_plain, lender, send_by_value
-from wids.order.arguments import at_least
 from wids.shards.fields.codecs import media_kind
 from wids.storage.stages import COLLATE, timed
 
@@ -55,7 +56,7 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
     """
     found = [{**by_name(sample), LENGTHS: {}} for sample in samples]
     for field, filler in pad.items():
-        if field is None or field not in found[0]:
+        if field is None or not any(field in sample for sample in found):
             raise _unknown(field, by_name(samples[0]))
         if not all(field in sample for sample in found):
             raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in found])
@@ -155,12 +156,14 @@ def collate(
 
     Returns:
         A batch: for samples that are dicts, a dict of tensors of shape ``(len(samples), …)``, or of
-        lists where values are text; for tuples, a list of these. An array becomes a tensor.
+        lists where values are text; for tuples, a list of these. An array becomes a tensor. Numbers
+        are int64, or float64 where one of them is floating-point, in whatever order they come.
 
     Raises:
         ValueError: Only some samples have a field, or arrays of a field differ in shape, beyond
             what ``pad`` evens out.
-        TypeError: A field has values that cannot become tensors.
+        TypeError: A field has values that cannot become tensors, or not without a loss: integers
+            beyond 64 bits, large ones beside fractions, masked arrays.
 
     Example:
         >>> import torch, wids
@@ -177,27 +180,131 @@ def collate(
 
 
 def _collated(samples: Sequence[Any], pad: Mapping[Any, float] | None) -> Any:
+    samples = list(samples)  # of an array, its rows
+    if not samples:
+        return {}
+    if pad is not None:
+        samples = padded(samples, pad)
+    try:
+        batch = _collated_by_type(samples)
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        raise _error_of_field(samples) from error
+    send_by_value(batch)
+    return batch
+
+
+def _collated_by_type(values: list[Any]) -> Any:
+    """Collate by torch's table, with the functions that programs added, and those below.
+
+    Torch's own follow the type of the first value. These have one result, or error, for all orders
+    of a batch, and lose nothing.
+    """
+    import numpy as np
     import torch
     from torch.utils.data._utils.collate import collate as collate_by
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    samples = list(samples)  # of an array, its rows
-    if not samples:
-        return {}
-    are_dicts = all(isinstance(sample, Mapping) for sample in samples)
-    # torch's function would drop the fields that the first sample of a batch lacks.
-    if are_dicts and any(sample.keys() != samples[0].keys() for sample in samples):
-        raise _error_of_field(samples)
-    if pad is not None:
-        samples = padded(samples, pad)
+    table: dict[Any, Any] = dict(default_collate_fn_map)
+    table |= {torch.Tensor: _stack, np.ndarray: _arrays, str: _texts, bytes: _texts}
+    table |= dict.fromkeys((float, int, (np.bool_, np.number, np.object_)), _numbers)
+    table |= {dict: _mappings, Mapping: _mappings}
+    return collate_by(values, collate_fn_map=table)
+
+
+class _MixedError(TypeError):
+    """Values that do not go together; the text says what was expected, and what was found."""
+
+
+def _numbers(batch: Sequence[Any], *, collate_fn_map: Any) -> torch.Tensor:  # noqa: ARG001
+    """Return numbers as float64 if one of them is floating-point, else as int64 or bool.
+
+    Numbers of numpy that have one type keep it.
+    """
+    import numpy as np
+    import torch
+
+    kinds = set(map(type, batch))
+    if kinds == {float}:
+        return torch.tensor(batch, dtype=torch.float64)
+    if kinds == {int}:
+        with suppress(ValueError, RuntimeError, OverflowError):  # beyond 64 bits, which is named
+            return torch.tensor(batch)
+    if not all(issubclass(kind, (bool, int, float, np.bool_, np.number)) for kind in kinds):
+        raise _MixedError(f"numbers alone, found {_kinds_text(batch)}")
+    if len(kinds) == 1 and not kinds.issubset((bool, int)):
+        return torch.as_tensor(np.asarray(batch))
+    numbers = [number.item() if isinstance(number, np.generic) else number for number in batch]
+    if any(isinstance(number, float) for number in numbers):
+        for number in numbers:
+            if not isinstance(number, float) and not _is_float(number):
+                raise _MixedError(f"numbers that float64 holds, found {number} beside fractions")
+        return torch.tensor(numbers, dtype=torch.float64)
+    for number in numbers:
+        if not -(1 << 63) <= number < 1 << 63:
+            raise _MixedError(f"integers of 64 bits, found {number}; store it as text")
+    return torch.tensor(numbers)
+
+
+def _is_float(number: int) -> bool:
     try:
-        # Torch's table, with the functions that programs added.
-        functions = {**default_collate_fn_map, torch.Tensor: _stack}
-        batch = collate_by(samples, collate_fn_map=functions)
-    except (TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise _error_of_field(samples) from error
-    send_by_value(batch)
+        return float(number) == number
+    except OverflowError:
+        return False
+
+
+def _mappings(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
+    """Collate dicts as torch does; it would drop the keys that the first one lacks."""
+    from torch.utils.data._utils.collate import collate as collate_by
+
+    first = batch[0]
+    if not all(issubclass(kind, Mapping) for kind in set(map(type, batch))):
+        raise _MixedError(f"dicts alone, found {_kinds_text(batch)}")
+    names = first.keys()
+    for other in batch:
+        if other.keys() != names:
+            name = next(iter(other.keys() ^ names))
+            raise _MixedError(f"dicts with the same keys, found {name!r} in some of them only")
+    found = {
+        name: collate_by([each[name] for each in batch], collate_fn_map=collate_fn_map)
+        for name in first
+    }
+    if type(first) is dict:
+        return found
+    try:
+        if not isinstance(first, MutableMapping):
+            return type(first)(found)
+        clone = copy(first)  # which may have attributes
+        clone.update(found)
+    except TypeError:
+        return found
+    return clone
+
+
+def _texts(batch: Sequence[Any], *, collate_fn_map: Any) -> Sequence[Any]:  # noqa: ARG001
+    """Return texts as they are."""
+    if not all(issubclass(kind, str | bytes) for kind in set(map(type, batch))):
+        raise _MixedError(f"texts alone, found {_kinds_text(batch)}")
     return batch
+
+
+def _arrays(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
+    """Collate arrays as torch does, in the byte order of this machine."""
+    import numpy as np
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    if not all(isinstance(array, np.ndarray) for array in batch):
+        raise _MixedError(f"arrays alone, found {_kinds_text(batch)}")
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in batch):
+        raise _MixedError(
+            "arrays without masked values, which a tensor has not; fill them, array.filled(…), "
+            "and keep array.mask as a field of its own"
+        )
+    native = [array.astype(array.dtype.newbyteorder("="), copy=False) for array in batch]
+    return default_collate_fn_map[np.ndarray](native, collate_fn_map=collate_fn_map)
+
+
+def _kinds_text(batch: Sequence[Any]) -> str:
+    return " and ".join(sorted({type(value).__name__ for value in batch}))
 
 
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
@@ -210,6 +317,10 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
         if stacked is None:
             by_torch = default_collate_fn_map[torch.Tensor]
             stacked = by_torch(tensors, collate_fn_map=collate_fn_map)
+            kinds = {tensor.dtype for tensor in tensors}
+            if len(kinds) > 1 and not all(map(_holds, stacked, tensors)):
+                found = " and ".join(sorted(map(str, kinds)))
+                raise _MixedError(f"values that {stacked.dtype} holds, found {found}")
         return stacked
 
     first = batch[0]
@@ -220,6 +331,11 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
         return stack(batch)
     stacked = stack([tensor.permute(order) for tensor in batch])
     return stacked.permute(0, *(1 + order.index(axis) for axis in range(first.ndim)))
+
+
+def _holds(row: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a row of another type has the values of a tensor."""
+    return bool(((row.to(tensor.dtype) == tensor) | tensor.isnan()).all())
 
 
 def _are_plain(tensors: list[torch.Tensor]) -> bool:
@@ -256,153 +372,7 @@ def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
         return None
 
 
-def collate_packed(
-    samples: Sequence[Any],
-    field: str | int = ".npy",
-    *,
-    labels: str | int | None = None,
-    shift_labels: bool = False,
-    pad_to: int = 1,
-    pad_token: int = 0,
-) -> dict[Any, Any]:
-    """Join the token sequences of a batch into one, with what keeps its documents apart.
-
-    Each sample is a *document*. The batch is a single row without padding between documents, as
-    `PackedBatchSampler` fills it; attention that respects documents takes ``cu_seqlens``,
-    ``position_ids`` or ``document_ids``. docs/packed.md shows how models take them.
-
-    Args:
-        samples: The samples of a batch: dicts, tuples, or the sequences themselves as arrays.
-        field: The field of the tokens, or their position in tuples: integers with one axis.
-        labels: A field of labels, as many as tokens and -100 where there is nothing to learn, such
-            as in prompts. If None, the labels are the tokens.
-        shift_labels: False for models that compare the output at a token with the label of the
-            next one, as transformers' do; True for labels that are the next token already, as
-            Megatron and torchtitan take them.
-        pad_to: Pad the batch to a multiple of this length, for compiled models or context
-            parallelism. With the ``max_tokens`` of the sampler, all batches have this length. The
-            padding becomes further documents, none longer than the longest of the batch.
-        pad_token: The token that fills the padding.
-
-    Returns:
-        A dict, empty for no samples. ``T`` is the length of the batch and ``N`` its number of
-        documents, those of the padding included.
-
-        - ``"input_ids"``, ``"labels"`` and ``"position_ids"``, int64 of shape ``(1, T)``. Positions
-          begin at 0 in each document. The first token of a document is no label of the previous
-          one: -100 is there, and in the padding.
-        - ``"document_ids"``, int32 of shape ``(1, T)``: 0 to N - 1.
-        - ``"cu_seqlens"``, int32 of shape ``(N + 1,)``: where documents begin, and T.
-        - ``"max_seqlen"``, the length of the longest document.
-        - All other fields, each a list with a value of each sample; None where it lacks the field.
-
-    Raises:
-        ValueError: A sample lacks the field, its labels are not as many as its tokens, or one of
-            its fields has a name from above; or ``pad_to`` is less than 1.
-        TypeError: The tokens or labels are not integers with one axis.
-
-    Example:
-        >>> import wids
-        >>> samples = [{"__key__": "a", ".npy": [5, 6, 7]}, {"__key__": "b", ".npy": [8, 9]}]
-        >>> batch = wids.collate_packed(samples)
-        >>> batch["input_ids"], batch["labels"]
-        (tensor([[5, 6, 7, 8, 9]]), tensor([[-100,    6,    7, -100,    9]]))
-        >>> batch["cu_seqlens"], batch["max_seqlen"], batch["__key__"]
-        (tensor([0, 3, 5], dtype=torch.int32), 3, ['a', 'b'])
-    """
-    return timed(COLLATE, _packed, list(samples), field, labels, shift_labels, pad_to, pad_token)
-
-
-def _packed(
-    samples: list[Any],
-    field: str | int | None,
-    labels: str | int | None,
-    shift_labels: bool,
-    pad_to: int,
-    pad_token: int,
-) -> dict[Any, Any]:
-    import numpy as np
-    import torch
-
-    pad_to = at_least(1, pad_to, "collate_packed: pad_to")
-    named = list(map(by_name, samples))
-    if not named:
-        return {}
-    if None in named[0]:  # the samples are the sequences
-        field = None
-    tokens = _sequences(named, field)
-    targets = tokens if labels is None else _sequences(named, labels)
-    lengths = [len(each) for each in tokens]
-    for number, target in enumerate(targets):
-        if len(target) != lengths[number]:
-            raise ValueError(
-                f"collate_packed: {label(labels)}: expected as many labels as tokens, "
-                f"{lengths[number]}, found {len(target)} in {_called(named, number)}"
-            )
-    longest, total = max(lengths), sum(lengths)
-    whole, rest = divmod(-total % pad_to, longest or 1)
-    lengths += [longest] * whole + [rest] * (rest > 0)
-
-    ends = np.cumsum(lengths, dtype=np.int32)
-    starts = ends - np.asarray(lengths, np.int32)
-    documents = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    size = len(documents)
-    inputs, learned = np.full(size, pad_token, np.int64), np.full(size, -100, np.int64)
-    np.concatenate(tokens, out=inputs[:total], casting="unsafe")
-    np.concatenate(targets, out=learned[:total], casting="unsafe")
-    learned[starts[starts < ends]] = -100
-    rows = {
-        "input_ids": inputs,
-        "labels": np.roll(learned, -1) if shift_labels else learned,
-        "position_ids": np.arange(size, dtype=np.int64) - starts[documents],
-        "document_ids": documents,
-    }
-    batch: dict[Any, Any] = {name: torch.from_numpy(row)[None] for name, row in rows.items()}
-    batch["cu_seqlens"] = torch.from_numpy(np.append(np.int32(0), ends))
-    batch["max_seqlen"] = longest
-    for name in dict.fromkeys(name for sample in named for name in sample):
-        if name in (field, labels):
-            continue
-        if name in batch:
-            raise ValueError(
-                f"collate_packed: {label(name)}: expected a name that the batch does not have, "
-                f"found {name!r} beside field={field!r}; pass it as field= or labels=, or leave it "
-                "out with fields="
-            )
-        batch[name] = [sample.get(name) for sample in named]
-    send_by_value(batch)
-    return batch
-
-
-def _sequences(named: list[dict[Any, Any]], field: str | int | None) -> list[Any]:
-    """Return the arrays of a field of all samples."""
-    import numpy as np
-
-    for number, sample in enumerate(named):
-        if field not in sample:
-            raise ValueError(
-                f"collate_packed: {label(field)}: expected it in each sample, found "
-                f"{', '.join(map(str, sample)):.200} in {_called(named, number)}; pass field= or "
-                "labels="
-            )
-    arrays = []
-    for number, sample in enumerate(named):
-        try:
-            arrays.append(array := np.asarray(sample[field]))
-        except ValueError as reason:
-            raise TypeError(
-                f"collate_packed: {label(field)}: expected integers with one axis, found "
-                f"{sample[field]!r:.80} in {_called(named, number)}"
-            ) from reason
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise TypeError(
-                f"collate_packed: {label(field)}: expected integers with one axis, found "
-                f"{array.dtype} of shape {array.shape} in {_called(named, number)}"
-            )
-    return arrays
-
-
-def _called(named: list[dict[Any, Any]], number: int) -> str:
+def called(named: list[dict[Any, Any]], number: int) -> str:
     """Return what messages call a sample of a batch: its key, or its number."""
     key = named[number].get("__key__")
     return f"sample {number} of the batch" if key is None else repr(key)
@@ -411,7 +381,6 @@ def _called(named: list[dict[Any, Any]], number: int) -> str:
 def _error_of_field(samples: Sequence[Any]) -> Exception:
     """Return the error of the first field, or position in tuples, that cannot be collated."""
     import torch
-    from torch.utils.data import default_collate
 
     named = list(map(by_name, samples))
     names = dict.fromkeys(name for sample in named for name in sample)
@@ -420,7 +389,7 @@ def _error_of_field(samples: Sequence[Any]) -> Exception:
         having = [sample for sample in named if name in sample]
         if len(having) < len(named):
             number = next(n for n, sample in enumerate(named) if name not in sample)
-            lacking = _called(named, number)
+            lacking = called(named, number)
             return ValueError(
                 f"{start} it in all {len(named)} samples of the batch, found it in {len(having)}, "
                 f"and not in {lacking}; choose fields that all samples have, with fields= or "
@@ -428,12 +397,14 @@ def _error_of_field(samples: Sequence[Any]) -> Exception:
             )
         values = [sample[name] for sample in named]
         try:
-            default_collate(values)
+            _collated_by_type(values)
         except TypeError as reason:
             text = (
                 f"{start} numbers, texts, arrays or tensors, found {type(values[0]).__name__}; "
                 f"decode it ({_how_to_decode(name)}) or leave it out (fields=, to_tuple())"
             )
+            if isinstance(reason, _MixedError):
+                text = f"{start} {reason}"
             # The reason for None instead of samples asks whether a map returns nothing.
             return reason if name is None and values[0] is None else TypeError(text)
         except (RuntimeError, KeyError, AttributeError) as reason:

@@ -48,6 +48,7 @@ from wids.shards.read_options import (
 )
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
+from wids.shards.specs.model import common_classes, is_of_classes
 from wids.shards.specs.shard_sequences import dataset_names
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
@@ -569,13 +570,20 @@ class ShardListDataset(TorchDataset):
         if not isinstance(key, str):
             raise TypeError(f"key: expected a text, found {type(key).__name__} {key!r:.80}")
         number = None if shard is None else self._number(shard)
-        index = first_index_of(self.positions, self.reader.find(key, number))
+
+        def index_of(key: str) -> int:
+            return first_index_of(self.positions, self.reader.find(key, number))
+
+        index = index_of(key)
         if index >= 0:  # the view has the sample
             return index
         # No `repr`, which looks for fields: a missing key must cost little.
         own = f"{type(self).__name__} {self.dataset_name!r}"
         name = own if number is None else urls.redact(self.spec.shards[number].url)
-        raise KeyError(f"{name}: no sample has the key {key!r}; its keys() are all")
+        from wids.shards.key_lookup import form_hint
+
+        hint = form_hint(key, lambda other: index_of(other) >= 0)
+        raise KeyError(f"{name}: no sample has the key {key!r}{hint or '; its keys() are all'}")
 
     def _number(self, shard: int | str) -> int:
         """Return the number of a shard that is named by number or URL."""
@@ -722,6 +730,7 @@ class ShardListDataset(TorchDataset):
 
         Raises:
             ValueError: The parts do not add up.
+            TypeError: A Series of labels may be in another order.
 
         Example:
             >>> train, test = dataset.split([0.67, 0.33], seed=1)
@@ -828,6 +837,7 @@ class ShardListDataset(TorchDataset):
         Raises:
             JoinError: Keys are missing, or not unique on one side. When a sample is read: both
                 sides have a field of one name.
+            SpecError: The classes of another dataset differ.
             FetchError: A remote shard has no index.
 
         Example:
@@ -839,6 +849,9 @@ class ShardListDataset(TorchDataset):
         from wids.tables.joins import joined_reader
 
         if isinstance(other, ShardListDataset):
+            if any(map(is_of_classes, other.reader.fields or (".cls",))):
+                names = ("the dataset", "the other dataset")
+                common_classes(zip(names, (self.classes, other.classes), strict=True))
             other = other._joinable()  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix, on, columns)
         return self._plain(self._access.selected(chosen).through(reader))

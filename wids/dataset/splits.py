@@ -14,7 +14,7 @@ from wids.order.arguments import at_least
 from wids.order.epoch_order import permutation, sorting_words
 from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, cleared, is_sparse
 from wids.shards.positions import PositionArray
-from wids.storage.arrays import IntArray, WordArray
+from wids.storage.arrays import IntArray, WordArray, check_labels
 
 By = Literal["sample", "shard"]
 
@@ -44,6 +44,7 @@ def split_indices(
 
     Raises:
         ValueError: The parts do not add up, or an argument is invalid.
+        TypeError: A Series of labels may be in another order.
     """
     at_least(0, seed, "seed")
     if not isinstance(by, str):
@@ -70,6 +71,7 @@ def _by_label(
         raise ValueError(
             f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
         )
+    check_labels(labels, "by")
     order = permutation(total, seed, _SPLIT)
     # By label, and within each label in the drawn order.
     order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]

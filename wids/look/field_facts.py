@@ -21,7 +21,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from wids.errors import printable
 from wids.shards.fields import codecs
-from wids.shards.fields.images import opened_image
+from wids.shards.fields.images import converted, opened_image
 from wids.shards.fields.safety import within_s
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
@@ -238,7 +238,7 @@ def _small(image: Any, size: int) -> tuple[bytes, str]:
     # Not `thumbnail`, which changes the image: a copy of a caller's would take its memory again.
     small = image.resize(shape, reducing_gap=2.0)
     is_opaque = not small.has_transparency_data
-    small = small.convert("RGB" if is_opaque else "RGBA")
+    small = converted(small, "RGB" if is_opaque else "RGBA")  # as training sees it
     stream = io.BytesIO()
     kind = "JPEG" if is_opaque and not is_tiny else "PNG"
     small.save(stream, kind, quality=85)

@@ -309,7 +309,7 @@ def _array_html(value: Any) -> str:
         return text
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.rint(array * 255).astype(np.uint8)
-    if array.dtype != np.uint8:
+    if array.dtype != np.uint8 and (array.dtype != np.uint16 or array.ndim == 3):
         return text
     from PIL import Image
 

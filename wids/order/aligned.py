@@ -20,7 +20,16 @@ import numpy.typing as npt
 
 from wids.order.elastic import History, run_edges
 from wids.order.epoch_order import interleaved
-from wids.order.rounds import Buckets, Groups, Rounds, full_batches, nearest, windows
+from wids.order.rounds import (
+    Buckets,
+    FirstRounds,
+    Groups,
+    Rounds,
+    RunBlocks,
+    full_batches,
+    nearest,
+    windows,
+)
 from wids.storage.arrays import BoolArray, IntArray
 
 
@@ -37,8 +46,23 @@ class _Piece:
         return self.stop - self.start
 
 
-class AlignedRounds(Rounds):
-    """An epoch in which the batches of a round have the same bucket in all runs."""
+class AlignedRounds(FirstRounds):
+    """An epoch in which the batches of a round have the same bucket in all runs.
+
+    Args:
+        run_blocks: Returns the indices of a run.
+        num_runs: Number of runs.
+        buckets: The bucket of each index.
+        drop_last: Whether to leave out rounds that are not full.
+    """
+
+    def __init__(
+        self, run_blocks: RunBlocks, num_runs: int, buckets: Buckets, *, drop_last: bool
+    ) -> None:
+        self._run_blocks = run_blocks
+        self._num_runs = num_runs
+        self._buckets = buckets
+        self._drop_last = drop_last
 
     # The plan.
 
@@ -55,7 +79,8 @@ class AlignedRounds(Rounds):
         return rounds, counts
 
     def _counted(self, run: int, counts: IntArray) -> Iterator[npt.NDArray[Any]]:
-        for numbers in self._numbers(run):
+        for window in windows(self._run_blocks(run)):
+            numbers = self._buckets.numbers[window]
             counts += np.bincount(numbers, minlength=len(counts))
             yield numbers
 
@@ -102,15 +127,14 @@ class AlignedRounds(Rounds):
         pieces = (piece for of_bucket in self._pieces for of_run in of_bucket for piece in of_run)
         return sum(map(len, pieces)) - int(self._plan[1].sum())
 
-    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
-        (numbers,) = np.nonzero(self._lengths(run))
-        return numbers, self._plan[0][numbers].astype(np.int64)
+    def sequence(self, run: int) -> IntArray:  # noqa: D102 - inherited
+        (rounds,) = np.nonzero(self.own_lengths(run))
+        return np.stack([rounds, np.full_like(rounds, run), rounds])
 
-    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        lengths = self._lengths(run)
-        return lengths[lengths > 0]
+    def own_buckets(self, run: int) -> IntArray:  # noqa: ARG002, D102 - inherited
+        return self._plan[0].astype(np.int64)
 
-    def _lengths(self, run: int) -> IntArray:
+    def own_lengths(self, run: int) -> IntArray:
         """Return how many indices of its own a run has in each round."""
         rounds = self._plan[0]
         lengths: IntArray = self._buckets.sizes[rounds]
@@ -266,19 +290,24 @@ class RoundsAgain(Rounds):
     """
 
     def __init__(
-        self, whole: Rounds, history: History, num_runs: int, *, aligned: bool, drop_last: bool
+        self,
+        whole: FirstRounds,
+        history: History,
+        num_runs: int,
+        *,
+        aligned: bool,
+        drop_last: bool,
     ) -> None:
         self.whole = whole
-        self._first = history[0]
-        self._aligned = aligned
         num_first = history[0].num_runs
-        own = [whole.own(run) for run in range(num_first)]
-        run = np.repeat(np.arange(num_first), [len(numbers) for numbers, _ in own])
-        number, bucket = (np.concatenate(parts) for parts in zip(*own, strict=True))
+        sequences = [whole.sequence(run) for run in range(num_first)]
+        run = np.repeat(np.arange(num_first), [len(rounds) for rounds, _, _ in sequences])
+        round_, made_by, number = np.concatenate(sequences, axis=1)
         # In the order in which they are dealt out: run by run, or round by round.
-        self._order = order = np.lexsort((run, number)) if aligned else np.arange(len(run))
-        self._run, self._number, self._bucket = run[order], number[order], bucket[order]
-        is_left = self._number >= history[0].num_read()[self._run]
+        order = np.lexsort((run, round_)) if aligned else np.arange(len(run))
+        self._run, self._number = made_by[order], number[order]
+        self._bucket = self._of_batches(whole.own_buckets) if aligned else None
+        is_left = (round_ >= history[0].num_read()[run])[order]
         for part in history[1:]:
             dealt = self._dealt(np.flatnonzero(is_left), part.num_runs)
             read = np.arange(len(dealt))[:, None] < part.num_read()
@@ -288,9 +317,17 @@ class RoundsAgain(Rounds):
         is_complete: BoolArray = np.all(dealt >= 0, axis=1)
         self._rounds = dealt[is_complete] if drop_last else _with_repeated(dealt, is_complete)
 
+    def _of_batches(self, of_run: Callable[[int], IntArray]) -> IntArray:
+        """Return what a function returns for all batches of a run, for each batch."""
+        found = np.empty(len(self._run), np.int64)
+        for run in np.unique(self._run).tolist():
+            here = self._run == run
+            found[here] = of_run(run)[self._number[here]]
+        return found
+
     def _dealt(self, left: IntArray, num_runs: int) -> IntArray:
         """Return rounds of batches, shape ``(num_rounds, num_runs)``; -1 where a run has none."""
-        if self._aligned:
+        if self._bucket is not None:
             return _by_bucket(left, self._bucket[left], num_runs)
         return _one_after_another(left, num_runs)
 
@@ -300,14 +337,8 @@ class RoundsAgain(Rounds):
 
     @cached_property
     def _surplus(self) -> int:
-        runs = range(int(self._run.max(initial=-1)) + 1)
-        lengths = np.concatenate([*map(self.whole.own_lengths, runs), np.empty(0, np.int64)])
-        lengths = lengths[self._order]
+        lengths = self._of_batches(self.whole.own_lengths)
         return int(lengths[self._rounds].sum()) - int(lengths[self._left].sum())
-
-    def located(self, step: int) -> list[list[int]]:  # noqa: ARG002, D102 - inherited
-        width = self._first.num_runs // self._first.num_replicas
-        return self.whole.located(self._first.steps // width)
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         dealt = self._rounds[start:, run]
@@ -326,7 +357,7 @@ class _Reader:
         numbers: Its number there.
     """
 
-    def __init__(self, whole: Rounds, runs: IntArray, numbers: IntArray) -> None:
+    def __init__(self, whole: FirstRounds, runs: IntArray, numbers: IntArray) -> None:
         self._wanted = {run: np.unique(numbers[runs == run]) for run in np.unique(runs).tolist()}
         self._coming = {run: self._from(whole, run, wanted) for run, wanted in self._wanted.items()}
         # What was passed on the way to a later one, and what is asked for more than once.
@@ -335,7 +366,7 @@ class _Reader:
         self._repeated = set(map(tuple, found.T[counts > 1].tolist()))
 
     @staticmethod
-    def _from(whole: Rounds, run: int, wanted: IntArray) -> Iterator[tuple[int, list[int]]]:
+    def _from(whole: FirstRounds, run: int, wanted: IntArray) -> Iterator[tuple[int, list[int]]]:
         first, is_wanted = int(wanted[0]), np.zeros(int(wanted[-1]) + 1, np.bool_)
         is_wanted[wanted] = True
         coming = chain.from_iterable(whole.own_batches(run, first))

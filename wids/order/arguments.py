@@ -15,7 +15,7 @@ import numpy as np
 
 from wids.errors import warn
 from wids.shards.specs.model import DatasetSpec, digests_of
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> IntArray:
 
     Raises:
         ValueError: The lengths are not counts, or do not add up to ``len(dataset)``.
+        TypeError: A Series may be in another order.
     """
     total = len(dataset)
     source = "lengths" if lengths is not None else "dataset.lengths"
@@ -178,6 +179,7 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> IntArray:
             f"{source}: expected numbers that add up to the dataset's {total} samples, found "
             f"{sum_}; if they mean something else, pass range(len(dataset))"
         )
+    check_labels(given, source)
     return counts.astype(np.int64)
 
 

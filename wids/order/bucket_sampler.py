@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from wids.order.aligned import AlignedRounds, RoundsAgain
-from wids.order.elastic import EpochPlace, History
-from wids.order.epoch_order import runs_of
+from wids.order.elastic import EpochPlace, History, State
+from wids.order.epoch_order import Order, runs_of
 from wids.order.passes import EpochSampler
-from wids.order.rounds import Rounds, SeparateRounds, checked_buckets, in_turn
+from wids.order.rounds import FirstRounds, Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
 from wids.order.sequences import BatchSequence
 
@@ -107,7 +107,7 @@ class RoundsSampler(EpochSampler[list[int]]):
         # No run has more batches than all runs have indices; the exact number takes a second.
         return self.sampler._most_items(num_runs) * num_runs
 
-    def _expected_by(self, state: Any, *, whole: bool = True) -> dict[str, Any]:
+    def _expected_by(self, state: State, *, whole: bool = True) -> dict[str, Any]:
         # Each batch depends on the order of the whole epoch.
         return self._fingerprint() | self.sampler._expected_by(state, whole=whole)
 
@@ -131,7 +131,16 @@ class RoundsSampler(EpochSampler[list[int]]):
             whole, place.history, self._num_runs, aligned=self.aligned, drop_last=self.drop_last
         )
 
-    def _whole(self, epoch: int, num_runs: int) -> Rounds:
+    @property
+    def settings(self) -> Order:
+        """What the order of samples depends on, besides seed, epoch and rank."""
+        return self._settings_of(self._num_runs)
+
+    def _settings_of(self, num_runs: int) -> Order:
+        """Return the settings of an epoch whose batches are made of so many runs."""
+        return self.sampler._settings_of(num_runs)
+
+    def _whole(self, epoch: int, num_runs: int) -> FirstRounds:
         """Return the batches of an epoch that is cut into so many runs."""
         raise NotImplementedError
 
@@ -172,9 +181,9 @@ class BucketBatchSampler(RoundsSampler):
             a budget of tokens or pixels.
         aligned: True to have the same bucket on all ranks in each step. A rank that has too few
             samples of a bucket borrows from the nearest rank that has more than its share.
-        drop_last: How ranks are made equal at the end of an epoch. False keeps incomplete batches,
-            and ranks with fewer batches repeat some of theirs; True leaves out incomplete batches,
-            and all ranks stop when the first has no more.
+        drop_last: How ranks are made equal at the end of an epoch, after ranks with fewer batches
+            were given those of others. False keeps incomplete batches, and repeats fewer than there
+            are ranks; True leaves out incomplete batches, and fewer than there are ranks.
 
     Attributes:
         sampler: The sampler inside.
@@ -183,7 +192,7 @@ class BucketBatchSampler(RoundsSampler):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers, or a Series may be in another order.
         ValueError: ``buckets`` are not one integer for each sample, or a batch size is less than 1.
 
     Example:
@@ -220,10 +229,13 @@ class BucketBatchSampler(RoundsSampler):
             "drop_last": self.drop_last,
         }
 
-    def _whole(self, epoch: int, num_runs: int) -> Rounds:
-        kind = AlignedRounds if self.aligned and num_runs > 1 else SeparateRounds
-        run_blocks = self.sampler.run_blocks(epoch, num_runs)
-        return kind(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
+    def _whole(self, epoch: int, num_runs: int) -> FirstRounds:
+        settings = self._settings_of(num_runs)
+        run_blocks = self.sampler.run_blocks(settings, epoch)
+        if self.aligned and num_runs > 1:
+            return AlignedRounds(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
+        run_lengths = [settings.run_length(run) for run in range(num_runs)]
+        return SeparateRounds(run_blocks, run_lengths, self._buckets, drop_last=self.drop_last)
 
     @property
     def _about(self) -> str:

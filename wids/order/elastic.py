@@ -11,6 +11,7 @@ In specs/sampler-order.md, ORDER-50 to ORDER-52 specify this, and ORDER-9 to ORD
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -272,7 +273,7 @@ class _Remaining:
 
 @dataclass(frozen=True)
 class State:
-    """The position of a sampler. Its attributes are the keys of the JSON object.
+    """The position of a sampler.
 
     Attributes:
         epoch: The epoch.
@@ -280,8 +281,8 @@ class State:
         position: Samples, or batches, that all ranks together have consumed: in this epoch, or
             since the number of ranks changed.
         num_replicas: Number of ranks.
-        fingerprint: Everything else that the order depends on; ``history`` has the parts of the
-            epoch that were read on other numbers of ranks, if there are any.
+        history: The parts of the epoch that were read on other numbers of ranks.
+        fingerprint: Everything else that the order depends on.
         spec: Digests of the dataset, on which the order does not depend.
     """
 
@@ -289,18 +290,83 @@ class State:
     is_fixed: bool
     position: int
     num_replicas: int
+    history: History
     fingerprint: Mapping[str, Any]
     spec: Mapping[str, str]
 
     @property
+    def json(self) -> dict[str, Any]:
+        """The state as a JSON object.
+
+        It has the same keys for all settings, and no value is an object: a distributed checkpoint
+        reads only the keys, at any depth, that a fresh sampler's state has.
+        """
+        return {
+            **vars(self),
+            "history": [part.json for part in self.history],
+            "fingerprint": canonical(self.fingerprint),
+            "spec": canonical(self.spec),
+        }
+
+    @classmethod
+    def from_json(cls, state: Any) -> State:
+        """Return a state that was saved, the argument of ``load_state_dict``.
+
+        Raises:
+            StateError: It is none, or damaged.
+        """
+        check_keys(state, [field.name for field in fields(cls)])
+        try:
+            position, epoch = (at_least(0, state[key], key) for key in ("position", "epoch"))
+            num_replicas = at_least(1, state["num_replicas"], "num_replicas")
+            if not isinstance(state["history"], list | tuple):
+                raise ValueError(f"history: expected a list, found {state['history']!r:.80}")  # noqa: TRY004, TRY301 - becomes a StateError
+            history = tuple(map(EpochPart.from_json, state["history"]))
+            fingerprint, spec = (_object(state[key], key) for key in ("fingerprint", "spec"))
+            at_least(1, fingerprint.get("num_canonical"), "num_canonical")
+        except ValueError as error:
+            raise _damaged(error) from error
+        is_fixed = bool(state["is_fixed"])
+        return cls(epoch, is_fixed, position, num_replicas, history, fingerprint, spec)
+
+    @property
     def parts(self) -> list[EpochPart]:
         """What was read of the epoch, on each number of ranks."""
-        earlier = self.fingerprint.get("history", [])
-        if not isinstance(earlier, list):
-            raise ValueError(f"history: expected a list, found {earlier!r:.80}")  # noqa: TRY004 - becomes a StateError
         steps = self.position // self.num_replicas
         latest = EpochPart(self.num_replicas, self.fingerprint["num_canonical"], steps)
-        return [*map(EpochPart.from_json, earlier), latest]
+        return [*self.history, latest]
+
+
+def check_keys(state: Any, keys: Collection[str]) -> None:
+    """Raise a `StateError` unless a state has these keys."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"state: expected what state_dict() returned, found {state!r:.80}")
+    if missing := [key for key in keys if key not in state]:
+        raise StateError(
+            f"state: expected what state_dict() returned, with {', '.join(keys)}, found no "
+            f"{' and no '.join(missing)}; a part of it was lost, or another version of wids saved "
+            "it: save what state_dict() returns as it is"
+        )
+
+
+def canonical(value: Any) -> str:
+    """Return a value as JSON, the same for equal ones."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _object(text: Any, name: str) -> dict[str, Any]:
+    """Return an object of a state, which has it as JSON."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}: expected an object as JSON, found {text!r:.80}")  # noqa: TRY004 - becomes a StateError
+    return found
+
+
+def _damaged(error: ValueError) -> StateError:
+    return StateError(f"the state is damaged: {error}")
 
 
 def lengths_digest(lengths: IntArray) -> str:
@@ -352,31 +418,25 @@ def fingerprint(settings: OrderSettings, seed: int, digest: str) -> dict[str, An
     }
 
 
-def checked_state(
-    state: Any, expected: Mapping[str, Any], most_items: Callable[[int], int], *, is_cut: bool
-) -> State:
-    """Return a state that belongs to the order of a sampler.
+def check_state(
+    state: State, expected: Mapping[str, Any], most_items: Callable[[int], int], *, is_cut: bool
+) -> None:
+    """Check that a state belongs to the order of a sampler.
 
     Args:
-        state: The argument of ``load_state_dict``.
+        state: The state.
         expected: The sampler's own fingerprint.
         most_items: Returns a number that no position exceeds with so many runs.
         is_cut: Whether the number of runs is fixed, so that the state needs the same.
 
     Raises:
-        StateError: The state is damaged, or belongs to another order.
+        StateError: It belongs to another order, or states what cannot be.
     """
-    fingerprint = _checked_fingerprint(state, expected, is_cut=is_cut)
+    _check_fingerprint(state.fingerprint, expected, is_cut=is_cut)
     try:
-        position, epoch = (at_least(0, state.get(k), k) for k in ("position", "epoch"))
-        num_replicas = at_least(1, state.get("num_replicas"), "num_replicas")
-        spec = state.get("spec")
-        spec = spec if isinstance(spec, Mapping) else {}
-        found = State(epoch, bool(state.get("is_fixed")), position, num_replicas, fingerprint, spec)
-        _check_positions(found, most_items)
+        _check_positions(state, most_items)
     except ValueError as error:
-        raise StateError(f"the state is damaged: {error}") from error
-    return found
+        raise _damaged(error) from error
 
 
 def _check_positions(state: State, most_items: Callable[[int], int]) -> None:
@@ -417,18 +477,14 @@ def either(numbers: Collection[int]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _checked_fingerprint(
-    state: Any, expected: Mapping[str, Any], *, is_cut: bool
-) -> Mapping[str, Any]:
-    """Return the fingerprint of a state, if it is that of the sampler."""
-    found = state.get("fingerprint") if isinstance(state, Mapping) else None
-    found = found if isinstance(found, Mapping) else {}
-    num_runs = found.get("num_canonical")
-    if not is_cut and type(num_runs) is int and num_runs > 0:  # of any number of ranks
-        expected = {**expected, "num_canonical": num_runs}
-    compared = {name: value for name, value in found.items() if name != "history"}
-    if compared == expected:
-        return found
+def _check_fingerprint(
+    found: Mapping[str, Any], expected: Mapping[str, Any], *, is_cut: bool
+) -> None:
+    """Raise unless the fingerprint of a state is that of the sampler."""
+    if not is_cut:  # of any number of ranks
+        expected = {**expected, "num_canonical": found["num_canonical"]}
+    if found == expected:
+        return
     differences = [
         f"{name}: expected {value!r}, found "
         f"{repr(found[name]) if name in found else 'nothing'} in the state"
@@ -436,7 +492,7 @@ def _checked_fingerprint(
         if found.get(name) != value
     ] + [
         f"{name}: found {value!r} in the state, which this sampler does not have"
-        for name, value in compared.items()
+        for name, value in found.items()
         if name not in expected
     ]
     raise StateError(

@@ -258,6 +258,8 @@ class OrderSettings:
             dataset that are the same in every epoch.
         ending: How runs are made equally long: ``"pad"`` repeats at most one index in each,
             ``"drop"`` leaves out at most one, ``"uneven"`` does neither.
+        edges: Where uneven runs begin in the range, and where the last one ends, shape
+            ``(num_runs + 1,)``; None to cut the range into equal numbers of indices.
     """
 
     lengths: IntArray
@@ -269,6 +271,7 @@ class OrderSettings:
     num_runs: int = 1
     redeal: bool = False
     ending: Ending = "pad"
+    edges: IntArray | None = None
 
     @property
     def num_indices(self) -> int:
@@ -464,6 +467,8 @@ def runs_of(num_runs: int, rank: int, num_replicas: int) -> range:
 
 
 def _run_bounds(settings: OrderSettings, run: int) -> tuple[int, int]:
+    if settings.edges is not None:
+        return int(settings.edges[run]), int(settings.edges[run + 1])
     n, num_runs = settings.num_indices, settings.num_runs
     # Python's integers, since the products may exceed 64 bits; neighbours share their bound.
     return n * run // num_runs, n * (run + 1) // num_runs

@@ -16,10 +16,10 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.arguments import at_least, lengths_of, unwrapped
-from wids.order.elastic import lengths_digest, stated
+from wids.order.elastic import State, lengths_digest, stated
 from wids.order.mixing import Mix, Source, checked_weight, draws_per_period
 from wids.order.samplers import DistributedChunkedSampler
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, has_other_labels
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,11 +51,12 @@ class MixedSampler(DistributedChunkedSampler):
     Args:
         dataset: A `ShardListDataset` or a view of one; anything with ``sources``; or anything with
             ``len()``, which is a single source.
-        weights: Numbers of any scale, by name or in the order of ``dataset.sources``; 0 draws
-            nothing. None for those that the spec states, and 1 where it states none. A list may
-            have one for each part of torch's ``ConcatDataset``, such as two views of one dataset.
-            A schedule is a list of pairs, ``[(0, weights), (2_000_000, weights)]``: a number of
-            samples of the whole job, over all epochs, and the weights from there on.
+        weights: Numbers of any scale, by name (of a Series, by its index) or in the order of
+            ``dataset.sources``; 0 draws nothing. None for those that the spec states, and 1 where
+            it states none. A list may have one for each part of torch's ``ConcatDataset``, such as
+            two views of one dataset. A schedule is a list of pairs,
+            ``[(0, weights), (2_000_000, weights)]``: a number of samples of the whole job, over all
+            epochs, and the weights from there on.
         num_samples: Samples in an epoch, of all ranks together; rounded up to a multiple of the
             runs. None for ``len(dataset)``. It may be longer than the data, or shorter.
         num_replicas: Number of ranks; None to look it up.
@@ -187,24 +188,27 @@ class MixedSampler(DistributedChunkedSampler):
         ranges = [each.ranges.ravel() for name, each in self._named.items() if name in names]
         return lengths_digest(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
 
-    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:
+    def _expected_by(self, state: State, *, whole: bool = False) -> dict[str, Any]:
         expected = self._fingerprint()
+        epoch, position = state.epoch, state.position
+        if whole:
+            epoch, position = epoch + (position > 0), 0
+        found, num_runs = state.fingerprint.get("weights"), state.fingerprint["num_canonical"]
+        position += epoch * self._settings_of(num_runs).num_indices
         try:
-            epoch, position = state["epoch"], state["position"]
-            if whole:
-                epoch, position = epoch + (position > 0), 0
-            found = state["fingerprint"]["weights"]
-            num_runs = state["fingerprint"]["num_canonical"]
-            position += epoch * self._settings_of(num_runs).num_indices
             theirs, ours = (_past(each, position) for each in (found, expected["weights"]))
-        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError):
-            return expected  # of a state that is damaged
+        except (TypeError, ValueError, AttributeError):
+            return expected  # of a state that is damaged, or of another sampler
         if theirs != ours:
+            advice = (
+                f"to draw with other weights from there on, pass weights=[(0, {{…}}), ({position}, "
+                "{…})], with those of the state first"
+            )
+            if not position:
+                advice = "nothing was read before, so to draw with other weights, start without it"
             raise StateError(
                 f"the state belongs to another order: weights: expected {ours!r:.400} until sample "
-                f"{position}, where it was saved, found {theirs!r:.400} in the state; to draw with "
-                f"other weights from there on, pass weights=[(0, {{…}}), ({position}, {{…}})], "
-                "with those of the state first"
+                f"{position}, where it was saved, found {theirs!r:.400} in the state; {advice}"
             )
         # What the state has read is the same; what comes later is that of this sampler (ORDER-30).
         names = {name for _, each in _past(found, math.inf) for name in each}
@@ -268,6 +272,8 @@ def _checked_weights(weights: Any, sources: Sequence[Source], what: str) -> dict
     names = [source.name for source in sources]
     if weights is None:
         weights = [1] * len(names)
+    if has_other_labels(weights):  # a Series by name, whose order may be another
+        weights = weights.to_dict()
     if not isinstance(weights, Mapping):
         try:
             values = list(weights)

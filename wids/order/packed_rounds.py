@@ -4,14 +4,16 @@ A window has the next samples of a run that fill a fixed number of batches, so s
 run is in window ``k // window``. Where a window begins follows from those before it; it is computed
 once an epoch, kept, and in the state of a sampler.
 
-Pure functions of arrays. specs/sampler-order.md specifies them (ORDER-70 to ORDER-76).
+Runs are cut where tokens are equal, not samples, so that they make about equally many batches.
+
+Pure functions of arrays. specs/sampler-order.md specifies them (ORDER-70 to ORDER-76, ORDER-81).
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.epoch_order import permutation
-from wids.order.rounds import Rounds, windows
+from wids.order.rounds import DealtRounds, windows
 from wids.storage.arrays import BoolArray, IntArray
 
 _OF_WINDOW: Final = 2
@@ -33,6 +35,15 @@ _SLACK: Final = 1024
 
 _BLOCK_LENGTH: Final = 1 << 14
 """Indices whose needs are added up at a time: a large chunk would be added up for each window."""
+
+_PIECE: Final = 1 << 14
+"""Samples whose tokens are added up at a time, where runs are cut."""
+
+_MOST_BATCHES: Final = 1.25
+"""Times the batches that tokens need, above which an epoch has a remark."""
+
+_FULL: Final = 0.8
+"""Share of a limit from which it is the reason why others are not used."""
 
 Packed = list[list[int]]
 """Batches of positions in a window."""
@@ -115,6 +126,14 @@ class Budgets:
         # Alone in its batch, a sample uses up all budgets.
         return np.where(exceeds, limits, needs), exceeds & self.skips
 
+    def tokens(self, start: int, stop: int) -> IntArray:
+        """Return the tokens that each sample of a range of indices adds to batches."""
+        if self.skips:
+            needs, left_out = self.of(np.arange(start, stop))
+            return np.where(left_out, 0, needs[0])
+        tokens = self.needs[0][start:stop].astype(np.int64)
+        return np.minimum(tokens, self.limits[0], out=tokens)  # the limit may not fit a narrow type
+
     def fitting(self, needs: IntArray) -> int:
         """Return how many samples a window is first tried with (ORDER-70)."""
         most = [self.window * (_SLACK - 1) * limit // _SLACK for limit in self.limits]
@@ -155,33 +174,84 @@ class Budgets:
         return [found[at] for at in np.argsort(-sums, kind="stable")]
 
 
+@dataclass(frozen=True, eq=False)
+class TokenSums:
+    """The tokens of a range of indices, added up in pieces, to cut it into runs.
+
+    Attributes:
+        budgets: What samples need.
+        start: First index of the range.
+        stop: Index after the last one.
+        sums: Tokens of the samples in front of each piece, and of all.
+    """
+
+    budgets: Budgets
+    start: int
+    stop: int
+    sums: IntArray
+
+    @classmethod
+    def of(cls, budgets: Budgets, start: int, stop: int) -> TokenSums:
+        """Return the sums of a range."""
+        pieces = range(start, stop, _PIECE)
+        sums = [int(budgets.tokens(at, min(at + _PIECE, stop)).sum()) for at in pieces]
+        return cls(budgets, start, stop, np.append(0, np.cumsum(np.array(sums, np.int64))))
+
+    @property
+    def total(self) -> int:
+        """Tokens of the whole range."""
+        return int(self.sums[-1])
+
+    def edges(self, num_runs: int) -> IntArray:
+        """Return where each run begins in the range, and where the last one ends (ORDER-81)."""
+        # Python's integers, since the products may exceed 64 bits.
+        inner = [self._position(-(-self.total * run // num_runs)) for run in range(1, num_runs)]
+        return np.array([0, *inner, self.stop - self.start], np.int64)
+
+    def _position(self, num_tokens: int) -> int:
+        """Return how many samples have at least so many tokens together."""
+        piece = int(np.searchsorted(self.sums, num_tokens)) - 1
+        if piece < 0:
+            return 0
+        at = self.start + piece * _PIECE
+        sums = self.sums[piece] + np.cumsum(self.budgets.tokens(at, min(at + _PIECE, self.stop)))
+        return piece * _PIECE + int(np.searchsorted(sums, num_tokens)) + 1
+
+
 @dataclass
-class _Known:
+class _RunWindows:
     """What was found of the windows of a run.
 
     Attributes:
         starts: Where windows begin in the run, by their numbers.
         last: The largest of these numbers.
-        num_batches: Number of batches of the run, once it is known.
+        num_batches: Number of batches of the run, once it is counted.
         lengths: Number of samples in each batch of a window, before it is shuffled.
-        num_tokens: Tokens in a window.
+        needs: What the samples of a window need of each budget together.
     """
 
     starts: dict[int, int] = field(default_factory=lambda: {0: 0})
     last: int = 0
     num_batches: int | None = None
     lengths: dict[int, IntArray] = field(default_factory=dict)
-    num_tokens: dict[int, int] = field(default_factory=dict)
+    needs: dict[int, IntArray] = field(default_factory=dict)
+
+    def least(self, window: int) -> int:
+        """Return how many batches the run has at least, with so many in a window."""
+        # A window that begins has a batch; whether the first one does is not known.
+        known = self.num_batches
+        return self.last * window + bool(self.last) if known is None else known
 
 
-class PackedRounds(Rounds):
+class PackedRounds(DealtRounds):
     """An epoch in which each run packs its own samples.
 
     Args:
         run_blocks: Returns the indices of a run, from a ``position`` on.
         num_runs: Number of runs.
         budgets: What samples need.
-        drop_last: Whether runs stop with the first, instead of repeating batches of their own.
+        drop_last: Whether to leave out the last batches, which are no whole round.
+        least: A number of batches that the epoch has at least.
         seed: Seed of the order of batches in a window; None to leave them in order.
         epoch: The epoch.
     """
@@ -193,22 +263,22 @@ class PackedRounds(Rounds):
         budgets: Budgets,
         *,
         drop_last: bool,
+        least: int,
         seed: int | None,
         epoch: int,
     ) -> None:
+        super().__init__(num_runs, drop_last=drop_last, least=least)
         self._run_from = run_blocks
-        self._num_runs = num_runs
         self._budgets = budgets
-        self._drop_last = drop_last
         self._seed, self._epoch = seed, epoch
-        self._known: defaultdict[int, _Known] = defaultdict(_Known)
+        self._runs = [_RunWindows() for _ in range(num_runs)]
 
     # The windows of a run.
 
     def _windows(self, run: int, first: int) -> Iterator[tuple[IntArray, Packed]]:
         """Yield the windows of a run from one on: indices, and batches before they are shuffled."""
-        known, size = self._known[run], self._budgets.window
-        number = first if first in known.starts else max(n for n in known.starts if n < first)
+        known, size = self._runs[run], self._budgets.window
+        number = max(number for number in known.starts if number <= first)
         blocks = self._blocks(run, known.starts[number])
         nothing = np.empty(0, np.int64)
         ahead = self._filled(
@@ -222,7 +292,7 @@ class PackedRounds(Rounds):
             indices = indices[:length]
             found = self._budgets.by_cost(indices, found)
             known.lengths[number] = np.array(list(map(len, found)), np.int32)
-            known.num_tokens[number] = int(needs[0, :length].sum())
+            known.needs[number] = needs[:, :length].sum(1)
             ahead = self._filled(tuple(values[..., length:] for values in ahead), blocks)
             number += 1
             if len(ahead[0]):
@@ -271,51 +341,56 @@ class PackedRounds(Rounds):
             of_all, common + permutation(count - common, self._seed, *key, run, number)
         )
 
-    def located(self, step: int) -> list[list[int]]:
-        """Return where the window of a step begins in each run, where that is known.
+    def located(self, round_: int) -> list[list[int]]:
+        """Return what is known of the runs, for a state at a round; JSON-able (ORDER-76).
 
         Returns:
-            The run, the number of the window, its start, and the number of batches of the run; 0
-            if it is not known.
+            Of each run of which something is known: its number, that of the last known window that
+            begins no later than the round, where it begins, and how many batches the run makes; 0
+            if that is not known.
         """
-        number = step // self._budgets.window
-        return [
-            list(map(int, (run, number, known.starts[number], known.num_batches or 0)))
-            for run, known in sorted(self._known.items())
-            if number in known.starts
-        ]
+        latest = round_ // self._budgets.window
+        found = []
+        for run, known in enumerate(self._runs):
+            number = max(number for number in known.starts if number <= latest)
+            if number or known.num_batches is not None or known.lengths:
+                found.append([run, number, known.starts[number], known.num_batches or 0])
+        return found
 
     def restore(self, found: Iterable[list[int]]) -> None:
         """Take over what `located` returned of this epoch."""
         for run, number, start, num_batches in found:
-            known = self._known[run]
+            known = self._runs[run]
             known.starts[number], known.last = start, number
             known.num_batches = num_batches or None
 
     # Batches.
 
     def _reach(self, run: int, number: int) -> int:
-        known, size = self._known[run], self._budgets.window
-        # A window that is known to begin has a batch; whether the first one does is not known.
-        if known.num_batches is None and number > known.last * size + bool(known.last):
+        """Return the number of batches that a run makes, or ``number`` if it makes more."""
+        known, size = self._runs[run], self._budgets.window
+        if known.num_batches is None and number > known.least(size):
             for _ in self._windows(run, known.last):
-                if number <= known.last * size + 1:
+                if number <= known.least(size):
                     break
         return number if known.num_batches is None else min(number, known.num_batches)
 
     @cached_property
     def _num_batches(self) -> IntArray:
-        """Number of batches that each run has by itself."""
+        """Number of batches that each run makes."""
         return np.array([self._reach(run, sys.maxsize) for run in range(self._num_runs)])
 
-    def has_round(self, number: int) -> bool:  # noqa: D102 - inherited
-        has_one = (self._reach(run, number + 1) > number for run in range(self._num_runs))
-        if self._drop_last:
-            return all(has_one)
-        # Mostly the run that is being read has one, so that no other is packed.
-        size, known = self._budgets.window, self._known.values()
-        ends = (each.num_batches or each.last * size for each in known)
-        return any(end > number for end in ends) or any(has_one)
+    def _has_batches(self, count: int) -> bool:
+        # Runs are counted equally far, and no further than necessary: tokens say how many batches
+        # there are at least, but in a mix nobody knows the tokens of an epoch.
+        size = self._budgets.window
+        while count > max(self._least, sum(known.least(size) for known in self._runs)):
+            uncounted = [run for run, known in enumerate(self._runs) if known.num_batches is None]
+            if not uncounted:
+                return False
+            run = min(uncounted, key=lambda run: self._runs[run].last)
+            self._reach(run, 2 * self._runs[run].least(size) + 1)
+        return True
 
     @cached_property
     def num_left_out(self) -> int:  # noqa: D102 - inherited
@@ -325,12 +400,8 @@ class PackedRounds(Rounds):
         num_skipped = sum(int(self._budgets.of(block)[1].sum()) for block in of_runs)
         return super().num_left_out + num_skipped
 
-    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
-        number = np.arange(self._num_batches[run])
-        return number, np.zeros_like(number)
-
     def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        known = self._known[run]
+        known = self._runs[run]
         if known.num_batches is None or len(known.lengths) <= known.last:
             deque(self._windows(run, 0), maxlen=0)
         of_windows = [
@@ -353,9 +424,40 @@ class PackedRounds(Rounds):
     @property
     def fill(self) -> float:
         """Share of the budget of tokens that is used in the windows that were packed so far."""
-        if not any(each.lengths for each in self._known.values()):
+        return self._shares_used()["max_tokens"]
+
+    def _shares_used(self) -> dict[str, float]:
+        """Return which share these windows use of each limit of their batches, by its name."""
+        runs, budgets = self._runs, self._budgets
+        if not any(known.lengths for known in runs):
             next(self._windows(0, 0), None)
-        known = self._known.values()
-        num_batches = sum(len(lengths) for each in known for lengths in each.lengths.values())
-        num_tokens = sum(sum(each.num_tokens.values()) for each in known)
-        return num_tokens / (max(num_batches, 1) * self._budgets.limits[0])
+        lengths = np.concatenate(
+            [np.empty(0, np.int32), *(each for known in runs for each in known.lengths.values())]
+        )
+        needs = np.array([each for known in runs for each in known.needs.values()], np.int64)
+        used = needs.reshape(-1, len(budgets.limits)).sum(0).tolist()
+        names = ("max_tokens", "the second budget")
+        pairs = dict(zip(names, zip(used, budgets.limits, strict=True)))  # noqa: B905 - one or both
+        if budgets.max_items is not None:
+            pairs["max_items"] = (int(lengths.sum()), budgets.max_items)
+        most = max(len(lengths), 1)
+        return {name: number / (most * limit) for name, (number, limit) in pairs.items()}
+
+    @cached_property
+    def remark(self) -> str | None:
+        """Why batches are far from full, if they are; those of an epoch are counted."""
+        count = int(self._num_batches.sum())
+        if not self._least and not all(len(known.lengths) > known.last for known in self._runs):
+            return None  # in a mix that was resumed, only some windows say how full they are
+        fill = self._least / count if self._least else self.fill
+        # Each run may end with a batch that is not full.
+        if count - self._num_runs <= _MOST_BATCHES * count * fill:
+            return None
+        why = "few samples fit beside one another: lengths are near max_tokens, or a half or third"
+        for name, share in self._shares_used().items():
+            if share > _FULL and name != "max_tokens":
+                why = f"{name} is reached first"
+        return (
+            f"the {count:,} batches of the epoch have {fill:.0%} of max_tokens on average, since "
+            f"{why}; other limits make fewer batches"
+        )

@@ -5,7 +5,10 @@ A batch may have a second budget, and a limit of samples. `wids.order.packed_rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,10 +17,12 @@ import numpy.typing as npt
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.bucket_sampler import RoundsSampler
-from wids.order.elastic import EpochPlace
-from wids.order.packed_rounds import Budgets, PackedRounds
+from wids.order.elastic import EpochPart, EpochPlace, canonical, check_keys
+from wids.order.epoch_order import Order, OrderSettings
+from wids.order.packed_rounds import Budgets, PackedRounds, TokenSums
 from wids.order.rounds import digest_of, integers
 from wids.order.samplers import ChunkedSampler
+from wids.storage.arrays import check_labels
 
 _TOO_LONG: Final = ("error", "skip", "alone")
 _COSTS: Final = ("sum", "squares")
@@ -28,11 +33,13 @@ class PackedBatchSampler(RoundsSampler):
 
     Pass it to a DataLoader as ``batch_sampler=``. The order of the sampler that it wraps is cut
     into windows of neighbouring samples, which are packed best-fit decreasing, and the batches of a
-    window are shuffled. So a rank reads the shards that it would read anyway, and a window at a
-    time. All ranks yield equally many batches. Each rank computes them by itself: it packs its own
+    window are shuffled. Slices of ranks have equally many tokens, so a rank mostly reads the shards
+    of its slice. Every sample comes once; batches that a rank has beyond others' go to those, and
+    fewer batches than there are ranks repeat. Each rank computes them by itself: it packs its own
     samples, half a second for a million; ``len()``, `num_repeated`, `num_left_out` and the end of
-    an epoch need those of all ranks, once an epoch. specs/sampler-order.md specifies the batches
-    (ORDER-70 to ORDER-77).
+    an epoch need those of all ranks, once an epoch. It warns once where an epoch has more than 1.25
+    times the batches that its tokens need. specs/sampler-order.md specifies the batches
+    (ORDER-70 to ORDER-77, ORDER-81).
 
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `BucketBatchSampler`.
     A state has the current window, so that its rank resumes at once; another rank, or another
@@ -40,10 +47,11 @@ class PackedBatchSampler(RoundsSampler):
     saved.
 
     Args:
-        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
-            with ``even=False`` itself repeats and leaves out nothing.
+        sampler: Any sampler of this package, for example a `DistributedChunkedSampler`. What its
+            ``even`` and ``drop_last`` would repeat or leave out is neither.
         lengths: The number of tokens in each sample of the dataset: array, list, Arrow array, or
-            Series, for example a column of ``dataset.table``.
+            Series, for example a column of ``dataset.table``. An array that can be written is
+            copied.
         max_tokens: Largest sum of lengths in a batch.
         max_items: Largest number of samples in a batch; None for any.
         budgets: One more budget, by name: what each sample needs of it, and what a batch has, for
@@ -51,11 +59,12 @@ class PackedBatchSampler(RoundsSampler):
         window: Number of batches that are packed, sorted and shuffled together.
         too_long: What becomes of a sample that exceeds a budget by itself: ``"error"``; ``"skip"``
             to leave it out; ``"alone"`` to have it alone in a batch that exceeds the budget.
-        drop_last: How ranks are made equal at the end of an epoch. False repeats batches of ranks
-            that have fewer; True stops all ranks when the first has no more.
+        drop_last: How ranks are made equal at the end of an epoch: False repeats fewer batches than
+            there are ranks, True leaves them out.
         cost: What makes a step take long: the ``"sum"`` of the lengths in a batch, the sum of their
             ``"squares"``, or of a cost for each sample, as an array. In each step, the batches of
-            all ranks then have about the same. None to shuffle the batches of each rank by itself.
+            all ranks then have about the same, while each has batches of its own. None to shuffle
+            the batches of each rank by itself.
 
     Attributes:
         sampler: The sampler inside.
@@ -63,7 +72,7 @@ class PackedBatchSampler(RoundsSampler):
         drop_last: As passed.
 
     Raises:
-        TypeError: ``sampler`` is not one of wids' samplers.
+        TypeError: ``sampler`` is not one of wids' samplers, or a Series may be in another order.
         ValueError: An array has not one number of at least 0 for each sample, a sample exceeds a
             budget, or an argument is not one of those above.
 
@@ -123,20 +132,26 @@ class PackedBatchSampler(RoundsSampler):
             at_least(1, window, "window"),
             self._checked_cost(cost),
         )
+        self._token_sums = TokenSums.of(self._budgets, *sampler._range)
         self._digests: dict[str, Any] = {}
-        self._known: tuple[tuple[int, int], list[Any]] | None = None
+        self._restored: tuple[tuple[int, int], list[list[int]]] | None = None
 
     def _needs(
         self, stated: Any, limit: int, name: str, limit_name: str, too_long: str
     ) -> npt.NDArray[Any]:
         """Return what each sample needs of a budget."""
         values = integers(stated, self.dataset_length, name, "")
-        for at in {int(np.argmin(values)), int(np.argmax(values))} if len(values) else ():
-            if not 0 <= values[at] < 1 << 63:
-                raise ValueError(
-                    f"{name}: expected at least 0, and less than 2**63, found {values[at]} of "
-                    f"sample {at}"
-                )
+        if values.dtype == bool:
+            raise ValueError(
+                f"{name}: expected numbers, found booleans; if True stands for 1, convert them "
+                "with astype(int)"
+            )
+        if len(values) and values.min() < 0:
+            at = int(np.argmin(values))
+            raise ValueError(
+                f"{name}: expected at least 0, and less than 2**63, found {values[at]} of sample "
+                f"{at}"
+            )
         if too_long == "error" and len(values) and values.max() > limit:
             at = int(np.argmax(values > limit))
             raise ValueError(
@@ -144,18 +159,22 @@ class PackedBatchSampler(RoundsSampler):
                 f'{at}; pass too_long="skip" to leave such samples out, or too_long="alone" to '
                 "have each alone in a batch that exceeds the budget"
             )
-        return values
+        # A change in place would make other batches than those of earlier states. An array that
+        # cannot be written, such as a mapped file or a column of Arrow, is not copied.
+        kind = np.min_scalar_type(values.max(initial=0))
+        return values.astype(kind) if values.flags.writeable else values
 
     def _checked_cost(self, cost: Any) -> npt.NDArray[Any] | str | None:
         if cost is None or (isinstance(cost, str) and cost in _COSTS):
             return cost
-        values = np.asarray(cost)
+        values = np.array(cost)  # a copy, as of lengths
         if values.shape != (self.dataset_length,) or values.dtype.kind not in "iuf":
             raise ValueError(
                 f"cost: expected one of {_COSTS}, or a number for each of the dataset's "
                 f"{self.dataset_length} samples, found "
                 f"{cost if isinstance(cost, str) else f'{values.dtype} of shape {values.shape}'!r}"
             )
+        check_labels(cost, "cost")
         return values
 
     @property
@@ -164,9 +183,7 @@ class PackedBatchSampler(RoundsSampler):
 
         Between 0 and 1. After ``len()``, it is that of the whole epoch.
         """
-        rounds: Any = self._rounds(self._place_of(self.epoch))
-        fill: float = getattr(rounds, "whole", rounds).fill
-        return fill
+        return self._packed(self._place_of(self.epoch)).fill
 
     def _fingerprint(self) -> dict[str, Any]:
         if not self._digests:  # a second for a hundred million samples
@@ -182,44 +199,79 @@ class PackedBatchSampler(RoundsSampler):
                 },
                 "window": self._budgets.window,
                 "too_long": self._too_long,
+                "packing": 2,  # the rule by which runs are cut and batches dealt out
                 "cost": cost if cost is None or isinstance(cost, str) else digest_of(cost),
             }
         return {**self.sampler._fingerprint(), **self._digests, "drop_last": self.drop_last}
 
+    def _settings_of(self, num_runs: int) -> Order:
+        settings = super()._settings_of(num_runs)
+        if not isinstance(settings, OrderSettings):
+            return settings  # of a mix
+        is_cut = num_runs > 1 and not settings.redeal
+        edges = self._token_sums.edges(num_runs) if is_cut else None
+        return replace(settings, ending="uneven", edges=edges)
+
     def _whole(self, epoch: int, num_runs: int) -> PackedRounds:
+        settings = self._settings_of(num_runs)
+        is_mix = not isinstance(settings, OrderSettings)
         rounds = PackedRounds(
-            self.sampler.run_blocks(epoch, num_runs),
+            self.sampler.run_blocks(settings, epoch),
             num_runs,
             self._budgets,
             drop_last=self.drop_last,
+            least=0 if is_mix else -(-self._token_sums.total // self.max_tokens),
             seed=self.sampler.seed if self.shuffle else None,
             epoch=epoch,
         )
-        if self._known is not None and self._known[0] == (epoch, num_runs):
-            rounds.restore(self._known[1])
+        if self._restored is not None and self._restored[0] == (epoch, num_runs):
+            rounds.restore(self._restored[1])
         return rounds
 
-    def _located(self, place: EpochPlace) -> dict[str, Any]:
-        if not place.position and not place.history:
-            return {}
-        return {"windows": self._rounds(place).located(place.position // len(self._my_runs()))}
+    def _packed(self, place: EpochPlace) -> PackedRounds:
+        """Return the packed batches of an epoch, with the runs with which it began."""
+        rounds: Any = self._rounds(place)
+        packed: PackedRounds = getattr(rounds, "whole", rounds)
+        return packed
+
+    def _blocks(self, start: EpochPlace) -> Iterator[list[list[int]]]:
+        yield from super()._blocks(start)
+        self._note_emptiness(start)
+
+    def _num_items(self, place: EpochPlace) -> int:
+        number = super()._num_items(place)
+        self._note_emptiness(place)
+        return number
+
+    def _note_emptiness(self, place: EpochPlace) -> None:
+        """Warn once if batches are far from full, when those of an epoch are counted."""
+        if remark := self._packed(place).remark:
+            self._warn(remark, once="empty")
+
+    def _located(self, place: EpochPlace, state: Mapping[str, Any]) -> dict[str, Any]:
+        _, num_replicas = self._replica()
+        now = EpochPart(num_replicas, self._num_runs, place.position)
+        first, *_ = *place.history, now
+        windows: list[list[int]] = []
+        if first.steps:  # else what belongs there is known anyway
+            round_ = first.steps // (first.num_runs // first.num_replicas)
+            windows = self._packed(place).located(round_)
+        # In one text: the values of a distributed checkpoint may come from different ranks.
+        return {"windows": _windows_text(state, windows)}
 
     def _locate(self, state: Mapping[str, Any], place: EpochPlace) -> None:
-        num_runs = place.history[0].num_runs if place.history else self._num_runs
+        check_keys(state, ["windows"])
         try:
-            windows = [
-                [at_least(0, number, "windows") for number in entry]
-                for entry in state.get("windows", [])
-            ]
-            is_valid = all(len(entry) == 4 and entry[0] < num_runs for entry in windows)
-        except (TypeError, ValueError):
-            is_valid = False
-        if not is_valid:
+            windows = json.loads(state["windows"])["runs"]
+        except (TypeError, ValueError, KeyError):
+            windows = None
+        if state["windows"] != _windows_text(state, windows):
             raise StateError(
-                "the state is damaged: windows: expected a run, a window, its start and a number "
-                f"of batches in each entry, found {state['windows']!r:.80}"
+                "the state is damaged: windows: expected the text that was saved in it, with the "
+                f"digest of its runs, found {state['windows']!r:.80}"
             )
-        self._known = (place.epoch, num_runs), windows
+        num_runs = place.history[0].num_runs if place.history else self._num_runs
+        self._restored = (place.epoch, num_runs), windows
         self._epochs_made.clear()
 
     @property
@@ -229,6 +281,13 @@ class PackedBatchSampler(RoundsSampler):
             f"max_tokens={self.max_tokens}, window={self._budgets.window}, "
             f"drop_last={self.drop_last})"
         )
+
+
+def _windows_text(state: Mapping[str, Any], windows: Any) -> str:
+    """Return what a state has of windows, with a digest of them and of their epoch."""
+    epoch = [state[key] for key in ("epoch", "num_replicas", "history", "fingerprint")]
+    digest = hashlib.sha256(canonical([epoch, windows]).encode("ascii")).hexdigest()[:16]
+    return canonical({"digest": digest, "runs": windows})
 
 
 def _limit(value: Any, name: str) -> int:

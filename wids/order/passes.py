@@ -25,7 +25,7 @@ from wids.order.callers import (
     second_dealing,
     skipped_by_torchdata,
 )
-from wids.order.elastic import EpochPlace, State, checked_state, other_runs, resumed
+from wids.order.elastic import EpochPlace, State, check_state, other_runs, resumed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -190,7 +190,7 @@ class EpochSampler(Sampler[T]):
         """Return what the order depends on besides epoch, position and ranks; JSON-able."""
         raise NotImplementedError
 
-    def _expected_by(self, state: Any, *, whole: bool = False) -> dict[str, Any]:  # noqa: ARG002
+    def _expected_by(self, state: State, *, whole: bool = False) -> dict[str, Any]:  # noqa: ARG002
         """Return the fingerprint that a state needs, which for mixes depends on what was read.
 
         Args:
@@ -425,16 +425,29 @@ class EpochSampler(Sampler[T]):
                 such a state skips as much.
 
         Raises:
-            ValueError: ``num_consumed`` exceeds what the pass has.
+            ValueError: ``num_consumed`` exceeds what the sampler has handed out in the pass, such
+                as a number of samples on all ranks.
         """
         latest = self._latest_pass()
-        start = self._place_of(self.epoch) if latest is None else latest.start
-        batch_size = None if latest is None else latest.reader.batch_size
-        if num_consumed is not None:
-            return self._state_at(start + self._checked_consumed(num_consumed, start, batch_size))
-        if latest is not None:
+        if latest is None:
+            start = self._place_of(self.epoch)
+            if num_consumed is not None:
+                start += self._checked_consumed(num_consumed, start, None)
+            return self._state_at(start)
+        if num_consumed is None:
             self._note_ahead(latest)
-        return self._state_at(start + (0 if latest is None else latest.num_read))
+            return self._state_at(latest.start + latest.num_read)
+        batch_size = latest.reader.batch_size
+        number = self._checked_consumed(num_consumed, latest.start, batch_size)
+        # At the end of a pass, the last batch may count as full.
+        if number > latest.num_read < self._num_left(latest.start):
+            raise ValueError(
+                f"num_consumed: expected at most the {latest.num_read} {self._items} that this "
+                f"sampler has handed out in its latest pass, found {number}; pass what training on "
+                f"this rank has used since the pass began, {self._counted}, not what all ranks or "
+                f"earlier passes have{'' if self.yields_indices else ', and no number of samples'}"
+            )
+        return self._state_at(latest.start + number)
 
     def _checked_consumed(
         self, num_consumed: Any, start: EpochPlace, batch_size: int | None
@@ -453,15 +466,18 @@ class EpochSampler(Sampler[T]):
         if not number or not (self.yields_indices or self._is_at_end(start + (number - 1))):
             return number
         left = max(self._num_left(start), 0)
-        what = "samples" if self.yields_indices else "batches"
         most = left + (max(batch_size or left, 1) - 1 if self.yields_indices else 0)
         if number > most:
             raise ValueError(
-                f"num_consumed: expected at most the {left} {what} that the latest pass has on "
-                f"this rank, found {number}; pass what training has used since this pass began: "
+                f"num_consumed: expected at most the {left} {self._items} that the latest pass has "
+                f"on this rank, found {number}; pass what training has used since this pass began: "
                 f"{self._counted}, where num_batches is 0 at the start of each pass"
             )
         return number
+
+    @property
+    def _items(self) -> str:
+        return "samples" if self.yields_indices else "batches"
 
     @property
     def _counted(self) -> str:
@@ -487,17 +503,13 @@ class EpochSampler(Sampler[T]):
         # A complete pass: the state is the start of the next epoch.
         if self._is_at_end(place):
             place = EpochPlace(place.epoch + 1)
-        fingerprint = self._fingerprint()
-        if place.history:
-            fingerprint["history"] = [part.json for part in place.history]
         # The position of all ranks together, so that every rank returns the same state.
         position = place.position * num_replicas
-        is_fixed = self._epochs.is_fixed
-        state = vars(State(place.epoch, is_fixed, position, num_replicas, fingerprint, self._spec))
-        more = self._located(place)
-        return {name: value for name, value in {**state, **more}.items() if value != {}}
+        facts = place.history, self._fingerprint(), self._spec
+        state = State(place.epoch, self._epochs.is_fixed, position, num_replicas, *facts).json
+        return {**state, **self._located(place, state)}
 
-    def _located(self, place: EpochPlace) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+    def _located(self, place: EpochPlace, state: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Return what a state has besides, by which its place is found faster; JSON-able."""
         return {}
 
@@ -535,12 +547,9 @@ class EpochSampler(Sampler[T]):
                 the sampler mixes datasets, and its runs are not those of the state.
         """
         _, num_replicas = self._replica()
-        saved = checked_state(
-            state,
-            self._expected_by(state),
-            self._most_items,
-            is_cut=self.num_canonical is not None,
-        )
+        saved = State.from_json(state)
+        is_cut = self.num_canonical is not None
+        check_state(saved, self._expected_by(saved), self._most_items, is_cut=is_cut)
         self._note_other_dataset(saved.spec)
         place = resumed(saved.epoch, saved.parts, num_replicas, self._num_runs)
         self._locate(state, place)

@@ -1,7 +1,8 @@
-"""Cut the orders of runs into batches of one bucket each, in rounds that end together.
+"""Arrange the batches that runs make in rounds that end together, and cut batches of one bucket.
 
-`SeparateRounds` lets each run have its own buckets (ORDER-41); in `wids.order.aligned` all runs of
-a round have the same one. Both compute the orders of all runs.
+`DealtRounds` deals out what some runs have more than others (ORDER-41); `SeparateRounds` cuts the
+order of each run into batches of its own. In `wids.order.aligned` all runs of a round have the same
+bucket.
 
 Pure functions of arrays, a window of the order at a time. specs/sampler-order.md specifies them
 (ORDER-40).
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from itertools import chain, cycle
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
 """Indices that are sorted by bucket at a time: enough for numpy, little for the first batch."""
@@ -73,6 +76,7 @@ def checked_buckets(
 
     Raises:
         ValueError: There is not one integer for each sample, or a batch size is less than 1.
+        TypeError: A Series may be in another order.
     """
     advice = ", and number others, for example with numpy.unique(values, return_inverse=True)[1]"
     values = integers(buckets, dataset_length, "buckets", advice)
@@ -95,13 +99,21 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
 
     Raises:
         ValueError: There is not one integer for each sample.
+        TypeError: A Series may be in another order.
     """
     values = np.asarray(stated)
-    if values.ndim == 1 and values.dtype == object:  # pandas' integers that may be missing
-        try:
-            values = np.array([operator.index(value) for value in values], np.int64)
-        except TypeError:
-            values = np.asarray(stated)
+    # Of integers beyond 64 bits in a list, numpy makes floats or objects.
+    listed = stated if isinstance(stated, list | tuple) else values
+    is_large = values.dtype.kind == "u" and values.max(initial=0) >= 1 << 63
+    if values.ndim == 1 and (is_large or values.dtype.kind in "Of"):
+        with suppress(TypeError):  # real floats, or missing values of pandas
+            numbers = [operator.index(value) for value in listed]
+            if numbers and not -(1 << 63) <= min(numbers) <= max(numbers) < 1 << 63:
+                raise ValueError(
+                    f"{name}: expected integers from -2**63 to 2**63 - 1, found "
+                    f"{max(numbers, key=abs)}"
+                )
+            values = np.array(numbers, np.int64)
     if values.ndim != 1 or (values.dtype.kind not in "iub" and len(values)):
         raise ValueError(
             f"{name}: expected one integer for each sample, found {type(stated).__name__} of "
@@ -112,6 +124,7 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
             f"{name}: expected one integer for each of the dataset's {dataset_length} samples, "
             f"found {len(values)}"
         )
+    check_labels(stated, name)
     return values
 
 
@@ -136,21 +149,15 @@ def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
         pieces = [slice(at, at + _PIECE) for at in range(0, len(values), _PIECE)]
         present = np.zeros(span, bool)
         for piece in pieces:
-            present[_offsets(values[piece], low)] = True
+            present[values[piece].astype(np.int64) - low] = True
         names = np.flatnonzero(present) + low
         table = (np.cumsum(present) - 1).astype(_smallest(len(names)))
         numbers = np.empty(len(values), table.dtype)
         for piece in pieces:
-            numbers[piece] = table[_offsets(values[piece], low)]
+            numbers[piece] = table[values[piece].astype(np.int64) - low]
         return names.astype(np.int64), numbers
     found, inverse = np.unique(values, return_inverse=True)
     return found.astype(np.int64), inverse.astype(_smallest(len(found)))
-
-
-def _offsets(values: npt.NDArray[Any], low: int) -> IntArray:
-    # uint64 does not fit into int64 before the difference is taken, other types not after.
-    offsets = values - low if values.dtype == np.uint64 else values.astype(np.int64) - low
-    return offsets.astype(np.int64, copy=False)
 
 
 def _smallest(count: int) -> npt.DTypeLike:
@@ -286,56 +293,21 @@ RunBlocks = Callable[[int], Iterator[IntArray]]
 
 
 class Rounds:
-    """The batches of an epoch.
-
-    Args:
-        run_blocks: Returns the indices of a run.
-        num_runs: Number of runs.
-        buckets: The bucket of each index.
-        drop_last: Whether to leave out what some runs have and others do not, instead of repeating.
-    """
-
-    def __init__(
-        self, run_blocks: RunBlocks, num_runs: int, buckets: Buckets, *, drop_last: bool
-    ) -> None:
-        self._run_blocks = run_blocks
-        self._num_runs = num_runs
-        self._buckets = buckets
-        self._drop_last = drop_last
+    """The batches of an epoch: each run has one in each round."""
 
     @cached_property
     def num_rounds(self) -> int:
         """Number of batches of each run."""
-        return int(self._num_batches.min() if self._drop_last else self._num_batches.max())
+        raise NotImplementedError
 
     def has_round(self, number: int) -> bool:
         """Return whether each run has a batch of this number."""
         return number < self.num_rounds
 
-    @property
-    def _num_batches(self) -> IntArray:
-        """Number of batches that each run has by itself."""
-        raise NotImplementedError
-
-    def _reach(self, run: int, number: int) -> int:
-        """Return the number of batches that a run has by itself, or ``number`` if it has more."""
-        return min(number, int(self._num_batches[run]))
-
-    def _num_indices(self, lengths: list[IntArray]) -> int:
-        """Return how many indices batches are made of, by the lengths of those of each run."""
-        return sum(int(of_run.sum()) for of_run in lengths)
-
     @cached_property
     def _surplus(self) -> int:
         """Number of indices in batches that repeat others; minus that of those in no batch."""
-        lengths = [self.own_lengths(run) for run in range(self._num_runs)]
-        total = -self._num_indices(lengths)
-        for run in range(self._num_runs) if self.num_rounds else ():
-            own = lengths[self._source(run)]
-            again, first = divmod(self.num_rounds, len(own))
-            # With `drop_last` a run may have more batches than rounds, and `again` is 0.
-            total += again * int(own.sum()) + int(own[:first].sum())
-        return total
+        raise NotImplementedError
 
     @property
     def num_repeated(self) -> int:
@@ -349,58 +321,191 @@ class Rounds:
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield the batches of a run from a round on, many at a time."""
-        at = start
-        for block in self.own_batches(run, start):
-            stop = at + len(block)
-            # A run has all its own batches, unless others have fewer and `drop_last`. So the first
-            # batch does not wait until those of the other runs are counted.
-            if self._drop_last and self._num_runs > 1:
-                stop = min(self._reach(other, stop) for other in range(self._num_runs))
-            if stop > at:
-                yield block[: stop - at]
-            if stop < at + len(block):
-                return
-            at = stop
-        # The run is read to its end; what follows repeats it, if another run has more.
-        while not self._drop_last and at < self.num_rounds:
-            source = self._source(run)
-            for block in self.own_batches(source, at % int(self._num_batches[source])):
-                yield block[: self.num_rounds - at]
-                at += len(block)
-                if at >= self.num_rounds:
-                    return
+        raise NotImplementedError
 
-    def own(self, run: int) -> tuple[IntArray, IntArray]:
-        """Return the numbers of the batches of a run that repeat no other, and their buckets.
+
+class FirstRounds(Rounds):
+    """The batches of an epoch with the runs with which it began.
+
+    `RoundsAgain` in `wids.order.aligned` divides them again when the number of ranks has changed.
+    """
+
+    def sequence(self, run: int) -> IntArray:
+        """Return the batches that a run has, without those that repeat others.
 
         With `drop_last`, those that are left out since other runs have fewer are among them.
+
+        Returns:
+            Their rounds, the runs that made them, and their numbers there, shape ``(3, n)``.
         """
         raise NotImplementedError
 
     def own_lengths(self, run: int) -> IntArray:
-        """Return the number of samples in each of these batches."""
+        """Return the number of samples in each batch that a run made, by its number."""
+        raise NotImplementedError
+
+    def own_buckets(self, run: int) -> IntArray:
+        """Return the number of the bucket of each of these batches."""
         raise NotImplementedError
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
         """Yield these batches from a number on, many at a time."""
         raise NotImplementedError
 
-    def located(self, step: int) -> list[list[int]]:  # noqa: ARG002 - for subclasses
-        """Return what a state keeps, so that a step is found faster; JSON-able."""
-        return []
 
-    def _source(self, run: int) -> int:
-        """Return the run whose batches a run yields: itself, or the nearest that has any."""
-        return nearest(run, np.flatnonzero(self._num_batches))
+class Piece(NamedTuple):
+    """Neighbouring batches of those that a run made, by their numbers."""
 
-    def _numbers(self, run: int) -> Iterator[npt.NDArray[Any]]:
-        """Return the numbers of the buckets of the indices of a run."""
-        # Unlike a generator, it keeps no window while others are read.
-        return map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
+    run: int
+    start: int
+    stop: int
 
 
-class SeparateRounds(Rounds):
-    """An epoch in which each run cuts its own order into batches."""
+def between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Yield what is at the positions ``start`` to ``stop`` of pieces, one after another."""
+    for run, first, last in pieces:
+        if stop <= 0:
+            return
+        if max(start, 0) < min(stop, last - first):
+            yield Piece(run, first + max(start, 0), min(first + stop, last))
+        start, stop = start - (last - first), stop - (last - first)
+
+
+class DealtRounds(FirstRounds):
+    """An epoch in which each run makes batches of its own, and ``B`` are made in all (ORDER-41).
+
+    There are ``B / num_runs`` rounds. A run keeps the first of its own batches. What it has beyond
+    fills the places of runs that made fewer.
+
+    Args:
+        num_runs: Number of runs.
+        drop_last: Whether to leave out the last batches, which are no whole round, instead of
+            repeating the first ones.
+        least: A number of batches that the epoch has at least, known without counting them.
+    """
+
+    def __init__(self, num_runs: int, *, drop_last: bool, least: int) -> None:
+        self._num_runs = num_runs
+        self._drop_last = drop_last
+        self._least = least
+
+    @property
+    def _num_batches(self) -> IntArray:
+        """Number of batches that each run makes."""
+        raise NotImplementedError
+
+    def _has_batches(self, count: int) -> bool:
+        """Return whether all runs together make so many batches."""
+        return count <= self._least or count <= int(self._num_batches.sum())
+
+    @cached_property
+    def num_rounds(self) -> int:  # noqa: D102 - inherited
+        rounded_up = 0 if self._drop_last else self._num_runs - 1
+        return (int(self._num_batches.sum()) + rounded_up) // self._num_runs
+
+    def has_round(self, number: int) -> bool:  # noqa: D102 - inherited
+        others = self._num_runs if self._drop_last else 1
+        return self._has_batches(number * self._num_runs + others)
+
+    @cached_property
+    def _num_own(self) -> IntArray:
+        """Number of its own batches that each run keeps."""
+        return np.minimum(self._num_batches, self.num_rounds)
+
+    @cached_property
+    def _beyond(self) -> list[Piece]:
+        """The batches that runs have beyond the rounds, run by run."""
+        pairs = enumerate(zip(self._num_own.tolist(), self._num_batches.tolist(), strict=True))
+        return [Piece(run, own, number) for run, (own, number) in pairs if own < number]
+
+    @cached_property
+    def _edges(self) -> IntArray:
+        """Where the places that a run does not fill itself begin among those of all runs."""
+        return np.append(0, np.cumsum(self.num_rounds - self._num_own))
+
+    @cached_property
+    def _num_beyond(self) -> int:
+        return int((self._num_batches - self._num_own).sum())
+
+    @property
+    def _repeated(self) -> Iterator[Piece]:
+        """The batches that are repeated: all again, run by run, as far as places are left."""
+        every = [Piece(run, 0, number) for run, number in enumerate(self._num_batches.tolist())]
+        num_left = int(self._edges[-1]) - self._num_beyond
+        return between(cycle(every), 0, num_left) if num_left > 0 else iter(())
+
+    def _pieces(self, run: int) -> list[Piece]:
+        """Return what a run has in its rounds."""
+        start, stop = self._edges[run : run + 2].tolist()
+        own = Piece(run, 0, int(self._num_own[run]))
+        return [own, *between(chain(self._beyond, self._repeated), start, stop)]
+
+    def sequence(self, run: int) -> IntArray:  # noqa: D102 - inherited
+        start, stop = self._edges[run : run + 2].tolist()
+        if run == self._num_runs - 1:  # with `drop_last`, what is left out comes last
+            stop = max(stop, self._num_beyond)
+        pieces = [Piece(run, 0, int(self._num_own[run])), *between(self._beyond, start, stop)]
+        runs = [np.full(stop - start, number) for number, start, stop in pieces]
+        numbers = [np.arange(start, stop) for _, start, stop in pieces]
+        count = sum(map(len, numbers))
+        return np.stack([np.arange(count), np.concatenate(runs), np.concatenate(numbers)])
+
+    @cached_property
+    def _surplus(self) -> int:
+        left_out = between(self._beyond, int(self._edges[-1]), self._num_beyond)
+        return self._num_indices(self._repeated) - self._num_indices(left_out)
+
+    def _num_indices(self, pieces: Iterable[Piece]) -> int:
+        """Return how many indices are in batches."""
+        return sum(int(self.own_lengths(run)[start:stop].sum()) for run, start, stop in pieces)
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        at = start
+        for block in self.own_batches(run, start):
+            # A run keeps its own batches as long as there are rounds. So the first batch does not
+            # wait until those of the other runs are counted.
+            stop = at + len(block)
+            if not self.has_round(stop - 1):
+                stop = max(self.num_rounds, at)
+            if stop > at:
+                yield block[: stop - at]
+            if stop < at + len(block):
+                return
+            at = stop
+        for source, first, last in between(self._pieces(run), at, self.num_rounds):
+            position = first
+            for block in self.own_batches(source, first):
+                yield block[: last - position]
+                position += len(block)
+                if position >= last:
+                    break
+
+
+class SeparateRounds(DealtRounds):
+    """An epoch in which each run cuts its own order into batches of one bucket each.
+
+    Args:
+        run_blocks: Returns the indices of a run.
+        run_lengths: Number of indices of each run.
+        buckets: The bucket of each index.
+        drop_last: Whether to leave out partial batches, and rounds that are not whole.
+    """
+
+    def __init__(
+        self,
+        run_blocks: RunBlocks,
+        run_lengths: Sequence[int],
+        buckets: Buckets,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._run_blocks = run_blocks
+        self._buckets = buckets
+        # A run makes the fewest batches if all its indices are in the largest ones.
+        num_partial = int((buckets.sizes - 1).sum()) if drop_last else 0
+        largest = int(buckets.sizes.max(initial=1))
+        least = sum(max(-((num_partial - length) // largest), 0) for length in run_lengths)
+        super().__init__(len(run_lengths), drop_last=drop_last, least=least)
 
     @cached_property
     def _counts(self) -> IntArray:
@@ -408,24 +513,25 @@ class SeparateRounds(Rounds):
         num_buckets = len(self._buckets.names)
         counts = np.zeros((self._num_runs, num_buckets), np.int64)
         for run in range(self._num_runs):
-            for numbers in self._numbers(run):
-                counts[run] += np.bincount(numbers, minlength=num_buckets)
+            for window in windows(self._run_blocks(run)):
+                counts[run] += np.bincount(self._buckets.numbers[window], minlength=num_buckets)
         return counts
 
     @cached_property
     def _num_batches(self) -> IntArray:
-        """Number of batches that each run has by itself."""
+        """Number of batches that each run makes."""
         rounded_up = 0 if self._drop_last else self._buckets.sizes - 1
         number: IntArray = ((self._counts + rounded_up) // self._buckets.sizes).sum(1)
         return number
 
-    def _num_indices(self, lengths: list[IntArray]) -> int:  # noqa: ARG002
-        return int(self._counts.sum())  # with `drop_last`, some are in no batch
+    @cached_property
+    def _surplus(self) -> int:
+        num_partial = (self._counts % self._buckets.sizes).sum() if self._drop_last else 0
+        return super()._surplus - int(num_partial)
 
-    def own(self, run: int) -> tuple[IntArray, IntArray]:  # noqa: D102 - inherited
+    def own_buckets(self, run: int) -> IntArray:  # noqa: D102 - inherited
         full, partial = self._own(run)
-        buckets = np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
-        return np.arange(len(buckets)), buckets
+        return np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
 
     def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
         full, partial = self._own(run)
@@ -434,7 +540,8 @@ class SeparateRounds(Rounds):
     def _own(self, run: int) -> tuple[npt.NDArray[Any], IntArray]:
         """Return the buckets of full batches, and what is left of each bucket."""
         sizes = self._buckets.sizes
-        full, counts = full_batches(self._numbers(run), sizes)
+        numbers = map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
+        full, counts = full_batches(numbers, sizes)
         return full, np.zeros_like(counts) if self._drop_last else counts % sizes
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited

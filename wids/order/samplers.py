@@ -213,11 +213,13 @@ class ChunkedSampler(EpochSampler[int]):
             for at in range(0, len(block), _BLOCK_LENGTH):
                 yield block[at : at + _BLOCK_LENGTH].tolist()
 
-    def run_blocks(self, epoch: int, num_runs: int) -> Callable[[int], Iterator[IntArray]]:
-        """Return what yields the indices of a run of an epoch that is cut into so many."""
+    def run_blocks(
+        self, settings: epoch_order.Order, epoch: int
+    ) -> Callable[[int], Iterator[IntArray]]:
+        """Return what yields the indices of a run of an epoch with these settings."""
         self._check_fit(self.dataset)
         # Of functions and numbers alone: batches go where there is no torch.
-        settings = self._settings_of(num_runs)
+        num_runs = settings.num_runs
         return partial(epoch_order.rank_blocks, settings, self.seed, epoch, num_replicas=num_runs)
 
     def _sequence(self, place: EpochPlace) -> RankSequence:
@@ -275,6 +277,7 @@ class ShardListSampler(ChunkedSampler):
 
     Raises:
         ValueError: ``lengths`` are not counts of the dataset's samples, or ``seed`` is negative.
+        TypeError: A Series of lengths may be in another order.
 
     Example:
         >>> import wids
@@ -334,14 +337,15 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             resumes on any number of ranks without it.
         mesh: The data-parallel dimension of a ``torch.distributed`` ``DeviceMesh``, such as
             ``mesh["dp"]``: processes with the same coordinate in it yield the same samples. In
-            place of ``rank`` and ``num_replicas``.
+            place of ``rank`` and ``num_replicas``. A name with ``tp``, ``cp`` or ``pp`` is an
+            error, since ranks of that dimension need the same samples.
         replication: Number of neighbouring processes that yield the same samples: ``0`` to
             ``replication - 1``, and so on. In place of ``rank`` and ``num_replicas``; 1 states that
             no processes share.
 
     Raises:
-        ValueError: The numbers contradict each other, ``mesh`` has several dimensions or not this
-            process, or ``replication`` does not divide the number of processes.
+        ValueError: The numbers contradict each other, ``mesh`` has several dimensions, another one,
+            or not this process, or ``replication`` does not divide the number of processes.
         TypeError: ``mesh`` is not a ``DeviceMesh``.
         MismatchError: In a process group, ranks have counted different samples, since each passes
             over shards that it finds broken (``on_error``). Construct it on all ranks
@@ -502,6 +506,13 @@ def _rank_in(mesh: Any) -> tuple[int, int]:
             f"mesh: expected one dimension, found {mesh.ndim} {tuple(mesh.mesh_dim_names or ())}; "
             'pass the one whose ranks have samples of their own, such as mesh["dp"], or several as '
             'one, such as mesh["dp_replicate", "dp_shard"]._flatten()'
+        )
+    (name,) = mesh.mesh_dim_names or ("",)
+    if not _SHARED.isdisjoint(name.split("_")):  # "dp_cp", as torchtitan flattens, has cp in it
+        raise ValueError(
+            f'mesh: expected a dimension whose ranks have samples of their own, found "{name}", '
+            'whose ranks need the same ones; pass mesh["dp"], or if the name means something else, '
+            "rank=mesh.get_local_rank() and num_replicas=mesh.size()"
         )
     coordinate = mesh.get_coordinate() if _has_group() else None
     if coordinate is None:

@@ -14,6 +14,7 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import Sampler
 
 from wids.order import epoch_order, fit
+from wids.order.bucket_sampler import RoundsSampler
 from wids.order.samplers import ChunkedSampler
 from wids.shards.specs.model import DatasetSpec
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
@@ -106,8 +107,8 @@ def sampling_cost(
 
     Args:
         spec: Spec of the dataset, which states the sizes of the shards in bytes.
-        sampler: A sampler over this dataset, for any rank, or a `BucketBatchSampler` or a
-            `Prefetcher` around one; it is not changed.
+        sampler: A sampler over this dataset, for any rank, or batches or a `Prefetcher` around
+            one; it is not changed. Batches that a rank takes from others are not in the cost.
         num_nodes: Number of nodes. Each has the same number of neighbouring ranks, as with
             ``torchrun``.
         epochs: Epochs to compute. Nodes have no copies before the first one.
@@ -125,8 +126,9 @@ def sampling_cost(
         >>> wids.sampling_cost(spec, sampler).nbytes.tolist()
         [[40000000.0], [40000000.0]]
     """
-    sampler = _inner_sampler(sampler)
-    settings, num_replicas = sampler.settings, getattr(sampler, "num_replicas", 1)
+    order = _with_settings(sampler)
+    settings, num_replicas = order.settings, getattr(order, "num_replicas", 1)
+    seed = getattr(order, "sampler", order).seed
     _check_same_shards(spec, settings.lengths.tolist())
     if not isinstance(num_nodes, int) or num_nodes < 1 or num_replicas % num_nodes:
         raise ValueError(
@@ -154,17 +156,17 @@ def sampling_cost(
     )
     seen = np.zeros((num_nodes, len(sizes)), bool)
     for row, epoch in enumerate(epochs):
-        runs = list(epoch_order.visits(settings, sampler.seed, epoch))
+        runs = list(epoch_order.visits(settings, seed, epoch))
         _count_epoch(cost, row, _joined_for(runs, num_replicas), sizes, seen)
     return cost
 
 
-def _inner_sampler(sampler: Sampler[Any]) -> ChunkedSampler:
-    """Return a sampler, or the one inside batches of buckets or a prefetcher."""
+def _with_settings(sampler: Any) -> Any:
+    """Return a sampler of samples or of batches, or the one inside a prefetcher."""
     inner = sampler
-    while not isinstance(inner, ChunkedSampler) and hasattr(inner, "sampler"):
+    while not isinstance(inner, ChunkedSampler | RoundsSampler) and hasattr(inner, "sampler"):
         inner = inner.sampler
-    if not isinstance(inner, ChunkedSampler):
+    if not isinstance(inner, ChunkedSampler | RoundsSampler):
         raise TypeError(
             "sampler: expected one of wids' samplers, such as wids.ChunkedSampler(dataset), found "
             f"{type(sampler).__name__}"

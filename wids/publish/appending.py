@@ -24,7 +24,7 @@ from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.indexes.pack import LocalPack, Pack, load_pack
 from wids.shards.indexes.pack_writer import join_packs
 from wids.shards.specs.loader import Shards, load_spec, load_with
-from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references
+from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, common_classes
 from wids.shards.specs.parsing import parse
 from wids.shards.specs.saved_document import save_document
 from wids.shards.specs.saving import name_with_query
@@ -32,6 +32,7 @@ from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
 from wids.storage import files, locks, upload
 from wids.storage.fetch import Fetcher
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
 
 
@@ -247,11 +248,19 @@ def append_shards(
                 f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in '
                 f'{urls.redact(target)}, found "{shard.key_split}"'
             )
-    entries(old, new.shards, base)  # report mistakes before the shards are read
+    # Mistakes are reported before the shards are read.
+    entries(old, new.shards, base)
+    _classes(old, new.classes)
+    if old.spec.classes and not new.classes:
+        text = (
+            f"the new shards state no classes, so their numbers are those of {urls.redact(target)}:"
+            f" {first_of(old.spec.classes)}; append the spec of the shards to compare them"
+        )
+        on_problem(Problem(old.spec.name, text, "remark"))
     describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
     with describer.packed(new.shards, journal) as (described, pack):
         return publish_appended(
-            *(target, described, pack),
+            *(target, described, pack, new.classes),
             base=base,
             on_problem=on_problem,
             storage_options=storage_options,
@@ -262,6 +271,7 @@ def publish_appended(
     target: str,
     shards: Sequence[ShardSpec],
     pack: LocalPack,
+    classes: Sequence[str] = (),
     *,
     base: str | os.PathLike[str] | None = None,
     on_problem: Callable[[Problem], None] = log_problem,
@@ -273,6 +283,7 @@ def publish_appended(
         target: Absolute path or URL of its spec.
         shards: The new shards, described.
         pack: Their indexes.
+        classes: Names of the classes of the new shards, if they are stated.
         base: As for `append_shards`.
         on_problem: As for `build_spec`.
         storage_options: As for `ShardListDataset`.
@@ -283,21 +294,35 @@ def publish_appended(
     with _one_at_a_time(target):
         for _ in range(_MAX_ATTEMPTS):
             old = published(target, storage_options)
+            document = {
+                **old.document,
+                **_classes(old, classes),
+                "shardlist": [*old.document["shardlist"], *entries(old, shards, base)],
+            }
             # Another process may have been faster: start again from its result.
             with suppress(upload.ReplacedError):
-                return _publish(old, entries(old, shards, base), pack, on_problem, storage_options)
+                return _publish(old, document, pack, on_problem, storage_options)
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
+
+
+def _classes(old: Published, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the entry for the classes of old and new shards, if the old ones state theirs.
+
+    Raises:
+        SpecError: The lists differ (SPEC-62).
+    """
+    both = (urls.redact(old.target), old.spec.classes), ("the new shards", names)
+    return {"classes": common_classes(both)} if old.spec.classes else {}
 
 
 def _publish(
     old: Published,
-    added: list[dict[str, Any]],
+    document: dict[str, Any],
     new: LocalPack,
     on_problem: Callable[[Problem], None],
     storage_options: upload.Options,
 ) -> DatasetSpec:
     """Write pack and spec, unless the spec was replaced since it was read; return the new spec."""
-    document = {**old.document, "shardlist": [*old.document["shardlist"], *added]}
     data = json.dumps(document).encode("ascii")
     spec = load_spec(old.target, read=lambda _, __: data)
     if old.pack is not None:

@@ -453,14 +453,19 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
         new: The new one.
         document: Path or URL that the old one was loaded from.
     """
-    kept = set(map(real_path, chain((shard.url for shard in new.shards), _packs(new))))
-    shards = [shard.url for shard in old.shards if real_path(shard.url) not in kept]
-    if not shards:
+    shards = {real_path(shard.url) for shard in new.shards}
+    if shards.issuperset(real_path(shard.url) for shard in old.shards):
         return []
-    table = [] if old.table is None else [old.table.url]
-    packs = [url for url in _packs(old) if real_path(url) not in kept]
-    found = dict.fromkeys([*shards, *table, *_journals(document), *packs])
-    return [url for url in found if not urls.is_local(url) or os.path.lexists(urls.local_path(url))]
+    kept = shards.union(map(real_path, chain(_tables(new), _packs(new))))
+    found = dict.fromkeys(
+        [*(shard.url for shard in old.shards), *_tables(old), *_journals(document), *_packs(old)]
+    )
+    return [
+        url
+        for url in found
+        if real_path(url) not in kept
+        and (not urls.is_local(url) or os.path.lexists(urls.local_path(url)))
+    ]
 
 
 def remove_left_behind(files: Iterable[str], storage_options: upload.Options) -> list[Problem]:
@@ -496,6 +501,10 @@ def _remove_local(path: str) -> None:
     if not is_known:
         raise ValueError("expected a shard, a pack, a table or a journal, found another file")
     os.unlink(path)
+
+
+def _tables(spec: DatasetSpec) -> list[str]:
+    return [] if spec.table is None else [spec.table.url]
 
 
 def _packs(spec: DatasetSpec) -> Iterator[str]:

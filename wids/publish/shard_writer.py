@@ -5,10 +5,12 @@ Decides which shard gets a sample, and what happens to existing shards.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended, published
@@ -156,6 +158,8 @@ class ShardWriter(BlockWriter):
             path, is_new = output.names.path(self._number), output.if_exists != "replace"
             if is_new:
                 output.check_absent(path)
+            if output.if_exists == "append":
+                self._note(path)
             self._writer = _NumberedTar(
                 path,
                 is_new=is_new,
@@ -180,6 +184,8 @@ class ShardWriter(BlockWriter):
             try:
                 if self._writer is not None:
                     self._writer.__exit__(*failure)
+                if not self.shards:
+                    self._forget_notes()
             finally:
                 self._stack.__exit__(*failure)
 
@@ -247,15 +253,52 @@ class ShardWriter(BlockWriter):
             )
         listed = {shard.url for shard in old.spec.shards}
         numbers = output.names.existing_numbers(output.start, output.storage_options)
-        for path in map(output.names.path, sorted(numbers)):
-            if path not in listed and urls.join(old.base, os.path.basename(path)) not in listed:
+        self._spec_digest = hashlib.sha256(old.data).hexdigest()
+        own = self._noted()
+        for number in sorted(numbers):
+            path = output.names.path(number)
+            if path in listed or urls.join(old.base, os.path.basename(path)) in listed:
+                continue
+            if path not in own:
                 raise FileExistsError(
                     f"{urls.redact(path)}: exists, but {urls.redact(output.spec_path)} does not "
-                    "list it; if an interrupted append left it, add it with `wids create "
-                    "--append`; if rewrite(keep_shards=True) replaced it, write new shards under "
-                    "another pattern"
+                    "list it, and no append to it as it is now has left it; if it is new, add it "
+                    "with `wids create --append`; if rewrite(keep_shards=True) replaced it, write "
+                    "new shards under another pattern"
                 )
+            upload.remove(path, output.storage_options)  # of an append that was interrupted
+            numbers.remove(number)
+        self._forget_notes()
         self._number = max(numbers, default=self._number - 1) + 1
+
+    @property
+    def _notes_path(self) -> str:
+        """The file with the shards that an append has begun, until it is published.
+
+        A spec that has changed since may have listed them, and a rewrite may have replaced them: so
+        each record has the digest of the spec that the append began with.
+        """
+        return replace(self._output, work="appending").journal_path
+
+    def _note(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with open(os.open(self._notes_path, flags, self._output.journal_mode), "ab") as file:
+            file.write(os.fsencode(f"{self._spec_digest} {path}") + b"\0")
+
+    def _noted(self) -> set[str]:
+        """Return the shards that an earlier append has begun, and not published."""
+        try:
+            with open(self._notes_path, "rb") as file:
+                records = os.fsdecode(file.read()).split("\0")
+        except FileNotFoundError:
+            return set()
+        begun = (record.partition(" ") for record in records)
+        return {path for digest, _, path in begun if digest == self._spec_digest}
+
+    def _forget_notes(self) -> None:
+        if self._output.if_exists == "append":
+            with suppress(FileNotFoundError):
+                os.unlink(self._notes_path)
 
     def _publish_spec(self) -> None:
         path, options = self._output.spec_path, self._output.storage_options
@@ -263,6 +306,7 @@ class ShardWriter(BlockWriter):
         if self._output.if_exists == "append":
             with new_pack(None, indexes) as pack:
                 publish_appended(path, tuple(self.shards), pack, storage_options=options)
+            self._forget_notes()
             return
         if self._output.if_exists == "error":
             self._output.check_unpublished()

@@ -19,7 +19,7 @@ from wids.shards.indexes.pack import key_hash
 from wids.shards.read_options import cache_folder
 from wids.shards.sidecars import Packs
 from wids.shards.specs.loader import Shards, load_with
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, common_classes
 from wids.shards.tars.headers import to_bytes, to_text
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import WordArray
@@ -80,7 +80,8 @@ def diff_specs(
 
     Raises:
         MismatchError: A pack with the checksums of a shard is missing.
-        SpecError: ``old`` or ``new`` is malformed.
+        SpecError: ``old`` or ``new`` is malformed, or their classes differ, so that equal numbers
+            are different classes.
         FetchError: A document cannot be read.
 
     Example:
@@ -93,6 +94,8 @@ def diff_specs(
         SpecDiff(removed=['old-2'], changed=['0001'], added=['new-2'], num_same=0)
     """
     sides = [_Side(shards, allow_pipe, storage_options) for shards in (old, new)]
+    names = ("the old dataset", "the new dataset")
+    common_classes(zip(names, (side.spec.classes for side in sides), strict=True))
     _leave_out_same_shards(*sides)
     left = Counter(sides[0].entries())
     added: list[bytes] = []

@@ -37,6 +37,7 @@ from wids.shards.tars.headers import (
     TarBytes,
     TarMembers,
     is_metadata,
+    links_text,
     split_names,
     to_text,
 )
@@ -230,6 +231,8 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
     skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
     text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
+    if scanned[0].links:
+        remarks.append(Problem(name, links_text(scanned[0].links), "remark"))
     return [*(Problem(name, text) for text in texts), *remarks], record
 
 

@@ -8,7 +8,8 @@ compared with the key itself. No sample is read, and no shard is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from typing import Any
@@ -24,6 +25,22 @@ from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import BoolArray, IntArray, WordArray
 from wids.storage.transport import urls
+
+
+def form_hint(key: str, has: Callable[[str], bool]) -> str:
+    """Return the end of an error about a missing key that is there in another Unicode form.
+
+    macOS decomposes names of files: its ``é`` is an ``e`` and an accent.
+
+    Args:
+        key: The key.
+        has: Whether a key is there.
+    """
+    for form in () if key.isascii() else ("NFC", "NFD"):
+        other = unicodedata.normalize(form, key)
+        if other != key and has(other):
+            return f'; it is there in another Unicode form: unicodedata.normalize("{form}", key)'
+    return ""
 
 
 @dataclass(frozen=True, eq=False)

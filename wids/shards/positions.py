@@ -9,6 +9,7 @@ without importing those packages.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -27,7 +28,7 @@ from wids.shards.position_sets import (
     narrowed,
     of_mask,
 )
-from wids.storage.arrays import IntArray
+from wids.storage.arrays import IntArray, check_labels
 
 _LARGEST: Final = (1 << 63) - 1
 _NULLS: Final = frozenset(("NoneType", "NAType"))
@@ -39,11 +40,11 @@ def as_index(index: Any) -> int:
 
     Raises:
         TypeError: It is not an index. A tensor with dimensions selects a view, even if it has one
-            element, and a boolean tensor is a mask, although torch would convert both to integers.
+            element, and a boolean is no index, although Python and torch convert it to an integer.
     """
-    if not isinstance(index, int | np.integer):
+    if isinstance(index, bool) or not isinstance(index, int | np.integer):
         num_dimensions, dtype = getattr(index, "ndim", 0), str(getattr(index, "dtype", ""))
-        if num_dimensions or "bool" in dtype:
+        if num_dimensions or "bool" in dtype or isinstance(index, bool):
             raise TypeError(f"expected the index of a sample, found {index!r:.80}")
     return operator.index(index)
 
@@ -71,8 +72,9 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
 
     Raises:
         IndexError: A mask has another length.
-        TypeError: There are nulls among integers, or the index of a pandas mask is not 0, 1, 2, …,
-            so that its rows may not be in the order of the samples.
+        TypeError: There are nulls or booleans among integers; the integers are those of a mask, 0
+            and 1 for all samples; or the index of a pandas mask is not 0, 1, 2, …, so that its rows
+            may not be in the order of the samples.
     """
     values = _without_nulls(indices)
     array = _as_mask(values)
@@ -84,8 +86,19 @@ def as_selection(indices: Any, length: int) -> npt.NDArray[Any]:
                 f"expected integers as indices, found {type(indices).__name__} with {num_nulls:,} "
                 f"of {len(array):,} missing; drop these rows first"
             )
+        if _is_mask_of_integers(array, length):
+            raise TypeError(
+                f"expected indices, or a mask of {length:,} booleans, found as many integers, 0 "
+                "and 1; pass mask.astype(bool), or mask.bool() of torch; if they are indices, "
+                "dataset[:2][indices]"
+            )
     elif array.ndim == 1:
-        _check_mask(indices, array, length)
+        if len(array) != length:
+            raise IndexError(
+                f"expected a mask of {length:,} booleans, one for each sample, found "
+                f"{len(array):,}; make it from a table of this dataset or view"
+            )
+        check_labels(indices, "mask")
     return array
 
 
@@ -111,29 +124,31 @@ def _as_mask(indices: Any) -> npt.NDArray[np.bool_] | None:
         array = np.asarray(indices)
     except (ValueError, TypeError, RuntimeError):
         return None
-    if array.dtype == object and array.ndim == 1:
-        kinds = {kind.__name__ for kind in set(map(type, array.tolist()))}
-        if "bool" in kinds and kinds <= {"bool", *_NULLS}:
-            array = np.fromiter((item is True for item in array.tolist()), bool, len(array))
+    is_list = isinstance(indices, list | tuple)
+    if array.ndim == 1 and array.dtype != bool and (is_list or array.dtype == object):
+        items = list(indices) if is_list else array.tolist()
+        if not {bool, np.bool_}.isdisjoint(map(type, items)):
+            return np.array([_is_true(item) for item in items])
     return array if array.dtype == bool else None
 
 
-def _check_mask(indices: Any, mask: npt.NDArray[np.bool_], length: int) -> None:
-    if len(mask) != length:
-        raise IndexError(
-            f"expected a mask of {length:,} booleans, one for each sample, found {len(mask):,}; "
-            "make it from a table of this dataset or view"
-        )
-    # After sorting or filtering a frame, row 3 of a Series is not sample 3.
-    labels = getattr(indices, "index", None)
-    if type(indices).__module__.partition(".")[0] != "pandas" or labels is None:
-        return
-    if not np.array_equal(np.asarray(labels), np.arange(length)):
-        raise TypeError(
-            "expected a Series with the index 0, 1, 2, …, found one with another index, whose rows "
-            "may be in another order than the samples; pass mask.sort_index(), or mask.to_numpy() "
-            "if its rows are in the order of the samples"
-        )
+def _is_true(item: Any) -> bool:
+    """Return whether an item of a mask is true; nulls are not, also NaN, as pandas has them."""
+    if isinstance(item, bool | np.bool_):
+        return bool(item)
+    if type(item).__name__ in _NULLS or (isinstance(item, float) and math.isnan(item)):
+        return False
+    raise TypeError(
+        f"expected a mask of booleans, or indices, found booleans beside {item!r:.80}; a mask has "
+        "True, False and nulls only"
+    )
+
+
+def _is_mask_of_integers(array: npt.NDArray[Any], length: int) -> bool:
+    """Whether integers are more likely a mask than indices: both 0 and 1, for each sample."""
+    if not (array.ndim == 1 and array.dtype.kind in "iu" and len(array) == length > 2):
+        return False
+    return bool(array.min() == 0 and array.max() == 1)
 
 
 # Not `npt.NDArray[np.int64]`: with numpy 2.5 that is a typing alias, not a class.
@@ -257,16 +272,14 @@ def select(positions: Positions, indices: Any) -> Positions:
 
 
 def select_batch(positions: Positions, indices: Any) -> IntArray:
-    """Return the positions of a batch, in which True and False are the indices 1 and 0.
+    """Return the positions of a batch.
 
     Raises:
         IndexError: An index is out of range.
         TypeError: ``indices`` are not integers.
     """
-    array = as_array(indices)
-    array = array.astype(np.int64) if array.dtype == bool else array
     try:
-        return positions_at(positions, array, indices)
+        return positions_at(positions, as_array(indices), indices)
     except IndexError as error:
         raise IndexError(f"{error}; was the sampler made for another dataset?") from None
 

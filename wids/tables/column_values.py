@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from wids.errors import DecodeError
 from wids.shards.fields.codecs import BY_EXTENSION, Codec, find
 from wids.shards.fields.decode import Decoder
-from wids.shards.fields.values import decode_json, decode_text
+from wids.shards.fields.values import decode_integer, decode_json, decode_text
 
 Columns: TypeAlias = "Mapping[str, str] | Iterable[str]"
 """Paths by the names of their columns, or paths that are the names too."""
@@ -104,7 +104,7 @@ def _check_has_values(name: str, field: str, has_steps: bool) -> None:
             f"columns: {name!r}: expected a field of numbers, texts or structures, found {field}, "
             f"whose values are {what}"
         )
-    if has_steps and (codec is None or codec.decode in (int, decode_text)):
+    if has_steps and (codec is None or codec.decode in (decode_integer, decode_text)):
         raise ValueError(
             f"columns: {name!r}: expected a path into a structure such as JSON, found one into "
             f"{field}, whose values have no parts"
@@ -137,7 +137,7 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
 
     if codec is None or is_compressed(field):
         return lambda datas: list(map(decode_one, datas))
-    is_simple = codec.decode in (int, decode_text, decode_json)  # whose values are plain
+    is_simple = codec.decode in (decode_integer, decode_text, decode_json)  # whose values are plain
     decode_any: Callable[[bytes], Any] = codec.decode
     decode_plain = decode_any if is_simple else (lambda data: _plain(decode_any(data)))
 

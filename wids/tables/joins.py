@@ -10,13 +10,16 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from wids.errors import JoinError
+from wids.shards.key_lookup import form_hint
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.reader import ShardReader
+from wids.shards.tars.headers import to_bytes
 from wids.storage.arrays import BoolArray
 from wids.tables import join_keys, join_rows
 from wids.tables.column_values import KEY
@@ -235,8 +238,8 @@ def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> J
     keys = view.keys()
     entries = [int(view.positions[index]) for index in missing[:_MAX_NAMED].tolist()]
     named = "; ".join(f"{keys.key(entry)!r} ({keys.place(entry)})" for entry in entries)
-    hint = ""
-    if len(missing) == len(is_present):
+    hint = form_hint(keys.key(entries[0]), partial(_has, other))
+    if not hint and len(missing) == len(is_present):
         hint = f". {str(other)[:1].upper()}{str(other)[1:]} has {_examples(other)}"
     return JoinError(
         f"{keys}: expected the keys of all {len(is_present):,} samples in {other}, found "
@@ -244,6 +247,12 @@ def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> J
         'missing="skip" to leave these samples out, or missing="none" for None as their '
         f"fields{hint}"
     )
+
+
+def _has(other: Keyed, key: str) -> bool:
+    """Whether a side has a key, for a message; looks at all of them."""
+    wanted = b"\0%b\0" % to_bytes(key)  # each key ends with a NUL
+    return any(wanted in b"\0" + texts.text.tobytes() for texts in other.texts())
 
 
 def _examples(other: Keyed) -> str:

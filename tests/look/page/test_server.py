@@ -26,6 +26,7 @@ from loopback import Server
 from PIL import Image
 
 import wids
+from wids.look.page import pages
 from wids.look.page.answers import STATIC_ROUTES, error_answer
 from wids.look.page.server import MAX_CONNECTIONS, allowed_hosts
 from wids.shards.fields.encode import encode
@@ -581,3 +582,29 @@ def test_remote_shards_without_an_index_are_not_fetched(server: Server, tmp_path
         assert "wids create" in client.json("sample/0")["error"]
         assert "wids create" in next(iter(client.json("samples")["problems"]))
     assert [r.path for r in server.log] == ["/looks.json"]
+
+
+def test_memory_does_not_grow_with_fields_and_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sample with many large fields 60 MB are read, and of one sample at a time (LOOK-1)."""
+    fields = [(f"a.f{number}.txt", b"x" * 25_000_000) for number in range(4)]
+    write_tar(tmp_path / "a.tar", [*fields, ("a.txt", b"small")])
+    wids.build_spec([tmp_path / "a.tar"], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    at_once, most = 0, 0
+
+    def body(*arguments: object) -> str:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        found = original(*arguments)  # type: ignore[arg-type]
+        at_once -= 1
+        return found
+
+    original = pages._body
+    monkeypatch.setattr(pages, "_body", body)
+    with browsing(tmp_path / "a.json") as client, ThreadPoolExecutor(3) as threads:
+        for answer in threads.map(lambda _: client.json("sample/0"), range(3)):
+            assert answer["html"].count("too large to show") == 2
+            assert "small" in answer["html"]
+    assert most == 1

@@ -103,6 +103,24 @@ def test_splits_are_not_classes(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_of_classes_numbers_them(tmp_path: Path) -> None:
+    """Splits have the numbers of one list; a folder that it lacks is an error (PACK-7)."""
+    root = make_tree(tmp_path / "in", {"cat/1.txt": "a", "dog/1.txt": "b"})
+    report = pack_folder(root, tmp_path / "out", classes=["bird", "dog", "cat"])
+    assert report.spec.classes == ["bird", "dog", "cat"]
+    assert packed(tmp_path)["cat/1.cls"] == b"2"
+    assert packed(tmp_path)["dog/1.cls"] == b"1"
+    assert report.remarks == ("1 class has no samples: bird",)
+    with raises(
+        PackError, "in: expected folders of the classes in the list (cat), found others: dog"
+    ):
+        pack_folder(root, tmp_path / "other", classes=["cat"])
+    for wrong in ("cat,dog", [], ["cat", "cat"], [1]):
+        with raises(ValueError, "classes: expected"):
+            pack_folder(root, tmp_path / "other", classes=wrong)  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("other*"))
+
+
 def test_classes_on_request(tmp_path: Path) -> None:
     """One folder can be a class; labels of their own, or no folders, are errors (PACK-7)."""
     one = make_tree(tmp_path / "one", {"cat/1.jpg": "", "2.jpg": ""})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import doctest
 import gzip
 import io
@@ -20,6 +21,25 @@ from wids.shards.fields.decode import Decoder
 from wids.shards.fields.encode import encode
 
 PNG = encode(".png", np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8))
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_a_byte_order_mark_is_no_part_of_a_value(mark: bytes) -> None:
+    """As other programs write it, in UTF-8 or UTF-16; a text that begins with one comes back."""
+    encoding = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}.get(
+        mark, "utf-8"
+    )
+
+    def decoded(field: str, text: str) -> Any:
+        return Decoder()({field: mark + text.encode(encoding)})[field]
+
+    assert decoded(".txt", "é") == "é"
+    assert decoded(".json", '{"a": 1}') == {"a": 1}
+    assert decoded(".jsonl", '{"a": 1}\n2\n') == [{"a": 1}, 2]
+    if mark == codecs.BOM_UTF8:
+        assert decoded(".cls", "3\r\n") == 3
+    for text in ("\ufeff", "\ufeff\ufeffa"):
+        assert Decoder()({".txt": encode(".txt", text)})[".txt"] == text
 
 
 def test_fields_are_decoded_by_extension_in_any_case() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import raises
+import torch
+from conftest import need_weights, raises
 from PIL import Image
 
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.encode import encode
+
+MASKED = np.ma.array([1.0, 2.0], mask=[False, True])
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,19 @@ from wids.shards.fields.encode import encode
         (".txt", 3, TypeError, "expected text, found 3"),
         (".txt", "\ud800", ValueError, "surrogates not allowed"),
         (".json", {1j}, TypeError, "not JSON serializable"),
+        (".json", [{"a": float("nan")}], ValueError, "finite numbers, found NaN or infinity"),
+        (".json", np.float64("inf"), ValueError, "finite numbers"),
+        (".json", [{1: "a", "1": "b"}], ValueError, "keys that differ as text, found 1"),
+        (".json", {"a": {None: 1, "null": 2}}, ValueError, "keys that differ as text, found None"),
+        (".jsonl", [{True: 1, "true": 2}], ValueError, "keys that differ as text, found True"),
+        (".npy", MASKED, ValueError, "an array without masked values"),
+        (".npy", [MASKED, MASKED], ValueError, "an array without masked values"),
+        (".npz", {"a": MASKED}, ValueError, "an array without masked values"),
+        (".npz", {1: [0], "1": [1]}, ValueError, "names that differ as text"),
+        (".ten", MASKED, ValueError, "an array without masked values"),
+        (".png", MASKED.astype(np.uint8)[None], ValueError, "an array without masked values"),
+        (".pth", {"a": np.arange(3)}, TypeError, "without executing code, found "),
+        (".pt", [Decimal(1)], TypeError, "without executing code, found "),
         (".npy", np.array([{}]), ValueError, "allow_pickle=False"),
         (".npz", {"a": np.array([{}])}, ValueError, "found one of objects"),
         (".ten", [np.array(1j)], ValueError, "of complex128"),
@@ -51,6 +68,17 @@ def test_bytes_and_text_are_stored_as_they_are() -> None:
     assert encode(".txt.gz", zipped) == zipped
     assert encode(".html", "é") == "é".encode()
     assert json.loads(encode(".json", "x")) == "x"
+
+
+def test_what_nothing_is_lost_of_is_stored() -> None:
+    """Arrays that mask no value, keys that differ as text, and weights."""
+    need_weights()
+    plain = np.ma.array([1, 2], mask=[False, False])
+    sample = {".npy": plain, ".json": {1: "a", 1.5: "b", None: "c"}, ".pth": {"a": torch.ones(3)}}
+    found = Decoder()({name: encode(name, value) for name, value in sample.items()})
+    assert found[".npy"].tolist() == [1, 2]
+    assert found[".json"] == {"1": "a", "1.5": "b", "null": "c"}
+    assert torch.equal(found[".pth"]["a"], torch.ones(3))
 
 
 def test_encoders_of_your_own() -> None:

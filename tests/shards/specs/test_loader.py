@@ -474,3 +474,44 @@ def test_deep_values_of_unknown_keys(brackets: str, tmp_path: Path) -> None:
     assert is_loaded == sorted(is_loaded, reverse=True)
     assert is_loaded[:2] == [True, True]
     assert not is_loaded[-1]  # Python 3.13 parses deeper documents than 3.12
+
+
+def of_classes(*names: str, number: int = 0) -> dict[str, Any]:
+    shards = [{"url": f"{number}.tar", "nsamples": 1}]
+    return {"name": f"n{number}", "shardlist": shards, **({"classes": names} if names else {})}
+
+
+@pytest.mark.parametrize("is_document", [True, False])
+def test_classes_of_several_datasets(is_document: bool) -> None:
+    """They are the longest list, if all state one; other names are an error (SPEC-62)."""
+
+    def classes(*lists: tuple[str, ...], **more: Any) -> list[str]:
+        documents = [of_classes(*names, number=number) for number, names in enumerate(lists)]
+        if is_document:
+            return load_spec({"datasets": documents, **more}).classes
+        return load_spec(map(load_spec, documents)).classes
+
+    cats = ("cat", "dog")
+    assert classes(cats, cats) == list(cats)
+    assert classes(cats, (*cats, "eel"), cats) == [*cats, "eel"]
+    assert classes(cats, ()) == classes(()) == []
+    places = ("datasets[0]", "datasets[2]") if is_document else ("n0", "n2")
+    error = "2 (cat, dog), found 3 (ant, cat, dog): number 0 is 'cat' there and 'ant' here"
+    with raises(SpecError, *places, error, "--classes"):
+        classes(cats, (), ("ant", *cats))
+    if is_document:
+        assert classes(cats, ("ant",), classes=[]) == []
+        assert classes(cats, (), classes=cats) == list(cats)
+        with raises(SpecError, "the document: datasets[0]: expected the classes of the document"):
+            classes(cats, (), classes=["ant", "bee"])
+
+
+def test_classes_of_patterns_of_documents(tmp_path: Path) -> None:
+    """The lists of documents that one name stands for are compared too (SPEC-62)."""
+    for number, names in enumerate((("cat", "dog"), ("dog",))):
+        document = json.dumps(of_classes(*names, number=number))
+        (tmp_path / f"{number}.json").write_text(document)
+    with raises(SpecError, "n1: expected the classes of n0, 2 (cat, dog), found 1 (dog)"):
+        load_spec(tmp_path / "*.json")
+    with raises(SpecError, "1.json: expected the classes of", "0.json, 2 (cat, dog)"):
+        load_spec([tmp_path / "0.json", tmp_path / "1.json"])

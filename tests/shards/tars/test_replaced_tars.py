@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from conftest import sample_members, write_tar
+from conftest import raises, sample_members, write_tar
 
-from wids import ShardListDataset
+from wids import ShardFormatError, ShardListDataset
 
 Replace: TypeAlias = Callable[[Path], None]
 
@@ -106,3 +106,20 @@ def test_other_processes_scan_a_replaced_tar_again(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
     )
     assert found.stdout.strip() == str(EXPECTED)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_tar_that_is_overwritten_while_it_is_open(is_stored: bool, tmp_path: Path) -> None:
+    """Without a published index too, members of another tar are an error (INDEX-2)."""
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"12"), ("a.txt", b"x"), ("b.cls", b"3")])
+    other = write_tar(tmp_path / "b.tar", [("a.cls", b"1"), ("a.txt", b"xx"), ("b.cls", b"45")])
+    if is_stored:
+        os.utime(path, (1, 1))
+        ShardListDataset(path).close()
+    with ShardListDataset(path) as dataset:
+        assert dataset[1][".cls"] == 3
+        with open(path, "r+b") as file:
+            file.write(other.read_bytes())
+        for read in (lambda: dataset[0], lambda: dataset.__getitems__([0])):
+            with raises(ShardFormatError, "a.tar", "the header"):
+                read()

@@ -29,6 +29,7 @@ from tars_by_hand import (
     restamp,
 )
 
+import wids
 from wids.shards.tars.scan import scan
 
 
@@ -322,3 +323,21 @@ def test_text_whose_signed_sum_is_zero_is_not_a_header(caplog: pytest.LogCapture
     assert members_of(bytes(data)) == [(b"a.txt", b"1")]
 
     assert "unknown bytes" in caplog.text
+
+
+def test_symbolic_links_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tar of links to files has no samples, which is said, also by the commands (TAR-7)."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("0.txt", "1.txt", "latest"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "../x.txt"
+            archive.addfile(link)
+    assert scan(path.read_bytes()).names == []
+    text = '2 symbolic links such as "0.txt"'
+    assert text in caplog.text
+    assert "`tar -h`" in caplog.text
+    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    remarks: list[wids.Problem] = []
+    assert wids.verify_spec(tmp_path / "a.json", on_remark=remarks.append) == []
+    assert any(text in str(remark) for remark in remarks)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from cache_parts import DATA, MD5, SHA, make_cache, own_path, read_copy
 from loopback import Server
 
@@ -52,3 +57,38 @@ def test_a_new_version_of_a_file_is_another_copy(tmp_path: Path, server: Server)
     server.page("/0.tar", b"NEW")
     new_sha = hashlib.sha256(b"NEW").hexdigest()
     assert read_copy(cache, RemoteFile(url, 3, sha256=new_sha)) == b"NEW"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users have no numbers here")
+def test_a_user_without_a_home(tmp_path: Path) -> None:
+    """Its cache is a private temporary folder, and no folder ``~`` appears (CACHE-1)."""
+    code = (
+        "import os, pwd; del os.environ['HOME']; pwd.getpwuid = {}.__getitem__; import wids;"
+        "from wids.storage.cache import cache_names;"
+        "print(cache_names.default_folder(), cache_names.default_folder())"
+    )
+    temporary, here = tmp_path / "tmp", tmp_path / "here"
+    for folder in (temporary, here):
+        folder.mkdir()
+
+    def folder_used() -> str:
+        variables = {"TMPDIR": str(temporary), "HOME": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=here,
+            env=variables,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert ran.stderr.count("this user has no home; set WIDS_CACHE or HOME") == 1
+        first, second = ran.stdout.split()
+        assert first == second
+        assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
+        return first
+
+    usual = str(temporary / f"wids-{os.getuid()}")
+    assert folder_used() == folder_used() == usual
+    os.chmod(usual, 0o722)  # noqa: S103 - as another user may have made it
+    assert folder_used() != usual
+    assert not list(here.iterdir())

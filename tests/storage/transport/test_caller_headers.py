@@ -130,3 +130,15 @@ def test_a_child_does_not_wait_for_a_call_of_its_parent() -> None:
     headers = CallerHeaders(constant)
     with headers._lock:
         assert in_child(lambda: headers.current() == constant())
+
+
+def test_headers_of_a_prefix_stay_below_it(server: Server) -> None:
+    """A redirect on the same server that leads out of their path drops them (SEC-9)."""
+    outside, inside = server.page("/other/b", b"there"), server.page("/own/b", b"there")
+    prefix = outside.removesuffix("/other/b") + "/own"
+    fetcher = Fetcher({prefix: {"headers": {"X-Token": "SECRET"}}})
+    for target, is_sent in ((outside, False), (inside, True), (f"{prefix}/../other/b", False)):
+        assert fetcher.read(server.page("/own/a", b"", location=target), 10) == b"there"
+        first, second = server.log[-2:]
+        assert first.headers.get("x-token") == "SECRET"
+        assert second.headers.get("x-token") == ("SECRET" if is_sent else None), target

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -81,11 +83,32 @@ def _body(field: str, data: bytes | None, classes: Sequence[str]) -> str:
 MAX_PAGE: Final = 120
 """Maximum number of samples on a page."""
 _MAX_SHOWN_NBYTES: Final = 30_000_000
+_MAX_SAMPLE_NBYTES: Final = 60_000_000
+"""Bytes of the fields of a sample that are shown, the small ones first."""
+_FEW_NBYTES: Final = 1_000_000
+"""Samples with more bytes to show are made one at a time."""
 _MAX_POSTER_NBYTES: Final = 5_000_000
 _NO_PICTURE: Final = b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 """A GIF of one transparent pixel."""
 _MAX_CARD_PIXELS: Final = 1024
 _MAX_ZOOM_PIXELS: Final = 4096
+
+
+_one_large: Final = threading.Lock()
+"""Held while a large sample is in memory."""
+
+
+def _shown_fields(sizes: Mapping[str, int]) -> list[str]:
+    """Return the fields of a sample that are shown with it, in its order, within limits of bytes.
+
+    Audio and video are left to the player, which requests the parts that it plays.
+    """
+    left, shown = _MAX_SAMPLE_NBYTES, set[str]()
+    for field, nbytes in sorted(sizes.items(), key=itemgetter(1)):
+        if nbytes <= min(left, _MAX_SHOWN_NBYTES) and not media_kind(field):
+            shown.add(field)
+            left -= nbytes
+    return [field for field in sizes if field in shown]
 
 
 class Pages(Site):
@@ -193,11 +216,32 @@ class Pages(Site):
         index = self._index(rest)
         number, local_index, shard_index = self._located(index)
         sizes = field_sizes(shard_index, local_index)
-        # Audio and video are left to the player, which requests the parts that it plays.
-        shown = [f for f, n in sizes.items() if n <= _MAX_SHOWN_NBYTES and not media_kind(f)]
-        with self._dataset.only(shown) as selection:
+        shown = _shown_fields(sizes)
+        is_large = sum(sizes[field] for field in shown) > _FEW_NBYTES
+        with _one_large if is_large else nullcontext(), self._dataset.only(shown) as selection:
             sample = selection[index]
-        key = printable(shard_index.key(local_index))
+            key = printable(shard_index.key(local_index))
+            damage = damage_text(damaged_fields(shard_index, local_index, sample))
+            place = self._questions.selection(query).place(index)
+            return {
+                "index": index,
+                "key": key,
+                "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
+                "local_index": local_index,
+                **self._shown(index, key, sizes, sample, damage, query.get("picture", "")),
+                **place._asdict(),
+            }
+
+    def _shown(
+        self,
+        index: int,
+        key: str,
+        sizes: Mapping[str, int],
+        sample: Mapping[str, Any],
+        damage: str,
+        picture: str,
+    ) -> dict[str, Any]:
+        """Return the fields of a sample as rows of a table, and its pictures, a preferred first."""
         stem = key.rpartition("/")[2]
         images = [field for field in sizes if extension(field) in IMAGE_EXTENSIONS]
         order = [each.field for each in self.stats]
@@ -205,19 +249,12 @@ class Pages(Site):
             self._field_row(index, field, nbytes, sample.get(field), stem)
             for field, nbytes in sizes.items()
         )
-        damage = damage_text(damaged_fields(shard_index, local_index, sample))
-        place = self._questions.selection(query).place(index)
         return {
-            "index": index,
-            "key": key,
             "html": f'{paragraph_html("bad", damage)}<table class="fields">{rows}</table>',
             "pictures": [
                 self._picture_entry(index, field, sizes[field], sample.get(field))
-                for field in preferred(images, order, query.get("picture", ""))
+                for field in preferred(images, order, picture)
             ],
-            "shard": printable(urls.redact(self._dataset.spec.shards[number].url)),
-            "local_index": local_index,
-            **place._asdict(),
         }
 
     def _field_row(self, index: int, field: str, nbytes: int, data: bytes | None, stem: str) -> str:

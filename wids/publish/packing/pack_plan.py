@@ -4,7 +4,7 @@ Reads names and the metadata files. Opens no other file, and writes nothing.
 
 Files of one stem in one folder are a sample (`SampleTable`). Two sources of one member, and two
 samples with one key, are errors. A class is a folder directly in the packed one, with all that is
-in it; its number is its place among the sorted names.
+in it; its number is its place in a given list, or else among the sorted names.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from wids.errors import PackError
 from wids.publish.packing import folder_listing
@@ -253,8 +253,8 @@ def reason_against(table: SampleTable) -> str | None:
         names = ", ".join(sorted(counts))
         raise PackError(
             f"expected class folders, found those of splits: {names}; pack each of them alone, so "
-            "that samples for testing stay apart, or all together without classes (classes=False, "
-            "--no-classes)"
+            "that samples for testing stay apart, the others with the --classes of the first, or "
+            "all together without classes (classes=False, --no-classes)"
         )
     return None
 
@@ -291,11 +291,16 @@ class Plan:
 
 
 def plan_folder(
-    folder: str | os.PathLike[str], *, classes: bool | None = None, key_split: KeySplit = "last"
+    folder: str | os.PathLike[str],
+    *,
+    classes: bool | Sequence[str] | None = None,
+    key_split: KeySplit = "last",
 ) -> Plan:
     """Return what to pack of a folder; see `wids.pack_folder`."""
     if key_split not in KEY_SPLITS:
         raise ValueError(f'key_split: expected "first" or "last", found {key_split!r}')
+    if not (classes is None or isinstance(classes, bool)):
+        classes = _checked_list(classes)
     listing = list_folder(folder)
     try:
         return _plan(listing, classes, key_split)
@@ -303,7 +308,18 @@ def plan_folder(
         raise PackError(f"{os.fspath(folder)}: {error}") from error
 
 
-def _plan(listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
+def _checked_list(classes: Any) -> tuple[str, ...]:
+    """Return a caller's list of classes."""
+    names = () if isinstance(classes, str) else tuple(classes)
+    if not (names and all(isinstance(name, str) and name for name in names)):
+        raise ValueError(f"classes: expected a list of names, found {classes!r:.80}")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"classes: expected names that differ, found twice: {first_of(repeated)}")
+    return names
+
+
+def _plan(listing: Listing, classes: bool | tuple[str, ...] | None, key_split: KeySplit) -> Plan:
     files, tables = _without_tables(listing.files)
     rows = [row for path in tables for row in folder_listing.read_rows(listing.root, path)]
     table = SampleTable(key_split)
@@ -326,7 +342,8 @@ def _plan(listing: Listing, classes: bool | None, key_split: KeySplit) -> Plan:
             "classes=True (--classes)"
         )
     if against is None:
-        names = _with_classes(table, listing)
+        names = classes if isinstance(classes, tuple) else tuple(listing.folders)
+        _add_classes(table, listing, names)
         _check_any(table, listing)
         filled = {class_of(stem) for stem in table.fields}
         empty = [folder for folder in names if folder not in filled]
@@ -402,23 +419,25 @@ def _check_any(table: SampleTable, listing: Listing) -> None:
     raise PackError(f"expected files such as 0001.jpg, found {found}")
 
 
-def _with_classes(table: SampleTable, listing: Listing) -> tuple[str, ...]:
-    """Leave out what is beside the class folders; add the number of its class to each sample.
-
-    Returns:
-        The names of the classes, also of empty ones.
-    """
+def _add_classes(table: SampleTable, listing: Listing, names: tuple[str, ...]) -> None:
+    """Leave out what is beside the class folders; add the number of its class to each sample."""
     if not listing.folders:
         raise PackError("expected class folders, found only files; pass classes=False")
+    others = sorted(set(listing.folders).difference(names))
+    if others:
+        raise PackError(
+            f"expected folders of the classes in the list ({first_of(names)}), found others: "
+            f"{first_of(others)}; add them to the end of the list, which keeps the numbers of the "
+            "rest, or move them away"
+        )
     for stem in [stem for stem in table.fields if not class_of(stem)]:
         _take_out(table, listing, stem, "beside the class folders")
     members = {
         name: Generated(encode_integer(number), f"the class folder {name}")
-        for number, name in enumerate(listing.folders)
+        for number, name in enumerate(names)
     }
     for stem in table.fields:
         table.add(stem, FIELD, members[class_of(stem)])
-    return tuple(listing.folders)
 
 
 def _remarks(table: SampleTable, listing: Listing, *, has_rows: bool) -> list[str]:

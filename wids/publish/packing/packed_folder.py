@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -198,7 +198,7 @@ def pack_folder(
     maxcount: int = 10_000,
     maxsize: int | str = "1GB",
     seed: int | None = 0,
-    classes: bool | None = None,
+    classes: bool | Sequence[str] | None = None,
     key_split: KeySplit = "last",
     name: str | None = None,
     if_exists: IfExists = "error",
@@ -226,7 +226,8 @@ def pack_folder(
         seed: Chooses the order of the samples; None for that of their keys.
         classes: Whether the folders in the folder are classes, whose numbers become the field
             ``.cls`` and whose names become ``"classes"`` of the spec; None to decide by their
-            content.
+            content. A list of names says that they are, and numbers them: pass the list of one
+            split, ``wids.load_spec("train.json").classes``, to pack the others.
         key_split: Where names are split into key and field, at the ``"last"`` or the ``"first"``
             dot. With the last one, other dots become ``_`` in the key.
         name: Name of the dataset; None for the last part of ``output``.
@@ -311,7 +312,7 @@ def prepare_job(
     maxcount: int,
     maxsize: int | str,
     seed: int | None,
-    classes: bool | None,
+    classes: bool | Sequence[str] | None,
     key_split: KeySplit,
     name: str | None,
     if_exists: IfExists,

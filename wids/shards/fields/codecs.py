@@ -100,8 +100,11 @@ def _video(name: str, subtype: str, *, is_played: bool = True) -> Codec:
 
 CODECS: Final = (
     Codec(("txt", "text", "transcript"), values.decode_text, values.encode_text),
-    # `int` parses bytes, and ignores a final newline from an editor or `echo`.
-    Codec(("cls", "cls2", "class", "count", "index", "inx", "id"), int, values.encode_integer),
+    Codec(
+        ("cls", "cls2", "class", "count", "index", "inx", "id"),
+        values.decode_integer,
+        values.encode_integer,
+    ),
     Codec(("json", "jsn"), values.decode_json, values.encode_json, is_structure=True),
     Codec(("jsonl",), values.decode_json_lines, values.encode_json_lines, is_structure=True),
     Codec(("npy",), decode_npy, encode_npy),

@@ -1,8 +1,8 @@
 """Encode the values of fields as bytes, which `decode` turns back into the values.
 
 The field's extension chooses the encoder, as it does the decoder, from the table of
-`wids.shards.fields.codecs`. The value is the same after a round trip, as far as its format can
-store it: JSON has only lists and text keys; WebP has neither grey, which becomes RGB, nor a fully
+`wids.shards.fields.codecs`. The value is the same after a round trip, or it is refused, except
+that JSON has only lists and text keys; WebP has neither grey, which becomes RGB, nor a fully
 opaque alpha channel, which is dropped; ``jpg``, ``jpeg`` and ``gif`` are lossy, and so are ``ogg``,
 ``opus`` and ``mp3``. Bytes are stored unchanged under any extension (compressed for ``.gz``, unless
 they already are), and text under an unknown extension as UTF-8.

@@ -22,6 +22,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wids.shards.fields.values import as_array
+
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
 
@@ -209,11 +211,11 @@ def _decoded(container: str, mode: str, is_float: bool, at_least: Size | None, d
     """Return an image in a container, converted to a mode of Pillow unless that is empty."""
     if container == "pil":
         image = decode_pil(data, at_least)
-        return _converted(image, mode) if mode else image
+        return converted(image, mode) if mode else image
     array = turbo_pixels(data, at_least, mode or None)
     if array is None:
         image = decode_pil(data, at_least)
-        array = _array_of(_converted(image, mode)) if mode else _stored_array(image)
+        array = _array_of(converted(image, mode)) if mode else _stored_array(image)
     if is_float:
         array = array.astype(np.float32)
         array /= np.float32(255)
@@ -222,7 +224,8 @@ def _decoded(container: str, mode: str, is_float: bool, at_least: Size | None, d
     return _channels_first(array if mode or array.ndim == 3 else array[:, :, None])
 
 
-def _converted(image: Any, mode: str) -> Any:
+def converted(image: Any, mode: str) -> Any:
+    """Return a PIL image in another mode of 8 bits; 16 bits are scaled to these."""
     from PIL import Image
 
     if image.mode[0] in "IF":  # `convert` would clip 16 bits at 255
@@ -297,7 +300,7 @@ def _pil_image(value: Any) -> Any:
 
     if isinstance(value, Image.Image):
         return value
-    array = np.asarray(value)
+    array = as_array(value)
     # By name, so that torch is not imported to store an array.
     if type(value).__module__.partition(".")[0] == "torch" and array.ndim == 3:
         array = array.transpose(1, 2, 0)

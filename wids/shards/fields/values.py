@@ -10,9 +10,11 @@ name, the number of dimensions, the dimensions), then its data in C order, all l
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import operator
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +28,38 @@ import numpy.typing as npt
 from wids.shards.fields.safety import RefusedError, check_archive
 
 _DECODE_FIRST: Final = json.JSONDecoder().raw_decode
+_BOM: Final = "\ufeff"
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
 """Integers with fewer digits fit in 64 bits."""
 
 
 def decode_text(data: bytes) -> str:
-    """Decode UTF-8 text."""
-    return data.decode("utf-8")
+    """Return text in UTF-8, or in UTF-16 with a byte order mark, which is left out."""
+    try:
+        return data.decode("utf-8").removeprefix(_BOM)
+    except UnicodeDecodeError:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return data.decode("utf-16")
+        raise
 
 
 def encode_text(value: str) -> bytes:
     """Encode text as UTF-8."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {value!r:.80}")
-    return value.encode("utf-8")
+    # A mark that is a part of the text needs another one, which is left out.
+    return value.encode("utf-8-sig" if value.startswith(_BOM) else "utf-8")
+
+
+def decode_integer(data: bytes) -> int:
+    """Return the integer in text, which may end with a newline from an editor or `echo`."""
+    try:
+        return int(data)
+    except ValueError:
+        if data.startswith(codecs.BOM_UTF8):
+            return int(data.removeprefix(codecs.BOM_UTF8))
+        raise
 
 
 def encode_integer(value: Any) -> bytes:
@@ -98,15 +117,48 @@ def _may_have_long_integer(data: bytes) -> bool:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON in UTF-8."""
-    # As ASCII escapes, non-Latin text takes six or more bytes for each character.
-    return json.dumps(value, ensure_ascii=False).encode("utf-8")
+    """Encode a value as JSON in UTF-8.
+
+    Raises:
+        ValueError: JSON cannot hold it: NaN, infinities, or keys that become one.
+    """
+    try:
+        # As ASCII escapes, non-Latin text takes six or more bytes for each character.
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        if "Out of range" not in str(error):
+            raise
+        raise ValueError(
+            "expected finite numbers, found NaN or infinity, which JSON lacks; store None, a "
+            "text, or the field as .npy, .msgpack or .cbor"
+        ) from error
+    _check_keys(value)
+    return text.encode("utf-8")
+
+
+def _check_keys(value: Any) -> None:
+    """Raise ValueError for a dict whose keys become one as text, such as 1 and "1"."""
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            texts = {json.dumps({key: 0}): key for key in value}
+            if len(texts) < len(value):
+                lost = next(key for key in value if texts[json.dumps({key: 0})] is not key)
+                raise ValueError(
+                    f"expected keys that differ as text, found {lost!r} and another one that "
+                    "becomes the same; JSON has text keys only"
+                )
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for each in value:
+        if isinstance(each, dict | list | tuple):
+            _check_keys(each)
 
 
 def decode_json_lines(data: bytes) -> list[Any]:
     """Return the values of JSON lines; blank lines are skipped."""
     # Not `splitlines`, which also splits at characters that JSON allows inside a string.
-    return [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
+    return [json.loads(line) for line in decode_text(data).split("\n") if line.strip()]
 
 
 def encode_json_lines(values: Iterable[Any]) -> bytes:
@@ -150,6 +202,21 @@ def encode_pickle(_: Any) -> bytes:
     )
 
 
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return a value as an array.
+
+    Raises:
+        ValueError: Values of it are masked, which no format of arrays can store.
+    """
+    arrays = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
+        raise ValueError(
+            "expected an array without masked values; store array.filled(…), and array.mask in a "
+            "field of its own"
+        )
+    return np.asarray(value)
+
+
 _MAGIC: Final = b"~TenBin~"
 _ALIGNMENT: Final = 64
 _MAX_DIMENSIONS: Final = 9
@@ -165,7 +232,7 @@ def dumps(arrays: Sequence[npt.ArrayLike]) -> bytes:
     """
     parts = []
     for number, given in enumerate(arrays):
-        array = np.asarray(given)
+        array = as_array(given)
         code = f"{array.dtype.kind}{array.dtype.itemsize}"
         if code not in _CODES or array.ndim > _MAX_DIMENSIONS:
             raise ValueError(
@@ -248,7 +315,7 @@ def decode_npy(data: bytes) -> Any:
 def encode_npy(value: Any) -> bytes:
     """Return an array as an ``.npy`` file; reject arrays of objects."""
     stream = io.BytesIO()
-    np.save(stream, np.asarray(value), allow_pickle=False)
+    np.save(stream, as_array(value), allow_pickle=False)
     return stream.getvalue()
 
 
@@ -263,7 +330,9 @@ def decode_npz(data: bytes, max_nbytes: int | None = None) -> dict[str, npt.NDAr
 
 def encode_npz(arrays: Mapping[str, Any]) -> bytes:
     """Return arrays by name as an ``.npz`` file."""
-    values = {str(name): np.asarray(array) for name, array in arrays.items()}
+    values = {str(name): as_array(array) for name, array in arrays.items()}
+    if len(values) < len(arrays):
+        raise ValueError("expected names that differ as text, such as not both 1 and '1'")
     # Check before writing: an array of objects would need a pickle, which readers reject (SEC-5).
     if any(array.dtype.hasobject for array in values.values()):
         raise ValueError("expected arrays of numbers or text, found one of objects")
@@ -300,12 +369,28 @@ def decode_torch_weights(data: bytes, max_nbytes: int | None = None) -> Any:
 
 
 def encode_torch_weights(value: Any) -> bytes:
-    """Return a value as ``torch.save`` stores it."""
+    """Return a value as ``torch.save`` stores it.
+
+    Raises:
+        TypeError: Readers, which execute no code, could not load it.
+    """
+    import pickle
+
     import torch
 
     stream = io.BytesIO()
     torch.save(value, stream)
-    return stream.getvalue()
+    data = stream.getvalue()
+    try:
+        torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise TypeError(
+            "expected tensors, numbers, texts, and lists and dicts of these, which load without "
+            f"executing code, found {found[1] if found else 'other objects'}; convert numpy arrays "
+            "by torch.from_numpy, or store npz"
+        ) from error
+    return data
 
 
 def decode_safetensors(data: bytes) -> Any:
@@ -318,5 +403,10 @@ def encode_safetensors(tensors: Mapping[str, Any]) -> Any:
     import torch
 
     # safetensors rejects tensors whose memory is not contiguous.
-    values = {name: torch.as_tensor(tensor).contiguous() for name, tensor in tensors.items()}
+    values = {
+        name: torch.as_tensor(
+            as_array(tensor) if isinstance(tensor, np.ndarray) else tensor
+        ).contiguous()
+        for name, tensor in tensors.items()
+    }
     return import_module("safetensors.torch").save(values)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -241,11 +240,7 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
     """Return the index that this user stored at a path; None if there is none for this tar."""
     data = read_or_map(path, is_own=True)
-    shard_index = None if data is None else _own(parse(data, 0, len(data), identity, key_split))
-    if shard_index is None or not len(shard_index.head_crcs):
-        return shard_index
-    # The tar is known to be the indexed one, so reads need not compare its headers.
-    return replace(shard_index, head_crcs=np.empty(0, np.uint32))
+    return None if data is None else _own(parse(data, 0, len(data), identity, key_split))
 
 
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:

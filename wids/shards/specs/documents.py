@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from wids.errors import SpecError
 from wids.shards.specs import entries, parsing
 from wids.shards.specs.entries import MAX_DEPTH, Context
-from wids.shards.specs.model import INFO, VERSION, DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.model import (
+    INFO,
+    VERSION,
+    DatasetSpec,
+    PackedShards,
+    ShardSpec,
+    common_classes,
+)
 from wids.shards.specs.naming import is_list
 from wids.shards.specs.shard_sequences import LazyShards, dataset_names, joined, with_defaults
 from wids.shards.tars.headers import KeySplit
@@ -42,7 +49,7 @@ class Component:
     Attributes:
         spec: Its shards, and the weights of the datasets that it consists of.
         weight: Its stated weight, or None.
-        label: Its place in the document, for messages.
+        label: Its place in the document, or its name, for messages.
     """
 
     spec: DatasetSpec
@@ -58,7 +65,8 @@ def as_component(
     # The packs have keys by their own rule, which is the first dot if none is stated.
     is_as_packed = key_split != "last" or all(shard.key_split for shard in spec.shards)
     packs = spec.all_packs() if is_as_packed else ()
-    return DatasetSpec(shards, weights=spec.weights, packs=packs)
+    extras = {"classes": spec.classes} if spec.classes else {}
+    return DatasetSpec(shards, extras=extras, weights=spec.weights, packs=packs)
 
 
 def weight_of(component: Mapping[str, Any], label: str) -> float | None:
@@ -91,7 +99,19 @@ def weights_of(document: Mapping[str, Any], label: str) -> dict[str, float]:
 def assembled(parts: Sequence[Component]) -> DatasetSpec:
     """Return a dataset that consists of parts."""
     shards = joined(part.spec.shards for part in parts)
-    return DatasetSpec(shards, weights=combined(parts), packs=packs_of(parts))
+    return DatasetSpec(
+        shards, extras=classes_of(parts), weights=combined(parts), packs=packs_of(parts)
+    )
+
+
+def classes_of(parts: Sequence[Component]) -> dict[str, list[str]]:
+    """Return the entry for the classes of a dataset that consists of parts, if all state them.
+
+    Raises:
+        SpecError: Their lists differ (SPEC-62).
+    """
+    names = common_classes((part.label, part.spec.classes) for part in parts)
+    return {"classes": names} if names and all(part.spec.classes for part in parts) else {}
 
 
 def packs_of(parts: Sequence[Component], start: int = 0) -> tuple[PackedShards, ...]:
@@ -258,6 +278,10 @@ class Documents:
         packs = packs_of(parts, len(shards)) if index is None else ()
         weights = {**combined(parts), **weights_of(document, label)}
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
+        if parts and extras.get("classes") != []:
+            own = DatasetSpec(shards, extras=extras)
+            stated = [Component(own, label=label)] if own.classes or shards else []
+            extras = {**classes_of([*stated, *parts]), **extras}
         return DatasetSpec(
             joined((shards, *(part.spec.shards for part in parts))),
             name,

@@ -21,6 +21,7 @@ from wids.shards.specs.documents import (
     Read,
     as_component,
     assembled,
+    classes_of,
     combined,
 )
 from wids.shards.specs.entries import shard_of
@@ -184,12 +185,17 @@ class _Loader:
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
-                parts.append(Component(part))
+                parts.append(Component(part, label=_label_of(item, number)))
                 packs += part.all_packs(num_shards)
                 part = part.shards
             shards.append(part)
             num_shards += len(part)
-        return DatasetSpec(joined(shards), weights=combined(parts), packs=tuple(packs))
+        classes = classes_of(parts)
+        if sum(len(part.spec.shards) for part in parts) < num_shards:  # others state none
+            classes = {}
+        return DatasetSpec(
+            joined(shards), extras=classes, weights=combined(parts), packs=tuple(packs)
+        )
 
     def item(self, item: Any, label: str, join: Join) -> DatasetSpec | Sequence[ShardSpec]:
         """Return the dataset, or the shards, that one item of a caller's list names."""
@@ -235,7 +241,9 @@ class _Loader:
             specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
         if len(specs) == 1 and not is_part:
             return specs[0]
-        return assembled([Component(as_component(spec, None)) for spec in specs])
+        return assembled(
+            [Component(as_component(spec, None), label=spec.name or name) for spec in specs]
+        )
 
     def found(self, item: Named | Folder) -> DatasetSpec:
         """Load a file or a folder that a caller's name stands for."""
@@ -288,6 +296,13 @@ class _Loader:
 def _is_one_document(name: str) -> bool:
     is_one = "::" not in name or names_in(name) == [name]
     return (is_document(name) or is_list(name)) and is_one and not is_pattern(name)
+
+
+def _label_of(item: Any, number: int) -> str:
+    """Return the name of a dataset in a caller's list."""
+    if isinstance(item, str | os.PathLike):
+        return urls.redact(os.fspath(item))
+    return item.name or f"shards[{number}]"
 
 
 def _name_of(shards: Shards) -> str:

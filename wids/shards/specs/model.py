@@ -16,9 +16,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
-from wids.errors import FetchError, printable, without_quoted_secrets
+from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
 from wids.shards.tars.headers import KeySplit
-from wids.storage.sizes import count_text
+from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 
 VERSION: Final = 1
@@ -378,6 +378,36 @@ def check_references(target: str, references: Iterable[str]) -> None:
 
 def _relative(url: str, folder: str | None) -> str:
     return url if folder is None else urls.relative(url, folder)
+
+
+def common_classes(lists: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the names of the classes of several datasets: the longest of their lists.
+
+    Args:
+        lists: The name of each dataset and its list; an empty list states nothing.
+
+    Raises:
+        SpecError: Two of them have different names for one number (SPEC-62).
+    """
+    of_longest, longest = "", list[str]()
+    for name, names in lists:
+        for number, both in enumerate(zip(longest, names, strict=False)):
+            if both[0] != both[1]:
+                raise SpecError(
+                    printable(
+                        f"{name}: expected the classes of {of_longest}, {_classes_text(longest)}, "
+                        f"found {_classes_text(names)}: number {number} is {both[0]!r} there and "
+                        f"{both[1]!r} here; pack again with one list, `wids pack --classes`, or "
+                        'state "classes": [] in one spec where the numbers are not used together'
+                    )
+                )
+        if len(names) > len(longest):
+            of_longest, longest = name, list(names)
+    return longest
+
+
+def _classes_text(names: Sequence[str]) -> str:
+    return f"{len(names):,} ({first_of(names)})"
 
 
 _COLUMNS: Final = frozenset(("cls", "class", "label", "category"))

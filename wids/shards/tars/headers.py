@@ -14,6 +14,7 @@ import logging
 import re
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from posixpath import normpath
@@ -23,6 +24,7 @@ import numpy as np
 
 from wids.errors import ShardFormatError, printable
 from wids.storage.arrays import IntArray
+from wids.storage.sizes import count_text
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class TarMembers:
         heads: Where the headers that end at ``offsets`` begin, including the extended ones that
             name the member, shape ``(num_members,)``; for a hard link the headers of its target.
         remarks: Oddities of the archive that are not errors, one sentence each.
+        links: Names of symbolic links that have an extension, as files of samples have.
     """
 
     names: list[bytes]
@@ -64,6 +67,7 @@ class TarMembers:
     sizes: IntArray
     heads: IntArray
     remarks: tuple[str, ...] = ()
+    links: tuple[bytes, ...] = ()
 
 
 class MemberColumns:
@@ -138,6 +142,7 @@ class Archive:
         self.global_records: dict[bytes, bytes] = {}
         self.start = 0
         self.has_end = False
+        self.links: list[bytes] = []
         self.remarks: list[str] = []
         self._num_remarks: Counter[int] = Counter()  # by level
 
@@ -165,13 +170,16 @@ class Archive:
         )
 
     def remark_end(self) -> None:
-        """Remark on a missing end marker, after the whole tar was scanned."""
+        """Remark on a missing end marker and on links, after the whole tar was scanned."""
+        if self.links:
+            _logger.warning("%s: %s", printable(self.path), links_text(self.links))
         if not self.has_end:
             self.remark(logging.WARNING, "no end marker; it may have been cut between two members")
 
     def result(self) -> TarMembers:
         """Return the members found so far."""
-        return TarMembers(self.members.names, *self.members.columns(), tuple(self.remarks))
+        columns = self.members.columns()
+        return TarMembers(self.members.names, *columns, tuple(self.remarks), tuple(self.links))
 
 
 @overload
@@ -181,6 +189,14 @@ def padded(size: IntArray) -> IntArray: ...
 def padded(size: int | IntArray) -> int | IntArray:
     """Round up to whole blocks."""
     return (size + (BLOCK_NBYTES - 1)) & -BLOCK_NBYTES
+
+
+def links_text(names: Sequence[bytes]) -> str:
+    """Return what to know of symbolic links in a tar."""
+    return (
+        f'{count_text(len(names), "symbolic link")} such as "{show(names[0])}": a link has no '
+        "bytes and is in no sample; `tar -h` packs the file that it leads to"
+    )
 
 
 NOT_FROM_A_PACKER: Final = "no packer writes this; fetch or write it again"
@@ -394,7 +410,8 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     """Split member names, which must not contain a NUL, into keys and fields.
 
     A name without a key or without a field in its last path component belongs to no sample, and
-    neither does one of metadata. The cost is a few numpy passes over all bytes.
+    neither does one of metadata, nor the ``._`` files of macOS. The cost is a few numpy passes over
+    all bytes.
     """
     # The final NUL marks the end of the last name. No tar name contains one.
     joined = b"\0".join([*names, b""])
@@ -411,6 +428,9 @@ def split_names(names: list[bytes], key_split: KeySplit = "first") -> SplitNames
     else:
         splits = _last_before(dots, ends)
     is_split = (splits > bases) & (splits < ends - 1)  # key and field are not empty
+    if key_split == "last":  # with the first dot, their key is empty
+        dotted = np.flatnonzero(is_split & (text[bases] == ord(".")))
+        is_split[dotted[text[bases[dotted] + 1] == ord("_")]] = False
     for number in np.flatnonzero(is_split & (text[starts] == ord("_"))).tolist():
         is_split[number] = not is_metadata(names[number])
     return SplitNames(joined, starts, np.where(is_split, splits, 0), ends)

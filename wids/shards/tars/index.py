@@ -18,7 +18,6 @@ import mmap
 import operator
 import os
 import time
-import zlib
 from array import array
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -356,29 +355,34 @@ def index_tar(
 
     started_s = time.monotonic()
     shard_index = build_index(scan(data, path), key_split, path, repeated)
-    if checksums:
-        shard_index = with_checksums(shard_index, data)
+    shard_index = (with_checksums if checksums else with_head_crcs)(shard_index, data)
     seconds, count = time.monotonic() - started_s, count_text(len(shard_index), "sample")
     _logger.info("%s: indexed, %s in %.1f s", printable(path), count, seconds)
     return shard_index
 
 
+def with_head_crcs(shard_index: ShardIndex, tar: headers.TarBytes) -> ShardIndex:
+    """Return the index with the CRCs of all headers, by which reads notice another tar."""
+    heads, bodies, _ = (edges.tolist() for edges in shard_index.spans())
+    crc32 = fastest_crc32()
+    with memoryview(tar) as view:
+        crcs = [crc32(view[head:body]) for head, body in zip(heads, bodies, strict=True)]
+    return replace(shard_index, head_crcs=np.array(crcs, np.uint32))
+
+
 def with_checksums(shard_index: ShardIndex, tar: headers.TarBytes) -> ShardIndex:
     """Return the index with the CRCs of all headers and members; reads the whole members.
 
-    Header CRCs let each read verify that the tar is the same; member CRCs, that no bit of a member
-    has changed.
+    By member CRCs reads notice that a bit of a member has changed.
     """
-    heads, bodies, _ = (edges.tolist() for edges in shard_index.spans())
-    crcs = [zlib.crc32(tar[head:body]) for head, body in zip(heads, bodies, strict=True)]
-    members = list(zip(bodies, shard_index.sizes.tolist(), strict=True))
+    bodies = shard_index.blocks.astype(np.int64) * headers.BLOCK_NBYTES
+    members = list(zip(bodies.tolist(), shard_index.sizes.tolist(), strict=True))
     crc32 = fastest_crc32()
     with memoryview(tar) as view:
         # Each span once: a hostile tar can have a million hard links to one large member.
         payload = {(at, size): crc32(view[at : at + size]) for at, size in dict.fromkeys(members)}
     return replace(
-        shard_index,
-        head_crcs=np.array(crcs, np.uint32),
+        with_head_crcs(shard_index, tar),
         payload_crcs=np.array([payload[member] for member in members], np.uint32),
     )
 

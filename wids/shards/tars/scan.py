@@ -90,6 +90,8 @@ def read_next(archive: Archive, position: int) -> int:
         archive.members.append(name, *_link_target(archive, position, name, link))
     elif header.kind in _FILE_TYPES and not is_folder:
         archive.members.append(name, start, size, head)
+    elif header.kind == b"2" and b"." in name.rpartition(b"/")[2]:  # of a field, as a file
+        archive.links.append(name)
     elif not is_empty and header.kind not in _SKIPPED_TYPES:
         _refuse(archive, position, name, f"type {header.kind!r}")
     return start + padded(size)

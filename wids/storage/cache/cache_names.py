@@ -10,10 +10,11 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import IO, Final, NamedTuple
 
 from wids.storage import files, locks
@@ -54,8 +55,31 @@ def default_folder() -> str:
     stated = os.environ.get("WIDS_CACHE")
     if stated:
         return os.path.abspath(os.path.expanduser(stated))
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base:
+        home = os.path.expanduser("~")
+        if home == "~":  # without $HOME, and a user without a name, as in containers
+            return _temporary_folder()
+        base = os.path.join(home, ".cache")
     return os.path.join(base, "wids")
+
+
+@cache
+def _temporary_folder() -> str:
+    """Return a folder that no other user can write, the same for each process if that is free."""
+    import tempfile
+
+    number = os.getuid() if hasattr(os, "getuid") else 0
+    folder = os.path.join(tempfile.gettempdir(), f"wids-{number}")
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != number or status.st_mode & 0o022:
+        folder = tempfile.mkdtemp(prefix="wids-")
+    _logger.warning(
+        "%s: used as the cache folder, since this user has no home; set WIDS_CACHE or HOME", folder
+    )
+    return folder
 
 
 def shards_folder(folder: str) -> str:

@@ -161,8 +161,9 @@ class Http(Transport):
     connections.
 
     Args:
-        headers: Sent to the URL's own server, but not to other servers after a redirect; or a
-            callable that returns them, as for `CallerHeaders`.
+        headers: Sent to the URL's own server, but not to other servers after a redirect, nor to
+            URLs that are not below ``prefix``; or a callable that returns them, as for
+            `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
         certificates: Those to trust besides the system's, as PEM; or None.
     """
@@ -250,7 +251,7 @@ class Http(Transport):
     def _redirected(
         self, url: str, headers: Mapping[str, str], ours: Mapping[str, str], method: str
     ) -> Response:
-        """Send a request and follow redirects; ``ours`` goes to the first server only."""
+        """Send a request and follow redirects; ``ours`` stays on the server, below the prefix."""
         location = url
         for _ in range(_MAX_REDIRECTS + 1):
             response = self._response(url, location, _with_callers(headers, ours), method)
@@ -265,8 +266,9 @@ class Http(Transport):
                     f"{urls.redact(url)}: expected a response, found a redirect to "
                     f"{urls.redact(target)}"
                 )
-            # The caller's tokens are for the first server only (SEC-9).
-            if urls.origin(target) != urls.origin(location):
+            # The caller's tokens are for the first server, and below their prefix (SEC-9).
+            is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
+            if is_outside or urls.origin(target) != urls.origin(location):
                 ours = {}
             location = target
         raise FetchError(

@@ -360,6 +360,7 @@ class Transports:
             options = {} if prefix is None else self._options[prefix]
             transport_for = import_module(f"wids.storage.transport.{module}").transport_for
             self._made[key] = transport_for(options, self._scratch)
+            self._made[key].prefix = urls.rewritten(prefix or "")
         return target, self._made[key]
 
 

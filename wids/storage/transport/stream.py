@@ -130,9 +130,11 @@ class Transport(ABC):
 
     Attributes:
         states_nbytes: Whether the length of a file can be asked without reading the file.
+        prefix: What all URLs begin with that the caller's options are for; ``""`` for any.
     """
 
     states_nbytes: ClassVar[bool] = True
+    prefix: str = ""
 
     @abstractmethod
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
