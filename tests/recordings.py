@@ -152,7 +152,7 @@ def numbered_film(
             samples = sound(6.0)[0][:1]
             audio = container.add_stream("aac", rate=RATE)
             frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
-            frame.sample_rate = RATE
+            frame.sample_rate, frame.pts, frame.time_base = RATE, 0, Fraction(1, RATE)
             packets += [*audio.encode(frame), *audio.encode()]
         for packet in sorted(packets, key=lambda each: each.dts * each.time_base):
             container.mux(packet)

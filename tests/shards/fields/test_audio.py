@@ -562,7 +562,6 @@ LONG_SOUNDS: Final[dict[str, Callable[[], bytes]]] = {
     "two mp3 with headers in one": lambda: mp3(44_100, 2) * 2,
     "the beginning of an mp3": lambda: mp3(44_100, 2)[:-20_000],
     "the beginning of a Vorbis": lambda: by_libsndfile("OGG", "VORBIS", 44_100, 2)[:-20_000],
-    "the beginning of a wav": lambda: by_libsndfile("WAV", "PCM_16", 44_100, 2)[:-20_000],
     "wav of GSM": lambda: by_libsndfile("WAV", "GSM610", 8000, 1),
     "wav of ADPCM": lambda: by_libsndfile("WAV", "IMA_ADPCM", 16_000, 1),
 }
@@ -663,12 +662,36 @@ def test_blocks_of_an_mp3_are_decoded_in_one_go(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(wids.Audio("numpy")(data)[0] - decoded_by_ffmpeg(data)[0]).max() < 1e-3
 
 
-def test_a_sound_that_ends_early() -> None:
-    """A flac without its end is an error in a loop as in ``verify --decode``."""
-    data = by_libsndfile("FLAC", "PCM_16", 16_000, 1)[:-9000]
+def cut_flac() -> bytes:
+    """Return a flac without its end."""
+    return by_libsndfile("FLAC", "PCM_16", 16_000, 1)[:-9000]
+
+
+def cut_m4a() -> bytes:
+    """Return an m4a, what it states at its beginning, without its last 20 packets."""
+    options = {"moov_size": "9000"}
+    data = sound_by_ffmpeg("mp4", "aac", sweep(16_000, 1), 16_000, container_options=options)
+    with optional("av").open(io.BytesIO(data)) as file:
+        places = [packet.pos for packet in file.demux() if packet.size]
+    return data[: places[-20]]
+
+
+@pytest.mark.parametrize("make", [cut_flac, cut_m4a])
+def test_a_sound_that_ends_early(make: Callable[[], bytes]) -> None:
+    """A flac or m4a without its end is an error in a loop as in ``verify --decode``."""
+    data = make()
     for decode in (wids.Audio("numpy"), check_audio):
-        with pytest.raises(Exception, match=r"flac|frames"):
+        with pytest.raises(Exception, match=r"flac|frames|expected 6\.1 s, found 4\.9 s"):
             decode(data)
+    assert wids.Audio("numpy", start_s=1.0, duration_s=0.5)(data)[0].shape == (1, 8000)
+
+
+def test_a_wav_that_ends_early() -> None:
+    """A wav without its end is decoded as far as it goes; ``verify --decode`` says what is missing."""
+    data = by_libsndfile("WAV", "PCM_16", 16_000, 1)
+    assert wids.Audio("numpy")(data[:-9000])[0].shape == (1, 97_600 - 4500)
+    with raises(ValueError, f"expected {len(data)} bytes, found {len(data) - 9000}"):
+        check_audio(data[:-9000])
 
 
 @pytest.mark.parametrize("stated", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000, 0])

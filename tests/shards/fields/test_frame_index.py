@@ -49,7 +49,7 @@ def skipped(number: int, data: bytes) -> bytes:
     if number not in (5, 17, 40):
         return data
     bits = "".join(f"{byte:08b}" for byte in data[4:10])
-    at = bits.index("0", 2) + 7  # behind whole seconds, a marker, five bits of time, a marker
+    at = bits.index("0", 2) + 8  # behind whole seconds, a marker, five bits of time, a marker
     header = bits[:at] + "00"  # "not coded", and the first of the bits that fill a byte
     header += "1" * (-len(header) % 8)
     return data[:4] + int(header, 2).to_bytes(len(header) // 8, "big")

@@ -325,12 +325,23 @@ def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
 
     Packets of an mp3 that do not decode have none, as for players: a tag between two files that
     were joined, or what is left of a packet at the end.
+
+    Raises:
+        ValueError: The first of them ends earlier than it states; or, if only the file states a
+            length, all streams do.
     """
     import av
 
-    num_frames, failure = 0, None
-    for packet in file.demux(*streams):
+    first, num_frames, end_s, failure = streams[0], 0, 0.0, None
+    is_own = first.duration is not None
+    start = (first.start_time or 0) if is_own else 0
+    for packet in file.demux():
         safety.check_time()
+        at = packet.dts if packet.pts is None else packet.pts
+        if at is not None and (packet.stream == first or not is_own):
+            end_s = max(end_s, float((at + (packet.duration or 0) - start) * packet.time_base))
+        if packet.stream not in streams:
+            continue
         try:
             frames = packet.decode()
         except av.error.InvalidDataError as error:
@@ -341,6 +352,9 @@ def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
         yield from frames
     if failure is not None and not num_frames:
         raise failure
+    stated = stated_s(file, first) or 0.0
+    if end_s < stated - max(_END_S, stated / 20):
+        raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
 
 
 def audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
@@ -438,30 +452,17 @@ def check_streams(file: Any, *streams: Any) -> int:
         The number of frames of the first of them.
 
     Raises:
-        ValueError: It ends earlier than it states; or, if only the file states a length, all do.
+        ValueError: It ends earlier than it states.
         Exception: They cannot be decoded; any type.
     """
-    first = streams[0]
-    stated = stated_s(file, first) or 0.0
-    is_own = first.duration is not None
-    start_s = float((first.start_time or 0) * first.time_base) if is_own else 0.0
-    num_frames, end_s = 0, 0.0
+    is_audio = streams[0].type == "audio"
 
-    def decode() -> None:
-        nonlocal num_frames, end_s
-        for frame in _decoded(file, *streams):
-            is_first = hasattr(frame, "samples") == (first.type == "audio")
-            num_frames += is_first
-            if frame.pts is not None and (is_first or not is_own):
-                ticks = frame.pts + (getattr(frame, "duration", 0) or 0)
-                end_s = max(end_s, float(ticks * frame.time_base) - start_s)
+    def num_frames() -> int:
+        return sum(hasattr(each, "samples") == is_audio for each in _decoded(file, *streams))
 
-    safety.within_s(MAX_S + stated, decode)
+    found = safety.within_s(MAX_S + (stated_s(file, streams[0]) or 0.0), num_frames)
     file.close()  # not after a time-out: the thread still uses it
-    # Where the file alone states a length, another stream may be a little longer.
-    if end_s < stated - max(_END_S, stated / 20):
-        raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
-    return num_frames
+    return found
 
 
 def _joined(blocks: list[Samples], num_channels: int) -> Samples:
