@@ -613,8 +613,8 @@ def test_parts_are_slices_of_the_whole(make: Callable[[], bytes]) -> None:
     length, count = whole.shape[1], round(0.2 * rate)
     generator = np.random.default_rng(5)
     starts = [
-        *generator.integers(0, length, 40).tolist(),
-        *range(length - rate, length, rate // 9),
+        *generator.integers(0, length, 10).tolist(),
+        *range(length - rate, length, rate // 5),
         length - 1,
     ]
     for start in starts:
@@ -687,7 +687,7 @@ def test_a_sound_that_ends_early(make: Callable[[], bytes]) -> None:
 
 
 def test_a_wav_that_ends_early() -> None:
-    """A wav without its end is decoded as far as it goes; ``verify --decode`` says what is missing."""
+    """A wav without its end decodes as far as it goes; ``verify --decode`` says what is missing."""
     data = by_libsndfile("WAV", "PCM_16", 16_000, 1)
     assert wids.Audio("numpy")(data[:-9000])[0].shape == (1, 97_600 - 4500)
     with raises(ValueError, f"expected {len(data)} bytes, found {len(data) - 9000}"):

@@ -129,22 +129,6 @@ def test_reader() -> None:
             reader.frames()
 
 
-def test_a_reader_reads_only_what_it_needs() -> None:
-    """A clip from a file that can seek reads its index, and the bytes near the clip."""
-
-    class Counting(io.BytesIO):
-        num_read = 0
-
-        def read(self, size: int | None = -1, /) -> bytes:
-            data = super().read(size)
-            Counting.num_read += len(data)
-            return data
-
-    data = film(1000, size=(320, 240), distance=12)
-    wids.Clips(num_frames=4, at=20.0)(Counting(data))
-    assert Counting.num_read < len(data) / 3
-
-
 def test_what_is_not_asked_for_stays_bytes() -> None:
     """Without video= a film stays bytes, as in earlier versions."""
     data = film(2)

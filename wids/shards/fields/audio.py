@@ -233,7 +233,8 @@ def _seekable_frame(file: Any, data: bytes, start: int) -> int:
         return max(0, start - _MP3_BEFORE)
     if file.subtype == "VORBIS":  # the last page is cut, by which its first frame is misplaced
         before = data.rfind(b"OggS", 0, data.rfind(b"OggS"))
-        return min(start, max(0, *struct.unpack_from("<q", data, before + 6)))
+        end = int.from_bytes(data[before + 6 : before + 14], "little", signed=True)  # or -1
+        return min(start, max(0, end))
     return start
 
 
@@ -332,15 +333,14 @@ def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
     """
     import av
 
-    first, num_frames, end_s, failure = streams[0], 0, 0.0, None
-    is_own = first.duration is not None
-    start = (first.start_time or 0) if is_own else 0
+    first, num_frames, failure = streams[0], 0, None
+    ends: dict[int, int] = {}  # of each stream, in ticks
     for packet in file.demux():
         safety.check_time()
-        at = packet.dts if packet.pts is None else packet.pts
-        if at is not None and (packet.stream == first or not is_own):
-            end_s = max(end_s, float((at + (packet.duration or 0) - start) * packet.time_base))
-        if packet.stream not in streams:
+        number, at = packet.stream_index, packet.dts if packet.pts is None else packet.pts
+        if at is not None:
+            ends[number] = max(ends.get(number, 0), at + (packet.duration or 0))
+        if all(number != each.index for each in streams):
             continue
         try:
             frames = packet.decode()
@@ -353,6 +353,10 @@ def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
     if failure is not None and not num_frames:
         raise failure
     stated = stated_s(file, first) or 0.0
+    is_own = first.duration is not None
+    start = (first.start_time or 0) if is_own else 0
+    found = [first] if is_own else file.streams
+    end_s = max(float((ends.get(each.index, 0) - start) * each.time_base) for each in found)
     if end_s < stated - max(_END_S, stated / 20):
         raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
 

@@ -10,11 +10,10 @@ frame are decoded and counted. Where none of this holds, all frames are decoded.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, dropwhile, takewhile
+from itertools import chain, dropwhile, islice, takewhile
 from typing import IO, Any, Final
 
 import numpy as np
@@ -37,44 +36,8 @@ _MAX_ERROR_S: Final = 0.0005
 """Times are rounded, by half a tick, and to milliseconds in mkv."""
 _END: Final = 1 << 60
 """Ticks that no film has."""
-
-
-@dataclass(frozen=True)
-class FrameIndex:
-    """The key frames of a film, at which decoding can begin, and their numbers.
-
-    Attributes:
-        num_frames: Frames of the film.
-        stamps: The time of each key frame, ascending: when its packet is decoded if the container
-            lists all packets, otherwise when it is shown.
-        numbers: Frames before each of them; without those whose packets are behind its own, if the
-            container lists all packets.
-        is_listed: Whether the container lists all packets.
-    """
-
-    num_frames: int
-    stamps: list[int]
-    numbers: list[int]
-    is_listed: bool
-
-    def number(self, packets: list[Any]) -> int | None:
-        """Return the number of a key frame, if it is known.
-
-        Args:
-            packets: Its packet, and those behind it that may be shown earlier.
-        """
-        stamp = packets[0].dts if self.is_listed else packets[0].pts
-        place = bisect_left(self.stamps, stamp)
-        if self.stamps[place : place + 1] != [stamp]:
-            return None
-        return self.numbers[place] + (_num_earlier(packets) if self.is_listed else 0)
-
-    def behind(self, place: int) -> int:
-        """Return a time at which to seek to a key frame: shortly before the next one.
-
-        Some demuxers seek by other times than packets have, and would find the one before.
-        """
-        return self.stamps[place + 1] - 1 if place + 1 < len(self.stamps) else _END
+_NUM_SEEKS: Final = 3
+"""Key frames that are tried: the one before a frame may be shown after it, or be none."""
 
 
 class Film:
@@ -119,7 +82,9 @@ class Film:
     @cached_property
     def num_frames(self) -> int:
         """The number of frames."""
-        return self._counted[0] if self.index is None else self.index.num_frames
+        if self._order is None or self._num_lost is None:
+            return self._counted[0]
+        return len(self._order) - self._num_lost
 
     @cached_property
     def start(self) -> int:
@@ -146,7 +111,7 @@ class Film:
     def step(self) -> int:
         """How long a frame is shown, by the rate of the film."""
         rate = self.stream.average_rate or self.stream.guessed_rate
-        return max(1, round(1 / (rate * self.stream.time_base)))
+        return max(1, round(float(1 / (rate * self.stream.time_base))))
 
     def tick(self, seconds: float) -> int:
         """Return a time that is counted from the first frame."""
@@ -155,26 +120,37 @@ class Film:
 
     def numbered(self, number: int) -> Iterator[tuple[int, Any]]:
         """Return numbers and frames, from one that is not after ``number`` on."""
-        index = self.index
-        if index is not None:
-            last = bisect_right(index.numbers, number) - 1
-            for place in range(last, max(last - 2, -1), -1):
-                packets = self._sought(index.behind(place))
-                first = index.number(packets) if packets else None
-                if first is not None and first <= number and (frames := self._from_key(packets)):
-                    return enumerate(frames, first)
-        return enumerate(self.from_start())
+        found = None
+        if self._order and self._num_lost is not None:
+            mark = self._order[min(number + self._num_lost, len(self._order) - 1)]
+            found = self._begun(self._tick(mark), self._number, number)
+        return enumerate(self.from_start()) if found is None else enumerate(found[1], found[0])
 
     def timed(self, tick: int) -> Iterator[tuple[int, Any]]:
         """Return times and frames, from one that is not after ``tick`` on, or from the first."""
-        at = tick
-        for _ in range(2 if self.can_seek else 0):
-            packets = self._sought(at)
-            if packets and packets[0].pts <= tick and (frames := self._from_key(packets)):
-                return self._timed(frames)
-            if packets:
-                at = (packets[0].pts if packets[0].dts is None else packets[0].dts) - 1
-        return self._timed(self.from_start())
+        found = self._begun(tick, lambda packets: packets[0].pts, tick) if self.can_seek else None
+        return self._timed(self.from_start() if found is None else found[1])
+
+    def _begun(
+        self, tick: int, place: Callable[[list[Any]], int | None], last: int
+    ) -> tuple[int, Iterator[Any]] | None:
+        """Return the place of a key frame near a time and the frames from it on.
+
+        Args:
+            tick: The time.
+            place: Returns the place of a key frame, of its packet and those that may be shown
+                earlier.
+            last: The last place that it may have.
+        """
+        for _ in range(_NUM_SEEKS):
+            packets = self._sought(tick)
+            if not packets:
+                return None
+            found = place(packets)
+            if found is not None and found <= last and (frames := self._from_key(packets)):
+                return found, frames
+            tick = (packets[0].pts if packets[0].dts is None else packets[0].dts) - 1
+        return None
 
     def shown_from(self, tick: int) -> Iterator[Any]:
         """Return frames, from the one on the screen at a time on."""
@@ -276,50 +252,83 @@ class Film:
         return chain([first], frames)
 
     @cached_property
-    def index(self) -> FrameIndex | None:
-        """The key frames; None where numbers are known by decoding everything alone.
+    def _order(self) -> Sequence[int] | None:
+        """A mark for each packet that gives a frame: its place in the list, or its time; ascending.
+
+        None where decoding everything alone tells which do.
 
         Raises:
             ValueError: It has more than 16 million frames.
         """
         if not self.can_seek:
             return None
-        found = self._by_list() if self.is_listed else self._by_packets()
-        if found is None or not found.stamps or (np.diff(found.stamps) <= 0).any():
-            return None
+        return self._places() if self.is_listed else self._times()
+
+    @cached_property
+    def _num_lost(self) -> int | None:
+        """How many packets of the beginning give no frame, since the film was cut, if known."""
         if self._is_whole:
-            return found
-        packets = self._sought(found.behind(0))
-        number = found.number(packets) if packets else None
-        if number is None:
+            return 0
+        rest = islice(self._all_packets(), 1, None)
+        second = next((packet for packet in rest if packet.is_keyframe), None)
+        packets = [] if second is None else _with_earlier(chain([second], rest))
+        place = self._place(packets) if packets and _is_key(packets) else None
+        if place is None:
             return None
         key = packets[0].pts
         before = takewhile(lambda frame: frame.pts is None or frame.pts < key, self.from_start())
-        num_lost = number - sum(1 for _ in before)
-        numbers = [number - num_lost for number in found.numbers]
-        return FrameIndex(found.num_frames - num_lost, found.stamps, numbers, found.is_listed)
+        return place - sum(1 for _ in before)
 
-    def _by_list(self) -> FrameIndex | None:
-        count = 0
-        stamps: list[int] = []
-        numbers: list[int] = []
+    def _number(self, packets: list[Any]) -> int | None:
+        """Return the number of a key frame, if it is known, of its packet and those behind it."""
+        is_cut = not self._is_whole and packets[0].pts == self._first[0].pts
+        place = None if is_cut else self._place(packets)
+        return None if place is None or self._num_lost is None else place - self._num_lost
+
+    def _place(self, packets: list[Any]) -> int | None:
+        """Return how many packets that give a frame are shown before a key frame, if known."""
+        order = self._order or ()
+        if not self.is_listed:
+            place = bisect_left(order, packets[0].pts)
+            return place if packets[0].pts in order[place : place + 1] else None
+        entries, stamp = self.stream.index_entries, packets[0].dts
+        at = bisect_left(entries, stamp, key=lambda entry: entry.timestamp)
+        near = range(at, min(at + 2, len(entries)))
+        if [entries[each].timestamp for each in near].count(stamp) != 1:
+            return None
+        return bisect_left(order, at) + _num_earlier(packets)
+
+    def _tick(self, mark: int) -> int:
+        """Return about when the frame of a mark is shown."""
+        if not self.is_listed:
+            return mark
+        first = self._first[0]  # the list has when packets are decoded
+        delay = 0 if first.pts is None or first.dts is None else first.pts - first.dts
+        return int(self.stream.index_entries[mark].timestamp + delay)
+
+    def _places(self) -> Sequence[int] | None:
+        entries = self.stream.index_entries
         is_mpeg4 = self.stream.codec_context.name == "mpeg4"
-        for place, entry in enumerate(self.stream.index_entries):
-            if entry.is_discard:  # an edit list leaves it out
+        # A list of edits leaves out packets near both ends, or else changes how many there are.
+        near = range(min(_MAX_REORDERED, len(entries)))
+        is_edited = len(entries) != self.stream.frames or any(
+            entries[place].is_discard for each in near for place in (each, -1 - each)
+        )
+        if not (is_mpeg4 or is_edited):
+            return range(len(entries))
+        places = array("q")
+        for place, entry in enumerate(entries):
+            if entry.is_discard:
                 continue
             if is_mpeg4 and entry.size < _NVOP_NBYTES:
                 return None
-            if entry.is_keyframe and (place or self._is_whole):
-                stamps.append(entry.timestamp)
-                numbers.append(count)
-            count += 1
-        return FrameIndex(count, stamps, numbers, is_listed=True)
+            places.append(place)
+        return places
 
-    def _by_packets(self) -> FrameIndex | None:
+    def _times(self) -> Sequence[int] | None:
         codec = self.stream.codec_context.name
         times = array("q")
-        stamps: list[int] = []
-        for place, packet in enumerate(self._all_packets()):
+        for packet in self._all_packets():
             check_time()
             if packet.is_discard or not packet.size:
                 continue
@@ -327,16 +336,11 @@ class Film:
                 return None
             if codec == "vp8" and not memoryview(packet)[0] & 0x10:  # it is not shown
                 continue
-            if packet.is_keyframe and (place or self._is_whole):
-                stamps.append(packet.pts)
             times.append(packet.pts)
             if len(times) > _MAX_FRAMES:
                 raise ValueError(f"expected at most {_MAX_FRAMES} frames, found more")
         ordered = np.sort(np.array(times, np.int64))
-        if (np.diff(ordered) <= 0).any():
-            return None
-        numbers = np.searchsorted(ordered, stamps).tolist()
-        return FrameIndex(len(ordered), stamps, numbers, is_listed=False)
+        return None if (np.diff(ordered) <= 0).any() else array("q", ordered.tobytes())
 
 
 def _with_earlier(packets: Iterator[Any]) -> list[Any]:
