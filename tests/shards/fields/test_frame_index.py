@@ -355,14 +355,15 @@ class Counting(io.BytesIO):
 
 @pytest.mark.parametrize("format_name", ["mp4", "matroska"])
 def test_clips_and_frames_read_only_what_they_need(format_name: str) -> None:
-    """A clip reads the container's index and the bytes near the clip; numbers all, but for mp4."""
+    """A clip reads the index and the bytes near the clip; numbers all bytes, but for a list."""
     data = film(500, distance=12, format_name=format_name, bit_rate=4_000_000)
     for clips in (wids.Clips(4, at=10.0), wids.Clips(4)):
         clips(file := Counting(data), np.random.default_rng(0))
         assert 0 < file.num_read < len(data) / 10
     with wids.VideoReader(file := Counting(data)) as reader:
         reader.frames([250])
-        assert (file.num_read < len(data) / 10) == (format_name == "mp4")
+        has_list = format_name == "mp4" and hasattr(av.VideoStream, "index_entries")
+        assert (file.num_read < len(data) / 10) == has_list
 
 
 _GROWTH = """

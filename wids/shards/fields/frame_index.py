@@ -241,11 +241,9 @@ class Film:
         """Return frames from a key frame on; None if decoding cannot begin there after all."""
         key = packets[0].pts
         # Those that are shown earlier would be decoded without the frames that they need.
-        frames = dropwhile(
-            lambda frame: frame.pts is None or frame.pts < key,
-            self._decoded(chain(packets, self._packets)),
-        )
-        first = next(frames, None)
+        decoded = self._decoded(chain(packets, self._packets))
+        frames = (frame for frame in decoded if frame.pts is None or frame.pts >= key)
+        first = next(dropwhile(lambda frame: frame.pts is None, frames), None)
         # A container may call any packet a key frame: P and B frames are none.
         if first is None or first.pts != key or int(first.pict_type) > 1:
             return None
