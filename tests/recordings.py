@@ -6,7 +6,7 @@ import io
 import shutil
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -111,3 +111,128 @@ def film_of_pngs(pictures: Sequence[bytes]) -> bytes:
             packet.time_base, packet.is_keyframe = Fraction(1, 25), True
             container.mux(packet)
     return file.getvalue()
+
+
+def numbered_film(
+    format_name: str,
+    codec: str,
+    *,
+    num_frames: int = 120,
+    distance: int = 12,
+    rate: int = 25,
+    times: Sequence[int] | None = None,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+    is_piped: bool = False,
+    has_sound: bool = False,
+) -> bytes:
+    """Return a film whose pictures show their numbers, for `shown_number`.
+
+    ``times`` has when each is shown, in milliseconds, if the rate varies. A muxer that is piped
+    cannot go back to write lengths. Sound lasts six seconds.
+    """
+    av = optional("av")
+    file: Any = Pipe() if is_piped else io.BytesIO()
+    with av.open(file, "w", format=format_name, options=container_options or {}) as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.width, stream.height = 64, 48
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.codec_context.gop_size = distance
+        unit = Fraction(1, rate) if times is None else Fraction(1, 1000)
+        stream.codec_context.time_base = unit
+        packets = []
+        for number in range(num_frames):
+            bits = [255 * (number >> bit & 1) for bit in range(8)]
+            pixels = np.tile(np.repeat(np.array(bits, np.uint8), 8)[None, :, None], (48, 1, 3))
+            frame = av.VideoFrame.from_ndarray(pixels)
+            frame.pts, frame.time_base = number if times is None else times[number], unit
+            packets += stream.encode(frame)
+        packets += stream.encode()
+        if has_sound:
+            samples = sound(6.0)[0][:1]
+            audio = container.add_stream("aac", rate=RATE)
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = RATE, 0, Fraction(1, RATE)
+            packets += [*audio.encode(frame), *audio.encode()]
+        for packet in sorted(packets, key=lambda each: each.dts * each.time_base):
+            container.mux(packet)
+    return bytes(file.getvalue())
+
+
+class Pipe:
+    """A file for PyAV that can only be written from its beginning to its end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._data += data
+        return len(data)
+
+    def getvalue(self) -> bytes:
+        return bytes(self._data)
+
+
+def shown_number(pixels: npt.NDArray[np.uint8]) -> int:
+    """Return the number that a frame of a numbered film shows, of shape (height, width, 3)."""
+    return sum(int(pixels[8:40, 8 * bit + 2 : 8 * bit + 6].mean() > 127) << bit for bit in range(8))
+
+
+def copied(
+    data: bytes,
+    format_name: str,
+    *,
+    first: int = 0,
+    shift_s: float = 0.0,
+    container_options: dict[str, str] | None = None,
+    change: Callable[[int, bytes], bytes] = lambda _, data: data,
+) -> bytes:
+    """Return a film whose packets, from one on, were copied to another container."""
+    av = optional("av")
+    file = io.BytesIO()
+    with (
+        av.open(io.BytesIO(data)) as source,
+        av.open(file, "w", format=format_name, options=container_options or {}) as target,
+    ):
+        stream = source.streams.video[0]
+        copy = target.add_stream_from_template(stream)
+        packets = (packet for packet in source.demux(stream) if packet.dts is not None)
+        for number, packet in enumerate(packets):
+            if number < first:
+                continue
+            shift = round(shift_s / packet.time_base)
+            changed = av.Packet(change(number, bytes(packet)))
+            changed.pts, changed.dts = packet.pts + shift, packet.dts + shift
+            changed.time_base, changed.duration = packet.time_base, packet.duration
+            changed.is_keyframe, changed.stream = packet.is_keyframe, copy
+            target.mux(changed)
+    return file.getvalue()
+
+
+def sound_by_ffmpeg(
+    format_name: str,
+    codec: str,
+    samples: npt.NDArray[np.float32],
+    rate: int,
+    *,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+    is_piped: bool = False,
+) -> bytes:
+    """Return samples of shape (channels, frames) as a file that PyAV writes."""
+    av = optional("av")
+    file: Any = Pipe() if is_piped else io.BytesIO()
+    layout = "mono" if len(samples) == 1 else "stereo"
+    with av.open(file, "w", format=format_name, options=container_options or {}) as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.layout = layout
+        kind = "s16" if codec == "flac" else "fltp"
+        converter = av.AudioResampler(format=kind, layout=layout, rate=rate)
+        for start in range(0, samples.shape[1], 1024):
+            piece = np.ascontiguousarray(samples[:, start : start + 1024])
+            frame = av.AudioFrame.from_ndarray(piece, format="fltp", layout=layout)
+            frame.sample_rate, frame.pts = rate, start
+            for each in converter.resample(frame):
+                container.mux(stream.encode(each))
+        container.mux(stream.encode())
+    return bytes(file.getvalue())

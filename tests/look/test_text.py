@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import optional
 from PIL import Image
-from recordings import film, wav
+from recordings import copied, film, numbered_film, wav
 
 from wids.look.html import field_html
 from wids.look.text import sample_text, share_text, table, value_text
@@ -67,6 +67,17 @@ def test_sounds_and_films_are_described() -> None:
     text = value_text(".mp4", film(50))
     assert text.startswith("2.0 s, 64 x 48, 25 frames per second, ")
     assert "1.0 s, 8,000 Hz" in field_html(".wav", wav())
+
+
+def test_films_are_described_by_their_frames() -> None:
+    """The length is that of the frames, also where a header states another one, or none."""
+    optional("av")
+    later = copied(numbered_film("mp4", "mpeg4"), "matroska", shift_s=10)
+    piped = numbered_film("avi", "mpeg4", is_piped=True)
+    live = numbered_film("webm", "libvpx", is_piped=True)
+    for field, data in ((".mkv", later), (".avi", piped), (".webm", live)):
+        text = value_text(field, data)
+        assert text.startswith("4.8 s, 64 x 48, 25 frames per second, ")
 
 
 def test_sounds_that_cannot_be_described(monkeypatch: pytest.MonkeyPatch) -> None:

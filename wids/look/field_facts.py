@@ -184,7 +184,7 @@ def _opened_small(data: bytes, size: int) -> tuple[bytes, str]:
 
 
 def poster(video: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
-    """Return a picture that stands for a video: one from its first seconds.
+    """Return a picture that stands for a video: the one after a second, or the last.
 
     Args:
         video: The video, as a file that can seek.
@@ -201,8 +201,7 @@ def poster(video: IO[bytes], size: int = THUMBNAIL_PIXELS) -> Thumbnail:
     def picture() -> Thumbnail:
         # As many pixels as a picture may have; FFmpeg has the same limit for what is inside.
         with VideoReader(video, 3 * MAX_PIXELS) as reader:
-            # Videos often begin in the dark.
-            (pixels,) = reader.at([min(_POSTER_AT_S, reader.duration_s / 10)])
+            (pixels,) = reader.at([_POSTER_AT_S])  # videos often begin in the dark
             small = _small(Image.fromarray(pixels), size)
             return Thumbnail(*small, repr(reader), reader.width, reader.height)
 
@@ -331,7 +330,9 @@ def media_facts(field: str, file: IO[bytes]) -> str:
     """
     kind = codecs.media_kind(field)
     if kind == "audio":
-        rate, num_channels, length_s = _audio_facts(file)
+        from wids.shards.fields.audio import audio_facts
+
+        rate, num_channels, length_s = audio_facts(file)
         return f"{length_s:.1f} s, {rate:,} Hz, {count_text(num_channels, 'channel')}"
     if kind == "video":
         from wids.shards.fields.video import VideoReader
@@ -340,22 +341,6 @@ def media_facts(field: str, file: IO[bytes]) -> str:
             size = f"{video.width} x {video.height}"
             return f"{video.duration_s:.1f} s, {size}, {video.rate:g} frames per second"
     return ""
-
-
-def _audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
-    """Return rate, number of channels, and length in seconds."""
-    is_mp4 = file.read(8)[4:] == b"ftyp"
-    file.seek(0)
-    if not is_mp4:
-        import soundfile
-
-        info = soundfile.info(file)
-        return int(info.samplerate), int(info.channels), float(info.duration)
-    from wids.shards.fields.audio import opened_media
-
-    with opened_media(file) as container:
-        stream = container.streams.audio[0]
-        return int(stream.rate), int(stream.channels), float((container.duration or 0) / 1e6)
 
 
 def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:

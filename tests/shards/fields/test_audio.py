@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from conftest import need, optional, raises
-from recordings import FFMPEG, sound, wav
+from recordings import FFMPEG, sound, sound_by_ffmpeg, wav
 from torch.utils.data import DataLoader
 
 import wids
 from wids.shards.fields import audio
+from wids.shards.fields.audio import audio_facts, check_audio
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.encode import encode
 
@@ -470,3 +474,281 @@ def test_bytes_are_not_collated() -> None:
         wids.collate([{".wav": io.BytesIO(b"x")}] * 2)
     with raises(TypeError, "decode it (Decoder(video=wids.Clips(…)))"):
         wids.collate([{".mp4": io.BytesIO(b"x")}] * 2)
+
+
+def sweep(rate: int, num_channels: int, seconds: float = 6.1) -> npt.NDArray[np.float32]:
+    """Return a rising tone whose second half has noise, so that bit rates vary."""
+    times = np.arange(round(rate * seconds)) / rate
+    tone = 0.2 * np.sin(2 * np.pi * (200 + 30 * times) * times)
+    noise = 0.1 * np.random.default_rng(0).standard_normal(len(times)) * (times > seconds / 2)
+    return np.stack([(tone + noise) * (1 - 0.3 * n) for n in range(num_channels)]).astype("f4")
+
+
+def by_libsndfile(format_name: str, subtype: str, rate: int, num_channels: int) -> bytes:
+    """Return the tone in a format of libsndfile."""
+    file = io.BytesIO()
+    shape = {"samplerate": rate, "channels": num_channels, "format": format_name}
+    samples = sweep(rate, num_channels)
+    with soundfile.SoundFile(file, "w", subtype=subtype, **shape) as target:
+        for start in range(0, samples.shape[1], 1 << 14):  # Vorbis keeps each piece on its stack
+            target.write(samples[:, start : start + (1 << 14)].T)
+    return file.getvalue()
+
+
+def mp3(rate: int, num_channels: int, quality: int | None = 7, *, is_piped: bool = False) -> bytes:
+    """Return the tone, of a variable bit rate if a quality is given.
+
+    If it is piped, it has no header that states its length.
+    """
+    options = {} if quality is None else {"global_quality": f"{118 * quality}", "flags": "+qscale"}
+    samples = sweep(rate, num_channels)
+    return sound_by_ffmpeg("mp3", "libmp3lame", samples, rate, options=options, is_piped=is_piped)
+
+
+headless_mp3 = partial(mp3, is_piped=True)
+
+
+def wav_of_no_length() -> bytes:
+    """Return a wav whose header states no bytes, as written to a pipe."""
+    data = bytearray(by_libsndfile("WAV", "PCM_16", 16_000, 1))
+    at = data.index(b"data") + 4
+    data[at : at + 4] = data[4:8] = bytes(4)
+    return bytes(data)
+
+
+QUICK_SOUNDS: Final[dict[str, Callable[[], bytes]]] = {
+    "mp3 of 22 kHz": lambda: mp3(22_050, 1),
+    "mp3 without a header": lambda: headless_mp3(16_000, 1),
+    "flac of unknown length": lambda: sound_by_ffmpeg(
+        "flac", "flac", sweep(16_000, 1), 16_000, is_piped=True
+    ),
+    "Vorbis": lambda: by_libsndfile("OGG", "VORBIS", 24_000, 1),
+    "wav of no length": wav_of_no_length,
+}
+LONG_SOUNDS: Final[dict[str, Callable[[], bytes]]] = {
+    **{
+        f"{name} of {rate} Hz": partial(make, rate, num_channels)
+        for rate, num_channels in ((8000, 1), (16_000, 1), (24_000, 1), (44_100, 2), (48_000, 2))
+        for name, make in {
+            "mp3 of libsndfile": partial(by_libsndfile, "MP3", "MPEG_LAYER_III"),
+            "mp3, constant": partial(mp3, quality=None),
+            "mp3, variable": mp3,
+            "mp3, variable, good": partial(mp3, quality=2),
+            "mp3 without a header": headless_mp3,
+            "flac": partial(by_libsndfile, "FLAC", "PCM_16"),
+            "Vorbis": partial(by_libsndfile, "OGG", "VORBIS"),
+            "wav": partial(by_libsndfile, "WAV", "PCM_24"),
+        }.items()
+    },
+    "Opus of 16 kHz": lambda: by_libsndfile("OGG", "OPUS", 16_000, 1),
+    "Opus of 48 kHz": lambda: by_libsndfile("OGG", "OPUS", 48_000, 2),
+    "AAC": lambda: sound_by_ffmpeg("mp4", "aac", sweep(44_100, 2), 44_100),
+    "AAC in fragments": lambda: sound_by_ffmpeg(
+        "mp4",
+        "aac",
+        sweep(16_000, 1),
+        16_000,
+        container_options={"movflags": "frag_keyframe+empty_moov", "frag_duration": "1000000"},
+        is_piped=True,
+    ),
+    "mp3 with tags": lambda: (
+        b"ID3\x03\0\0" + bytes([0, 2, 0, 0]) + bytes(2 << 14) + mp3(44_100, 2) + b"TAG" + bytes(125)
+    ),
+    "two mp3 in one": lambda: headless_mp3(44_100, 2) * 2,
+    "two mp3 with headers in one": lambda: mp3(44_100, 2) * 2,
+    "the beginning of an mp3": lambda: mp3(44_100, 2)[:-20_000],
+    "the beginning of a Vorbis": lambda: by_libsndfile("OGG", "VORBIS", 44_100, 2)[:-20_000],
+    "wav of GSM": lambda: by_libsndfile("WAV", "GSM610", 8000, 1),
+    "wav of ADPCM": lambda: by_libsndfile("WAV", "IMA_ADPCM", 16_000, 1),
+}
+all_sounds = pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in QUICK_SOUNDS.items()),
+        *(
+            pytest.param(make, id=name, marks=pytest.mark.long)
+            for name, make in LONG_SOUNDS.items()
+        ),
+    ],
+)
+
+
+def decoded_by_ffmpeg(data: bytes) -> tuple[npt.NDArray[np.float32], int]:
+    """Return the samples and the rate of a file, without packets that cannot be decoded."""
+    av = optional("av")
+    blocks = []
+    with av.open(io.BytesIO(data)) as file:
+        stream, planar = file.streams.audio[0], av.AudioResampler(format="fltp")
+        for packet in file.demux(stream):
+            with contextlib.suppress(av.error.InvalidDataError):
+                for frame in packet.decode():
+                    blocks += [each.to_ndarray() for each in planar.resample(frame)]
+        return np.concatenate(blocks, axis=1), stream.rate
+
+
+@all_sounds
+def test_a_whole_is_what_ffmpeg_decodes(make: Callable[[], bytes]) -> None:
+    """A whole has as many samples as FFmpeg decodes, and nearly the same."""
+    data = make()
+    expected, expected_rate = decoded_by_ffmpeg(data)
+    whole, rate = wids.Audio("numpy")(data)
+    if rate != expected_rate:  # FFmpeg decodes Opus to 48 kHz, libsndfile to the rate of its source
+        assert whole.shape[1] * expected_rate == expected.shape[1] * rate
+        return
+    common = slice(0, min(whole.shape[1], expected.shape[1]))
+    assert abs(whole.shape[1] - expected.shape[1]) <= (320 if b"fact" in data[:100] else 0)
+    tolerance = 2e-3 if b"Opus" in data[:100] else 1e-3
+    assert np.abs(whole[:, common] - expected[:, common]).max() < tolerance
+
+
+@all_sounds
+def test_parts_are_slices_of_the_whole(make: Callable[[], bytes]) -> None:
+    """A part from anywhere, its end included, has the samples of that slice of the whole."""
+    data = make()
+    whole, rate = wids.Audio("numpy")(data)
+    length, count = whole.shape[1], round(0.2 * rate)
+    generator = np.random.default_rng(5)
+    starts = [
+        *generator.integers(0, length, 10).tolist(),
+        *range(length - rate, length, rate // 5),
+        length - 1,
+    ]
+    for start in starts:
+        part, _ = wids.Audio("numpy", start_s=start / rate, duration_s=0.2)(data)
+        expected = whole[:, start : start + count]
+        assert part.shape == expected.shape
+        assert np.abs(part - expected).max() < 1e-3
+    rest, _ = wids.Audio("numpy", start_s=0.5)(data)
+    assert np.abs(rest - whole[:, rate // 2 :]).max() < 1e-3
+    check_audio(data)
+
+
+@pytest.mark.long
+@all_sounds
+def test_random_parts_are_slices_of_the_whole(make: Callable[[], bytes]) -> None:
+    """Each of 150 random parts is complete, and a slice of the whole."""
+    data = make()
+    whole, rate = wids.Audio("numpy")(data)
+    count = round(0.2 * rate)
+    generator, again = np.random.default_rng(5), np.random.default_rng(5)
+    starts = []
+    for _ in range(150):
+        part, _ = wids.Audio("numpy", start_s="random", duration_s=0.2)(data, generator)
+        assert part.shape[1] == count
+        # The stated length of an m4a may leave out what its encoder added.
+        start = int(again.integers(whole.shape[1] - count + 1)) if data[4:8] != b"ftyp" else -1
+        if start < 0:
+            start = nearest(whole[0], part[0])
+        assert np.abs(part - whole[:, start : start + count]).max() < 1e-3
+        starts.append(start / (whole.shape[1] - count))
+    assert min(starts) < 0.1
+    assert max(starts) > 0.9
+
+
+def nearest(whole: npt.NDArray[np.float32], part: npt.NDArray[np.float32]) -> int:
+    """Return where a part is most like a whole."""
+    windows = np.lib.stride_tricks.sliding_window_view(whole, 400)
+    return int(np.abs(windows - part[:400]).max(axis=1).argmin())
+
+
+def test_blocks_of_an_mp3_are_decoded_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long mp3, which is decoded in blocks, has the right samples where they meet."""
+    monkeypatch.setattr(audio, "_BLOCK_FRAMES", 5000)
+    data = mp3(16_000, 1)
+    assert np.abs(wids.Audio("numpy")(data)[0] - decoded_by_ffmpeg(data)[0]).max() < 1e-3
+
+
+def cut_flac() -> bytes:
+    """Return a flac without its end."""
+    return by_libsndfile("FLAC", "PCM_16", 16_000, 1)[:-9000]
+
+
+def cut_m4a() -> bytes:
+    """Return an m4a, what it states at its beginning, without its last 20 packets."""
+    options = {"moov_size": "9000"}
+    data = sound_by_ffmpeg("mp4", "aac", sweep(16_000, 1), 16_000, container_options=options)
+    with optional("av").open(io.BytesIO(data)) as file:
+        places = [packet.pos for packet in file.demux() if packet.size]
+    return data[: places[-20]]
+
+
+@pytest.mark.parametrize("make", [cut_flac, cut_m4a])
+def test_a_sound_that_ends_early(make: Callable[[], bytes]) -> None:
+    """A flac or m4a without its end is an error in a loop as in ``verify --decode``."""
+    data = make()
+    for decode in (wids.Audio("numpy"), check_audio):
+        with pytest.raises(Exception, match=r"flac|frames|psf_fseek|expected 6\.1 s, found 4\.9 s"):
+            decode(data)
+    assert wids.Audio("numpy", start_s=1.0, duration_s=0.5)(data)[0].shape == (1, 8000)
+
+
+def test_a_wav_that_ends_early() -> None:
+    """A wav without its end decodes as far as it goes; ``verify --decode`` says what is missing."""
+    data = by_libsndfile("WAV", "PCM_16", 16_000, 1)
+    assert wids.Audio("numpy")(data[:-9000])[0].shape == (1, 97_600 - 4500)
+    with raises(ValueError, f"expected {len(data)} bytes, found {len(data) - 9000}"):
+        check_audio(data[:-9000])
+
+
+@pytest.mark.parametrize("stated", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000, 0])
+def test_a_wav_of_a_pipe_is_not_damaged(stated: int) -> None:
+    """A wav that was written to a pipe decodes, and ``verify --decode`` finds nothing."""
+    data = bytearray(wav())
+    at = data.index(b"data") + 4
+    data[at : at + 4] = struct.pack("<I", stated)
+    data[4:8] = struct.pack("<I", min(stated + 36, 0xFFFFFFFF) if stated else 0)
+    assert wids.Audio("numpy")(bytes(data))[0].shape == (2, 8000)
+    check_audio(bytes(data))
+
+
+def test_a_sound_without_samples() -> None:
+    """An empty wav stays empty, also without PyAV."""
+    data = encode("wav", (np.zeros((1, 0), np.int16), 8000))
+    assert wids.Audio("numpy")(data)[0].shape == (1, 0)
+
+
+@pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3", "opus"])
+@pytest.mark.parametrize("length", [1, 400, 8000, 20_011])
+def test_what_is_written_has_as_many_samples(tmp_path: Path, extension: str, length: int) -> None:
+    """What ``TarWriter`` encodes decodes to as many samples."""
+    samples = (0.1 * np.sin(np.arange(length) / 9)).astype(np.float32)[None]
+    with wids.TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "a", extension: (samples, 16_000)})
+    decode = wids.Decoder(audio="numpy")
+    with wids.ShardListDataset(tmp_path / "x.tar", transformations=decode) as dataset:
+        found, rate = dataset[0][f".{extension}"]
+    assert (found.shape, rate) == (samples.shape, 16_000)
+
+
+@pytest.mark.parametrize("name", ["mp3 without a header", "flac of unknown length"])
+def test_lengths_of_sounds_that_state_none(name: str) -> None:
+    """What is shown of a sound without a stated length is the length that decodes."""
+    data = QUICK_SOUNDS[name]()
+    whole, rate = wids.Audio("numpy")(data)
+    found_rate, num_channels, length_s = audio_facts(io.BytesIO(data))
+    assert (found_rate, num_channels) == (rate, len(whole))
+    assert length_s == pytest.approx(whole.shape[1] / rate, abs=1e-6)
+
+
+_GROWTH = """
+import resource, sys
+import numpy as np
+import wids
+data, generator = open(sys.argv[1], "rb").read(), np.random.default_rng(0)
+part = wids.Audio("numpy", start_s="random", duration_s=0.2)
+def peak(times):
+    for _ in range(times):
+        part(data, generator)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(-peak(100) + peak(500))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(QUICK_SOUNDS))
+def test_memory_of_many_parts(tmp_path: Path, name: str) -> None:
+    """500 parts, by each library, leave nothing behind."""
+    path = tmp_path / "sound"
+    path.write_bytes(QUICK_SOUNDS[name]())
+    command = [sys.executable, "-c", _GROWTH, str(path)]
+    assert int(subprocess.check_output(command, timeout=300)) < 8_000_000

@@ -1,6 +1,7 @@
 """Decode audio to samples and their rate, all of it or a part, and encode it.
 
-libsndfile (by soundfile) reads wav, flac, mp3, ogg and opus; FFmpeg (by PyAV) reads m4a. soxr
+A part is a slice of the whole. libsndfile (by soundfile) reads wav, flac, mp3, ogg and opus that
+state their length; FFmpeg (by PyAV) reads m4a, and those that do not, from their beginning. soxr
 resamples. All three are imported when first used. The format is detected from the bytes.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -27,9 +30,15 @@ MAX_S: Final = 60.0
 _BLOCK_FRAMES: Final = 1 << 20
 """Frames that are decoded at a time: the header of a damaged file may claim any number."""
 
+_HEAD_NBYTES: Final = 4096
+"""Bytes within which the header of audio is, but for tags before it."""
+_MP3_BEFORE: Final = 1 << 14
+"""Frames that are decoded before a part of an mp3, which uses bits of up to 23 earlier packets."""
+
 _END_S: Final = 0.5
 """By how much less than it states a whole file may have."""
 
+_MISSING: Final = "expected {} frames, found {} that can be decoded"
 _WRITTEN_FRAMES: Final = 1 << 14
 _ALL_FRAMES: Final = 1 << 60
 _MAX_CHANNELS: Final = 64
@@ -39,9 +48,17 @@ _MAX_PACKET_SAMPLES: Final = 1 << 22
 """Most samples of all channels that FFmpeg decodes at a time; a packet rarely has 100,000."""
 _MAX_RATIO: Final = 10_000
 """Most that a rate is changed by: of 1 Hz, say, soxr would make a filter for minutes."""
-_FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,asf,mjpeg"
+_FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,asf,mjpeg,mp3,flac,wav"
 """Formats that FFmpeg may read. A playlist could name other files and addresses. Streams of formats
 without a header (flv, mpeg, mpegts) are probed by FFmpeg without our limits (SEC-65)."""
+
+_UNSTATED: Final = ("mp3", "flac", "wav")
+"""Formats that FFmpeg reads here only if they do not state a length."""
+_PIPED_FRAMES: Final = 1 << 30
+"""What an avi states that was written to a pipe."""
+
+_STREAMED_NBYTES: Final = 0x7FFFF000
+"""What a wav that was written to a pipe states, or more."""
 
 _OPUS_RATES: Final = (8000, 12000, 16000, 24000, 48000)
 
@@ -117,7 +134,7 @@ class Audio:
             ModuleNotFoundError: A package is not installed.
             Exception: The bytes are not audio, or longer than the limit; any type.
         """
-        if data[4:8] == b"ftyp":
+        if needs_ffmpeg(io.BytesIO(data)):
             samples, rate = safety.within_s(MAX_S, lambda: read_by_ffmpeg(data, self, generator))
         else:
             samples, rate = _read_by_libsndfile(data, self, generator)
@@ -187,8 +204,12 @@ def _read_by_libsndfile(
         start = min(start, file.frames)
         count = min(count, file.frames - start)
         wanted.check_size(file.channels, count)
-        if start:
-            file.seek(start)
+        at = _seekable_frame(file, data, start)
+        if at:
+            file.seek(at)
+        file.seekable = lambda: False  # or soundfile seeks after each read, and mp3 loses its bits
+        while at < start and (skipped := len(file.read(min(start - at, _BLOCK_FRAMES)))):
+            at += skipped
 
         # A third of the time that libsndfile takes to make floats, of the same values.
         is_short = file.subtype == "PCM_16"
@@ -197,11 +218,64 @@ def _read_by_libsndfile(
         samples, at = np.empty((file.channels, count), np.float32), 0
         while at < count:
             block = file.read(min(count - at, _BLOCK_FRAMES), dtype=dtype, always_2d=True)
-            if not len(block):  # the header claims more frames than there are
-                return samples[:, :at].copy(), file.samplerate
+            if not len(block):
+                raise ValueError(_MISSING.format(file.frames, start + at))
             np.multiply(block.T, scale, out=samples[:, at : at + len(block)])
             at += len(block)
         return samples, file.samplerate
+
+
+def _seekable_frame(file: Any, data: bytes, start: int) -> int:
+    """Return the last frame that is not after ``start`` from which libsndfile decodes rightly."""
+    if not file.seekable():
+        return 0
+    if file.format == "MP3":
+        return max(0, start - _MP3_BEFORE)
+    if file.subtype == "VORBIS":  # the last page is cut, by which its first frame is misplaced
+        before = data.rfind(b"OggS", 0, data.rfind(b"OggS"))
+        end = int.from_bytes(data[before + 6 : before + 14], "little", signed=True)  # or -1
+        return min(start, max(0, end))
+    return start
+
+
+def needs_ffmpeg(file: IO[bytes]) -> bool:
+    """Return whether FFmpeg reads a file, since libsndfile would not, or would guess its length.
+
+    Args:
+        file: The audio, at its beginning; it is there again afterwards.
+    """
+    begin, head = 0, file.read(_HEAD_NBYTES)
+    while head[:3] == b"ID3" and len(head) >= 10:
+        sizes = zip(head[6:10], (21, 14, 7, 0), strict=True)
+        begin += 10 + sum(byte << shift for byte, shift in sizes)
+        file.seek(begin)
+        head = file.read(_HEAD_NBYTES)
+    if head[:4] == b"fLaC":  # 36 bits have the number of frames
+        is_unknown = int.from_bytes(head[21:26], "big") & 0xFFFFFFFFF == 0
+    elif head[:4] == b"RIFF":  # of no bytes, and yet there are some
+        at = head.find(b"data" + bytes(4))
+        is_unknown = 0 <= at < len(head) - 8
+    elif head[4:8] == b"ftyp":
+        is_unknown = True
+    else:
+        is_mp3 = begin > 0 or head[:1] == b"\xff"
+        is_unknown = is_mp3 and not _is_counted(file, begin, head)
+    file.seek(0)
+    return is_unknown
+
+
+def _is_counted(file: IO[bytes], begin: int, head: bytes) -> bool:
+    """Return whether an mp3 states how many packets it has, and that of the bytes that it has."""
+    tag = max(head.find(b"Xing"), head.find(b"Info"))
+    if tag < 0 or len(head) < tag + 16:
+        return False
+    flags, _, nbytes = struct.unpack_from(">III", head, tag + 4)
+    for offset in (36, 21, 13):  # of the tag in its packet, by the version and the channels
+        file.seek(max(0, begin + tag - offset + nbytes - 1))
+        last = file.read(4)
+        if flags & 3 == 3 and last and last[1:] in (b"", b"TAG", b"APE", b"LYR"):
+            return True
+    return False
 
 
 def read_by_ffmpeg(
@@ -211,22 +285,20 @@ def read_by_ffmpeg(
     import av
 
     with opened_media(io.BytesIO(data)) as file:
-        if not file.streams.audio:
-            raise ValueError("expected audio, found a file without an audio stream")
-        stream = file.streams.audio[0]
+        stream = _audio_stream(file)
         rate, channels = int(stream.rate), int(stream.channels)
         wanted.check_size(channels, 0)
-        length_s = stated_s(file, stream)
-        if length_s is None and wanted.is_random:
-            raise ValueError("expected a file that states its length, found none to choose from")
-        start, count = wanted.part(rate, round((length_s or 0) * rate), generator)
+        num_frames = 0
+        if wanted.is_random:
+            length_s = stated_s(file, stream)
+            num_frames = _counted(data) if length_s is None else round(length_s * rate)
+        start, count = wanted.part(rate, num_frames, generator)
         if wanted.duration_s is None:
             count = _ALL_FRAMES  # the stated length leaves out what encoders add at the end
         planar = av.AudioResampler(format="fltp")
         blocks: list[Samples] = []
         at = 0
-        for frame in file.decode(stream):
-            safety.check_time()
+        for frame in _decoded(file, stream):
             for piece in planar.resample(frame):
                 block = piece.to_ndarray()[:, max(0, start - at) : max(0, start + count - at)]
                 at += piece.samples
@@ -237,8 +309,81 @@ def read_by_ffmpeg(
         return _joined(blocks, channels), rate
 
 
+def _audio_stream(file: Any) -> Any:
+    if not file.streams.audio:
+        raise ValueError("expected audio, found a file without an audio stream")
+    return file.streams.audio[0]
+
+
+def _counted(data: bytes) -> int:
+    """Return the number of frames of a file, by decoding it."""
+    with opened_media(io.BytesIO(data)) as file:
+        return sum(frame.samples for frame in _decoded(file, _audio_stream(file)))
+
+
+def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
+    """Yield the frames of some streams.
+
+    Packets of an mp3 that do not decode have none, as for players: a tag between two files that
+    were joined, or what is left of a packet at the end.
+
+    Raises:
+        ValueError: The first of them ends earlier than it states; or, if only the file states a
+            length, all streams do.
+    """
+    import av
+
+    first, num_frames, failure = streams[0], 0, None
+    ends: dict[int, int] = {}  # of each stream, in ticks
+    for packet in file.demux():
+        safety.check_time()
+        number, at = packet.stream_index, packet.dts if packet.pts is None else packet.pts
+        if at is not None:
+            ends[number] = max(ends.get(number, 0), at + (packet.duration or 0))
+        if all(number != each.index for each in streams):
+            continue
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError as error:
+            if file.format.name != "mp3":
+                raise
+            frames, failure = [], error
+        num_frames += len(frames)
+        yield from frames
+    if failure is not None and not num_frames:
+        raise failure
+    stated = stated_s(file, first) or 0.0
+    is_own = first.duration is not None
+    start = (first.start_time or 0) if is_own else 0
+    found = [first] if is_own else file.streams
+    end_s = max(float((ends.get(each.index, 0) - start) * each.time_base) for each in found)
+    if end_s < stated - max(_END_S, stated / 20):
+        raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
+
+
+def audio_facts(file: IO[bytes]) -> tuple[int, int, float]:
+    """Return rate, number of channels, and length in seconds of a file.
+
+    From its header, or from those of its packets where FFmpeg reads a file without a length.
+    """
+    if not needs_ffmpeg(file):
+        import soundfile
+
+        info = soundfile.info(file)
+        return int(info.samplerate), int(info.channels), float(info.duration)
+    with opened_media(file) as container:
+        stream = _audio_stream(container)
+        length_s = stated_s(container, stream)
+        if length_s is None:
+            ticks = sum(packet.duration or 0 for packet in container.demux(stream))
+            length_s = float(ticks * stream.time_base)
+        return int(stream.rate), int(stream.channels), length_s
+
+
 def stated_s(file: Any, stream: Any) -> float | None:
     """Return the length of a stream in seconds, or None if neither it nor the file states one."""
+    if stream.frames == _PIPED_FRAMES or file.format.name in _UNSTATED:  # FFmpeg guesses
+        return None
     if stream.duration is not None:
         return float(stream.duration * stream.time_base)
     return None if file.duration is None else float(file.duration) / 1e6
@@ -287,9 +432,9 @@ def check_audio(data: bytes) -> None:
         ValueError: It ends earlier than it states.
         Exception: The bytes are not audio; any type.
     """
-    if data[4:8] == b"ftyp":
-        with opened_media(io.BytesIO(data)) as file:
-            check_streams(file, file.streams.audio[0])
+    if needs_ffmpeg(io.BytesIO(data)):
+        container = opened_media(io.BytesIO(data))
+        check_streams(container, _audio_stream(container))
         return
     import soundfile
 
@@ -298,34 +443,30 @@ def check_audio(data: bytes) -> None:
         while left and (count := len(file.read(min(left, _BLOCK_FRAMES), dtype="float32"))):
             left -= count
         if left:
-            raise ValueError(f"expected {file.frames} frames, found {file.frames - left}")
+            raise ValueError(_MISSING.format(file.frames, file.frames - left))
     stated = int.from_bytes(data[4:8], "little") + 8
-    if data.startswith(b"RIFF") and len(data) < stated < 0xFFFFFFFF:
+    if data.startswith(b"RIFF") and len(data) < stated < _STREAMED_NBYTES:
         raise ValueError(f"expected {stated} bytes, found {len(data)}")
 
 
-def check_streams(file: Any, *streams: Any) -> None:
+def check_streams(file: Any, *streams: Any) -> int:
     """Decode streams of a file to the end, of which nothing is kept.
 
+    Returns:
+        The number of frames of the first of them.
+
     Raises:
-        ValueError: The first of them ends earlier than it states.
+        ValueError: It ends earlier than it states.
         Exception: They cannot be decoded; any type.
     """
-    first, end_s = streams[0], 0.0
-    stated = stated_s(file, first) or 0.0
+    is_audio = streams[0].type == "audio"
 
-    def decode() -> None:
-        nonlocal end_s
-        for packet in file.demux(*streams):
-            for frame in packet.decode():
-                if packet.stream is first and frame.pts is not None:
-                    ticks = frame.pts + (getattr(frame, "duration", 0) or 0)
-                    end_s = max(end_s, float((ticks - (first.start_time or 0)) * first.time_base))
+    def num_frames() -> int:
+        return sum(hasattr(each, "samples") == is_audio for each in _decoded(file, *streams))
 
-    safety.within_s(MAX_S + stated, decode)
-    # Where the file alone states a length, another stream may be a little longer.
-    if end_s < stated - max(_END_S, stated / 20):
-        raise ValueError(f"expected {stated:.1f} s, found {end_s:.1f} s that can be decoded")
+    found = safety.within_s(MAX_S + (stated_s(file, streams[0]) or 0.0), num_frames)
+    file.close()  # not after a time-out: the thread still uses it
+    return found
 
 
 def _joined(blocks: list[Samples], num_channels: int) -> Samples:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.shards.fields import audio
-from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, check_time, within_s
+from wids.shards.fields.frame_index import MAX_PIXELS, NO_FRAMES, Film, video_stream
+from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, within_s
 
 if TYPE_CHECKING:
     import torch
@@ -27,27 +29,25 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 VideoBytes = bytes | IO[bytes]
 
+_T = TypeVar("_T")
+
 _SEEK_S: Final = 10.0
 """A frame that is further ahead is sought; for a nearer one, those between are decoded. Encoders
 place a frame to begin at every ten seconds or less."""
-
-_MAX_PIXELS: Final = 1 << 27
-"""Most pixels of a frame: 16,384 by 8,192."""
 
 
 class VideoReader:
     """The frames of one video, each decoded when it is asked for.
 
-    Frame ``n`` is the one that is on the screen at ``n / rate`` seconds, which for videos of a
-    constant rate is the frame number ``n``. Not safe to share between threads.
+    Frame ``n`` is the one that decoding from the beginning returns as number ``n``, whatever the
+    container says. Times count from the first frame. Not safe to share between threads.
 
     Args:
         film: The bytes of the video, or a binary file that can seek.
         max_nbytes: Largest size of the frames that one call returns, in bytes; None for 1 GiB.
 
     Attributes:
-        rate: Frames per second.
-        duration_s: Length in seconds.
+        rate: Frames per second, as the video states it.
         height, width: Size of a frame in pixels, as stored: a rotation is not applied.
         audio_rate: Rate of the first audio stream in Hz; None if there is none.
 
@@ -75,32 +75,31 @@ class VideoReader:
     def __init__(self, film: VideoBytes, max_nbytes: int | None = None) -> None:
         self._max_nbytes = MAX_UNZIPPED_NBYTES if max_nbytes is None else max_nbytes
         file = io.BytesIO(film) if isinstance(film, bytes) else film
-        self._is_lost = False
-        self._container = audio.opened_media(file, min(_MAX_PIXELS, self._max_nbytes // 3))
-        try:
-            self._stream = _checked_stream(self._container)
-            # One thread: a loader has a worker for each processor.
-            self._stream.codec_context.thread_count = 1
-            self.width, self.height = self._stream.width, self._stream.height
-            self.rate = float(self._stream.average_rate or self._stream.guessed_rate)
-            sound = self._container.streams.audio
-            self.audio_rate = int(sound[0].rate) if sound else None
-            self._start_s = float((self._stream.start_time or 0) * self._stream.time_base)
-            length_s = audio.stated_s(self._container, self._stream)
-            self.duration_s = self._stream.frames / self.rate if length_s is None else length_s
-        except BaseException:
-            self.close()
-            raise
+        self._is_lost = self._is_closed = False
+        self._film = Film(file, self._max_nbytes // 3)
+        stream, sound = self._film.stream, self._film.container.streams.audio
+        self.width, self.height = stream.width, stream.height
+        self.rate = float(stream.average_rate or stream.guessed_rate)
+        self.audio_rate = int(sound[0].rate) if sound else None
 
     def __len__(self) -> int:
-        """Return the number of frames, from the video's index or from its length and rate."""
-        return int(self._stream.frames or round(self.duration_s * self.rate))
+        """Return the number of frames.
+
+        Where the container does not list them, its packets are counted: the whole file is read.
+        """
+        return self._within(lambda: self._film.num_frames)
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds, from the first frame to the end of the last one.
+
+        Costs reading what follows the last frame at which decoding can begin.
+        """
+        ticks = self._within(lambda: self._film.end - self._film.start)
+        return float(ticks * self._film.stream.time_base)
 
     def __repr__(self) -> str:
-        return (
-            f"<VideoReader: {len(self)} frames of {self.width} by {self.height} at {self.rate:g} "
-            f"per second, {self.duration_s:.2f} s>"
-        )
+        return f"<VideoReader: {self.width} by {self.height} at {self.rate:g} frames per second>"
 
     def frames(
         self, indices: Sequence[int] | None = None, *, seconds: Sequence[float] | None = None
@@ -109,7 +108,7 @@ class VideoReader:
 
         Args:
             indices: Numbers of frames, in any order; negative ones count from the end.
-            seconds: Times from the beginning, in place of ``indices``.
+            seconds: Times from the first frame, in place of ``indices``.
 
         Returns:
             A uint8 tensor of shape ``(frames, 3, height, width)``. A time beyond the end has the
@@ -121,65 +120,93 @@ class VideoReader:
         """
         if (indices is None) == (seconds is None):
             raise ValueError("frames: expected either indices or seconds")
-        if indices is not None:
-            seconds = [self._index(index) / self.rate for index in indices]
-        times = [float(at_s) for at_s in seconds or ()]
-        self._is_lost = True  # until the thread has ended, it may use the decoder
-        pixels = within_s(audio.MAX_S, lambda: self.at(times))
-        self._is_lost = False
-        return _as_tensor(pixels)
+        if indices is None:
+            return _as_tensor(self._within(lambda: self.at(seconds or ())))
+        return _as_tensor(self._within(lambda: self._numbered(indices)))
 
-    def _index(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"frame {index} is out of range for {len(self)} frames")
-        return index % len(self)
+    def _within(self, decode: Callable[[], _T]) -> _T:
+        """Return what a function returns within the time that decoding may take."""
+        if self._is_closed:
+            raise ValueError("expected an open reader, found one that was closed")
+        self._is_lost = True  # until the thread has ended, it may use the decoder
+        result = within_s(audio.MAX_S, decode)
+        self._is_lost = False
+        return result
+
+    def _numbered(self, indices: Sequence[int]) -> Pixels:
+        count = self._film.num_frames if min(indices, default=0) < 0 else 0
+        numbers = [index + count if index < 0 else index for index in indices]
+        if min(numbers, default=0) < 0:
+            raise IndexError(f"frame {min(indices)} is out of range for {count} frames")
+        return self._chosen(numbers, are_numbers=True)
 
     def at(self, seconds: Sequence[float]) -> Pixels:
         """Return the frames at some times, shape (frames, height, width, 3), in this thread."""
-        self._check_size(len(seconds))
-        found = np.empty((len(seconds), self.height, self.width, 3), np.uint8)
-        frames: Iterator[Any] = iter(())
+        return self._chosen([self._film.tick(each) for each in seconds], are_numbers=False)
+
+    def _chosen(self, places: Sequence[int], *, are_numbers: bool) -> Pixels:
+        """Return the frames with some numbers, or on the screen at some times."""
+        begin = self._film.numbered if are_numbers else self._film.timed
+        far = round(_SEEK_S * self.rate) * (1 if are_numbers else self._film.step)
+        found = self._room(len(places))
+        frames: Iterator[tuple[int, Any]] = iter(())
         current = following = None
-        for place in np.argsort(np.array(seconds, float), kind="stable").tolist():
-            # A quarter of a frame later, since the times of frames are rounded.
-            at_s = seconds[place] + 0.25 / self.rate
-            if current is None or at_s - self._time_s(following or current) > _SEEK_S:
-                frames = self._from(at_s)
+        for row in np.argsort(np.array(places, np.int64), kind="stable").tolist():
+            place = places[row]
+            if current is None or place - (following or current)[0] > far:
+                frames = begin(place)
                 current, following = next(frames, None), None
             if current is None:
-                raise ValueError("expected a video with frames, found none that can be decoded")
-            # The next frame is decoded only where the current one does not say that it lasts.
-            while self._time_s(current, is_end=True) <= at_s:
+                raise ValueError(NO_FRAMES)
+            while current[0] < place:
                 following = following or next(frames, None)
-                if following is None or self._time_s(following) > at_s:
+                if following is None or following[0] > place:
                     break
                 current, following = following, None
-            found[place] = self._pixels(current)
+            if are_numbers and current[0] != place:
+                raise IndexError(f"frame {place} is out of range for {current[0] + 1} frames")
+            found[row] = self._pixels(current[1])
         return found
 
-    def _time_s(self, frame: Any, *, is_end: bool = False) -> float:
-        """Return when a frame begins, or the earliest time at which it may end."""
-        ticks = frame.pts + ((frame.duration or 0) if is_end else 0)
-        return float(ticks * self._stream.time_base) - self._start_s
+    def clip(self, clips: Clips, generator: Generator | None) -> Pixels:
+        """Return a clip, shape (frames, height, width, 3), in this thread."""
+        film = self._film
+        if generator is None or not clips.is_random:
+            return self._spread(film.shown_from(film.tick(float(clips.at))), clips)[0]
+        span = (clips.num_frames - 1) * clips.stride + 1
+        if film.is_listed or not film.can_seek:
+            number = int(generator.integers(max(1, film.num_frames - span + 1)))
+        else:
+            last = film.end - (span - 1) * film.step
+            tick = int(generator.integers(film.start, max(film.start + 1, last)))
+            found, count = self._spread(film.shown_from(tick), clips)
+            if count == clips.num_frames or tick == film.start:
+                return found
+            number = max(0, film.num_frames - span)  # the rate varies: the last clip that there is
+        frames = (frame for place, frame in film.numbered(number) if place >= number)
+        return self._spread(frames, clips)[0]
 
-    def _from(self, start_s: float) -> Iterator[Any]:
-        """Yield frames from one that is not later than ``start_s`` on."""
-        offset = max(0, math.floor((start_s + self._start_s) / self._stream.time_base))
-        self._container.seek(offset, stream=self._stream, backward=True)
-        for frame in self._container.decode(self._stream):
-            check_time()
-            if frame.pts is not None:
-                yield frame
+    def _spread(self, frames: Iterator[Any], clips: Clips) -> tuple[Pixels, int]:
+        """Return every ``stride``-th frame, the last one repeated, and how many there are."""
+        found, count = self._room(clips.num_frames), 0
+        for frame in islice(frames, 0, (clips.num_frames - 1) * clips.stride + 1, clips.stride):
+            found[count] = self._pixels(frame)
+            count += 1
+        if not count:
+            raise ValueError(NO_FRAMES)
+        found[count:] = found[count - 1]
+        return found, count
 
     def all_frames(self) -> Pixels:
         """Return all frames, shape (frames, height, width, 3)."""
-        self._check_size(len(self))
         found: list[Pixels] = []
-        for frame in self._from(0.0):
+        for frame in self._film.from_start():
+            self._check_size(len(found) + 1)
             found.append(self._pixels(frame))
-            self._check_size(len(found))
         if not found:
-            raise ValueError("expected a video with frames, found none that can be decoded")
+            raise ValueError(NO_FRAMES)
+        if self._film.is_listed:
+            _check_count(len(found), self._film.num_frames)
         return np.stack(found)
 
     def _pixels(self, frame: Any) -> Pixels:
@@ -188,6 +215,10 @@ class VideoReader:
         pixels: Pixels = frame.to_ndarray(format="rgb24")
         return pixels
 
+    def _room(self, num_frames: int) -> Pixels:
+        self._check_size(num_frames)
+        return np.empty((num_frames, self.height, self.width, 3), np.uint8)
+
     def _check_size(self, num_frames: int) -> None:
         if num_frames * self.height * self.width * 3 > self._max_nbytes:
             raise ValueError(
@@ -195,21 +226,11 @@ class VideoReader:
                 f"{self._max_nbytes} bytes (`max_nbytes`); decode fewer with wids.Clips"
             )
 
-    def check(self) -> None:
-        """Decode all frames and all audio, of which nothing is kept.
-
-        Raises:
-            ValueError: There are fewer than the video states.
-            Exception: They cannot be decoded; any type.
-        """
-        self._is_lost = True  # as in `frames`
-        audio.check_streams(self._container, self._stream, *self._container.streams.audio[:1])
-        self._is_lost = False
-
     def close(self) -> None:
         """Release the decoder."""
+        self._is_closed = True
         if not self._is_lost:
-            self._container.close()
+            self._film.close()
 
     def __enter__(self) -> Self:
         return self
@@ -218,19 +239,9 @@ class VideoReader:
         self.close()
 
 
-def _checked_stream(container: Any) -> Any:
-    """Return the first video stream of a container."""
-    streams = container.streams
-    if not streams.video:
-        raise ValueError(f"expected a video, found {len(streams)} streams without video")
-    stream = streams.video[0]
-    if not 1 <= stream.width * stream.height <= _MAX_PIXELS:
-        raise ValueError(
-            f"expected frames of 1 to {_MAX_PIXELS} pixels, found {stream.width} by {stream.height}"
-        )
-    if not (stream.average_rate or stream.guessed_rate):
-        raise ValueError("expected a video with a frame rate, found none")
-    return stream
+def _check_count(found: int, expected: int) -> None:
+    if found != expected:
+        raise ValueError(f"expected {expected} frames, found {found} that can be decoded")
 
 
 def _as_tensor(pixels: Pixels) -> torch.Tensor:
@@ -288,13 +299,7 @@ class Clips:
 
     def _pixels(self, film: VideoBytes, generator: Generator | None) -> Pixels:
         with VideoReader(film, self.max_nbytes) as reader:
-            if generator is not None and self.is_random:
-                span = (self.num_frames - 1) * self.stride + 1
-                first = float(generator.integers(max(1, len(reader) - span + 1)))
-            else:
-                first = float(self.at) * reader.rate
-            places = first + self.stride * np.arange(self.num_frames)
-            return reader.at((places / reader.rate).tolist())
+            return reader.clip(self, generator)
 
 
 def decode_frames(
@@ -323,10 +328,13 @@ def _all_of(film: bytes, max_nbytes: int | None) -> tuple[Pixels, audio.Samples,
     return pixels, sound, {**info, "audio_fps": rate}
 
 
-def check_film(film: VideoBytes) -> None:
+def check_film(film: bytes) -> None:
     """Decode all of a video and its audio, and keep nothing; raise as `check_audio` does."""
+    container = audio.opened_media(io.BytesIO(film), MAX_PIXELS)
+    stream = video_stream(container)
+    num_frames = audio.check_streams(container, stream, *container.streams.audio[:1])
     with VideoReader(film) as reader:
-        reader.check()
+        _check_count(num_frames, len(reader))
 
 
 def video_decoder(video: Any, max_nbytes: int | None) -> Any:
