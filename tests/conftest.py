@@ -15,7 +15,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 import threading
@@ -102,6 +104,16 @@ def write_shards(folder: Path, lengths: Iterable[int]) -> Path:
 def train(tmp_path: Path) -> Path:
     """The spec of 20 samples in shards of 8, 5 and 7."""
     return write_shards(tmp_path, [8, 5, 7])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 100 kB."""
+    need(os.geteuid() == 0 and shutil.which("mount"), "root, to mount a small disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(tmp_path)]
+    need(subprocess.run(mount, check=False).returncode == 0, "a machine that lets root mount")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def need(what: object, reason: str) -> None:

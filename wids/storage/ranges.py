@@ -20,7 +20,7 @@ from wids.storage.download import check_complete
 from wids.storage.transport import urls
 from wids.storage.transport.retry import Patience, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Stream
+from wids.storage.transport.stream import PastEndError, Stream
 
 
 class RangeError(FetchError):
@@ -80,7 +80,14 @@ class RangeReader:
 
     def _attempt(self, start: int, stop: int, any_version: bool) -> memoryview:
         tag = None if any_version else self._tags.get(self._url)
-        with self._transports.open(self._url, start, stop, tag, is_collected=True) as stream:
+        try:
+            opened = self._transports.open(self._url, start, stop, tag, is_collected=True)
+        except PastEndError:
+            # The first byte says why: the file is encoded on its way, or has another length.
+            with self._transports.open(self._url, 0, 1) as stream:
+                self._check(stream, 0, None)
+            raise
+        with opened as stream:
             self._check(stream, start, tag)
             # A server without ranges would send all of it.
             data = memoryview(stream.collected(stop - start))[: stop - start]
