@@ -358,8 +358,8 @@ class RangeBudget:
                 return False
             values[-1] = free_nbytes - nbytes
             return True
-        # What is transferred for the shard is then at most twice what the best choice would
-        # transfer, whatever is read later (decision 0093).
+        # What is transferred until its copy is evicted is then at most twice what the best choice
+        # would transfer, whatever is read later (decision 0093).
         if read_nbytes + 2 * nbytes >= shard_nbytes:
             return False
         values[number] = read_nbytes + nbytes
