@@ -285,7 +285,7 @@ def test_the_loop_of_readme_takes_any_pictures(
         several = '(".jpg;.png;.webp", ".cls")'
         assert f"`to_tuple{several}`, without `fields`" in (ROOT / "README.md").read_text("utf-8")
         code = code.replace('(".jpg", ".cls")', several).replace(', fields=[".jpg", ".cls"]', "")
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 def test_the_index_of_the_interface_has_all_names() -> None:
