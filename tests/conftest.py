@@ -13,6 +13,7 @@ import importlib.metadata
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -185,6 +186,17 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wids.storage.transport.hedging._paces", {})
     for at in range(stages.OUTAGES.start, stages.OUTAGES.stop):
         stages.here.common[at] = 0.0
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Have loaders fork their workers, which Python 3.14 does not: they get closures so."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("workers that get closures need fork")
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

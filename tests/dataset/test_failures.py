@@ -240,6 +240,7 @@ def error_text(samples: Any) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("policy", ["skip", "next"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_mistake_of_the_program_ends_the_epoch(
