@@ -13,9 +13,12 @@ import importlib.metadata
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 import threading
@@ -104,6 +107,16 @@ def train(tmp_path: Path) -> Path:
     return write_shards(tmp_path, [8, 5, 7])
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 100 kB."""
+    need(os.geteuid() == 0 and shutil.which("mount"), "root, to mount a small disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(tmp_path)]
+    need(subprocess.run(mount, check=False).returncode == 0, "a machine that lets root mount")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def need(what: object, reason: str) -> None:
     """Skip if something is missing on a contributor's machine; fail in CI, which should have it."""
     if not what:
@@ -173,6 +186,17 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wids.storage.transport.hedging._paces", {})
     for at in range(stages.OUTAGES.start, stages.OUTAGES.stop):
         stages.here.common[at] = 0.0
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Have loaders fork their workers, which Python 3.14 does not: they get closures so."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("workers that get closures need fork")
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

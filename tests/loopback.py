@@ -20,11 +20,12 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,12 @@ class Page:
     has_head: bool = True
     head_headers: dict[str, str] | None = None
     respond: Callable[[bytes], bytes] | None = None
+    machine: str = ""
 
     @property
     def tag(self) -> str:
-        """The ETag, which changes with the body."""
-        return _tag(self.body)
+        """The ETag, which changes with the body, and from machine to machine."""
+        return f'"{self.machine}{_tag(self.body)[1:]}'
 
     def next_fault(self, request: Request) -> Fault | None:
         """Return the fault for a request, and remove it."""
@@ -112,6 +114,18 @@ class Page:
             return 416, b"", 0, 0, {**headers, "Content-Range": f"bytes */{length}"}
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{length}"
         return 206, self.body, start, stop, headers
+
+
+@dataclass
+class Mirrors(Page):
+    """A file on three machines that answer in turn, each with a tag of its own."""
+
+    turns: Iterator[int] = field(default_factory=count)
+
+    def answer(
+        self, request: Request, fault: Fault | None
+    ) -> tuple[int, bytes, int, int, dict[str, str]]:
+        return Page(self.body, machine=f"{next(self.turns) % 3}-").answer(request, fault)
 
 
 @dataclass

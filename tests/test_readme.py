@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -86,12 +88,18 @@ def folder(demo: Path, tmp_path: Path) -> Path:
     ids=lambda block: f"{block.page}:{block.line}",
 )
 def test_python_block_runs(
-    block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+    block: Block,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    request: pytest.FixtureRequest,
 ) -> None:
     """A block runs unchanged beside the demo's dataset, which example.com serves too.
 
     Earlier blocks of its page that name the same files run first.
     """
+    if "num_workers" in block.code:  # others could not import it
+        request.getfixturevalue("forked")
     monkeypatch.chdir(folder)
     for path in (folder / "wids-demo").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
@@ -110,6 +118,22 @@ def test_python_block_runs(
             need(importlib.util.find_spec(package), f"pip install {package}")
         # A fresh namespace, as if the block were typed into a new file and that were run.
         exec(compile(code, f"{each.page}:{each.line}", "exec"), {"__name__": "__main__"})  # noqa: S102
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "block",
+    [block for block in HERE if re.search("num_workers|ProcessPool", block.code)],
+    ids=lambda block: f"{block.page}:{block.line}",
+)
+def test_blocks_with_workers_are_programs(block: Block, folder: Path, server: Server) -> None:
+    """They run as files where workers are not forked, as on Linux since Python 3.14."""
+    for path in (folder / "wids-demo").iterdir():
+        server.page(f"/{path.name}", path.read_bytes())
+    begin = 'import multiprocessing\nmultiprocessing.set_start_method("forkserver", force=True)\n'
+    code = block.code.replace("https://example.com", server.url)
+    (folder / "block.py").write_text(begin + code, encoding="utf-8")
+    subprocess.run([sys.executable, "block.py"], cwd=folder, check=True)
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -267,6 +291,7 @@ def test_the_report_measures_the_loop_of_readme() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("endings", [["jpg"], ["jpg", "png", "webp"]], ids=" ".join)
 def test_the_loop_of_readme_takes_any_pictures(
     endings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,7 +310,7 @@ def test_the_loop_of_readme_takes_any_pictures(
         several = '(".jpg;.png;.webp", ".cls")'
         assert f"`to_tuple{several}`, without `fields`" in (ROOT / "README.md").read_text("utf-8")
         code = code.replace('(".jpg", ".cls")', several).replace(', fields=[".jpg", ".cls"]', "")
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 def test_the_index_of_the_interface_has_all_names() -> None:

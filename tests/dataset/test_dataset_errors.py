@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -236,20 +237,62 @@ def test_batches_that_torch_cannot_make(tmp_path: Path, num_workers: int) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # by torch, beside the error
-def test_functions_that_workers_cannot_find(train: Path) -> None:
-    """Where workers are spawned, the error says which function, and what to do."""
-    with ShardListDataset(train) as dataset:
-        for view in (
-            dataset.map(lambda sample: sample),
-            dataset.map(lambda sample, _: sample, seed=0),
-            dataset.map(functools.partial(lambda _, sample: sample, 1)),
-        ):
-            text = refused(DataLoader(view, num_workers=1, multiprocessing_context="spawn"))
-            assert "found test_functions_that_workers_cannot_find.<locals>.<lambda>" in text
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_functions_that_workers_cannot_find(train: Path, method: str) -> None:
+    """Where workers are not forked, the error says which function, and what to do."""
+
+    class Step:
+        def __call__(self, sample: Any) -> Any:
+            return sample
+
+    def opened(**options: Any) -> ShardListDataset:
+        return stack.enter_context(ShardListDataset(train, **options))
+
+    with ExitStack() as stack:
+        dataset, decoder = opened(), wids.Decoder(decoders={"cls": lambda data: data})
+        cases: list[tuple[str, Any, dict[str, Any]]] = [
+            ("map", dataset.map(lambda sample: sample), {}),
+            ("map", dataset.map(lambda sample, _: sample, seed=0), {}),
+            ("map", dataset.map(functools.partial(lambda _, sample: sample, 1)), {}),
+            ("map", dataset.map(Step()), {}),
+            ("Decoder: decoders", opened(transformations=[decoder]), {}),
+            ("on_error", opened(on_error=lambda _: None), {}),
+            ("collate_fn or worker_init_fn", dataset, {"collate_fn": lambda _: 1}),
+        ]
+        for place, view, options in cases:
+            loader = DataLoader(view, num_workers=1, multiprocessing_context=method, **options)
+            text = refused(loader)
+            assert f"{place}: expected a function at the top level" in text
+            assert "found test_functions_that_workers_cannot_find.<locals>." in text
             assert 'multiprocessing_context="fork"' in text
         with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
             pickle.dumps(dataset.map(lambda sample: sample))  # as for any object
         pickle.loads(pickle.dumps(dataset.map(whole))).close()  # noqa: S301 - made here
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["view", "loader"])
+def test_functions_of_a_program_without_a_file(train: Path, place: str) -> None:
+    """Workers cannot import a notebook: its functions are refused before they start."""
+    code = f"""
+import wids
+from torch.utils.data import DataLoader
+def whole(sample):
+    return sample
+dataset = wids.ShardListDataset({str(train)!r})
+view = dataset.map(whole) if {place == "view"} else dataset
+collate = list if {place == "view"} else whole
+for method in "fork", "forkserver":
+    loader = DataLoader(view, 10, num_workers=1, multiprocessing_context=method, collate_fn=collate)
+    try:
+        print(len(list(loader)))
+    except TypeError as error:
+        print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = run.stdout.strip().split("\n")
+    assert first == "2"
+    assert "found whole of __main__; define it in a file" in second
 
 
 def test_a_random_map_takes_a_generator(train: Path) -> None:

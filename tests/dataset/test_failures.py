@@ -59,6 +59,24 @@ def test_skip_leaves_samples_out_of_batches_and_counts_them(spec: list[str]) -> 
         assert dataset.num_failed == 7
 
 
+@pytest.mark.parametrize("on_error", ["skip", "next", None])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_skip_warns_where_ranks_wait_for_each_other(
+    tmp_path: Path, on_error: Any, num_replicas: int
+) -> None:
+    """A rank that leaves out an empty batch has a step less; with `"next"` none has (VIEW-5)."""
+    with ShardListDataset(whole(tmp_path, 30), on_error=on_error) as dataset:
+        ranks = {"rank": 0, "num_replicas": num_replicas}
+        sampler = wids.DistributedChunkedSampler(dataset, **ranks)
+        buckets = wids.BucketBatchSampler(sampler, [1] * 30, batch_size=5)
+        for each in (sampler, buckets):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                list(each)
+            warned = any('on_error="next" keeps batches full' in str(w.message) for w in caught)
+            assert warned is (on_error == "skip" and num_replicas > 1)
+
+
 def test_next_takes_the_next_good_sample_of_the_view(spec: list[str]) -> None:
     """The replacement is of the same view; the first follows the last (VIEW-6)."""
     with ShardListDataset(spec, on_error="next") as dataset:
@@ -222,6 +240,7 @@ def error_text(samples: Any) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("policy", ["skip", "next"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_mistake_of_the_program_ends_the_epoch(
@@ -262,6 +281,7 @@ def test_more_than_half_of_a_thousand_is_no_damage(tmp_path: Path) -> None:
     assert count(20, max_failed=1.0) == 0
 
 
+@pytest.mark.filterwarnings("ignore:on_error=.skip. on 2 ranks")
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_each_epoch_is_judged_by_itself(tmp_path: Path, is_announced: bool) -> None:
     """A good epoch does not hide a bad one, whatever the sampler."""

@@ -92,6 +92,7 @@ def test_the_next_shard_is_requested_before_the_last_sample(
     dataset.close()
 
 
+@pytest.mark.usefixtures("forked")
 def test_nothing_is_fetched_by_the_workers(
     shards: list[dict[str, Any]], server: Server, tmp_path: Path
 ) -> None:

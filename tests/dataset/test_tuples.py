@@ -93,6 +93,7 @@ def test_missing_fields_get_values_or_are_left_out(mixed: Path) -> None:
 
 # On Python 3.10 torch closes the queue of such a loader while its thread writes to it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("policy", ["skip", "next"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_missing_field_is_no_damage(mixed: Path, policy: Any, num_workers: int) -> None:

@@ -118,7 +118,6 @@ def loader_of(sampler: Any, num_workers: int = 2, **options: Any) -> DataLoader[
     return DataLoader(data, sampler=sampler, num_workers=num_workers, batch_size=8, **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("wrap", [False, True])
 def test_a_state_that_is_ahead_of_training_warns(wrap: bool, persistent: bool, spec: Path) -> None:
@@ -141,7 +140,6 @@ def test_a_state_that_is_ahead_of_training_warns(wrap: bool, persistent: bool, s
             assert "torchdata's StatefulDataLoader" in text
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_the_last_batches_of_an_epoch_are_ahead_too() -> None:
     """Where workers have all of an epoch, and training has not, the state is not the next epoch."""
     sampler = wids.ChunkedSampler(range(200))

@@ -235,6 +235,7 @@ def test_a_stream_keeps_its_own_state_on_its_ranks(spec: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.usefixtures("forked")  # each epoch starts workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.long), True])
 def test_epochs_that_are_set_are_complete(spec: Path, num_workers: int, drop_last: bool) -> None:

@@ -68,7 +68,6 @@ def test_hundreds_of_threads_read_and_leave_nothing(server: Server) -> None:
     assert len(server.log) == 3 * 256
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_children_that_are_forked_during_requests_read_by_themselves(server: Server) -> None:
     """A fork while threads hold turns and wait for them leaves parent and child intact."""
     url = server.page("/a", DATA)
@@ -96,7 +95,6 @@ def epoch_of_a_rank(url: str, cache: Path, rank: int, results: Connection) -> No
 
 
 @pytest.mark.alone
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("most", [6, 20, 60])
 def test_four_processes_adapt_to_a_server_that_refuses(most: int, tmp_path: Path) -> None:
     """Few requests are refused, the first samples come soon, and none is lost."""

@@ -10,6 +10,7 @@ import signal
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,11 @@ def test_a_plan_of_an_earlier_version_counts(shards: list[Path], tmp_path: Path)
         assert list(log) == [(str(shards[0]), "first")]
         with raises(FileExistsError, "journal: expected a journal of these shards and options"):
             log.is_of("another")
+
+
+def test_a_full_disk_names_the_journal(small_disk: Path) -> None:
+    """It may be the first file that does not fit."""
+    tar, path = write_tar(small_disk / "a.tar", sample_members(0, 1)), small_disk / "a.journal"
+    record = replace(describe_shard(str(tar)), blob=bytes(1 << 20))
+    with raises(OSError, f"No space left on device: '{path}'"), Journal(path) as journal:
+        journal.add(record)

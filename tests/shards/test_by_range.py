@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import raises, sample_members, write_tar
-from loopback import Server
+from loopback import Mirrors, Server
 from remote_site import EXPECTED, Site, texts
 
 import wids
@@ -73,21 +73,53 @@ def test_only_by_range(site: Site, own_cache: Path) -> None:
 
 
 def test_a_shard_that_is_replaced_between_two_reads(site: Site) -> None:
-    """Two versions with the same headers and length are not mixed in one epoch (CACHE-30)."""
+    """Two versions with the same headers and length are not mixed in one epoch (CACHE-30).
+
+    What has the checksum of the index is right in both (INDEX-10).
+    """
     site.pack()
     url = site.spec(index="train.index")
-    with wids.ShardListDataset(url, access="range", lru_size=1) as dataset:
-        assert dataset[0][".txt"] == "text 0"
-        assert dataset[8][".txt"] == "text 8"  # closes the first shard
-        site.server.page("/train-0.tar", site.bodies[0].replace(b"text", b"TEXT"))
+    options = {"access": "range", "lru_size": 1}
+    with (
+        wids.ShardListDataset(url, **options) as dataset,
+        wids.ShardListDataset(url, **options, verify="never") as unverified,
+    ):
+        for each in dataset, unverified:
+            assert each[0][".txt"] == "text 0"
+            assert each[8][".txt"] == "text 8"  # closes the first shard
+        replaced = site.bodies[0].replace(b"text 1", b"TEXT 1")
+        site.server.page("/train-0.tar", replaced)
         for _ in range(2):
             with raises(MismatchError, "/train-0.tar", "it was replaced while it was being read"):
+                unverified[1]
+            with raises(ShardFormatError, "/train-0.tar", "checksum", "rebuild its index"):
                 dataset[1]
-    with wids.ShardListDataset(url, access="range", verify="never") as dataset:
-        assert dataset[1][".txt"] == "TEXT 1"
+            assert dataset[2][".txt"] == "text 2"
+    with wids.ShardListDataset(url, **options, verify="never") as unverified:
+        assert unverified[1][".txt"] == "TEXT 1"
+
+
+def test_mirrors_with_tags_of_their_own(site: Site) -> None:
+    """The checksums of the index decide whether the bytes are those of the tar (CACHE-30)."""
+    site.pack()
+    for path, page in list(site.server.pages.items()):
+        site.server.pages[path] = Mirrors(page.body)
+    url = site.spec(index="train.index")
     with wids.ShardListDataset(url, access="range") as dataset:
-        with raises(ShardFormatError, "/train-0.tar", "checksum", "rebuild its index"):
-            dataset[1]  # the published index is of the first version (INDEX-10)
+        assert [dataset[i][".txt"] for i in range(20)] == EXPECTED
+        assert not any("if-range" in request.headers for request in site.server.log)
+        for i in (3, 3, 4):
+            with dataset.open_field(i, ".txt") as file:
+                assert file.read() == EXPECTED[i].encode()
+    damaged = site.bodies[0].replace(b"text 3", b"TEXT 3")
+    site.server.pages["/train-0.tar"] = Mirrors(damaged)
+    with wids.ShardListDataset(url, access="range") as dataset, dataset.open_field(0, ".txt") as f:
+        assert f.read() == b"text 0"
+        with dataset.open_field(3, ".txt") as file, raises(ShardFormatError, "checksum"):
+            file.read()
+    with wids.ShardListDataset(url, access="range", verify="never") as dataset:
+        with raises(MismatchError, "replaced", "mirrors", 'access="download"'):
+            _ = [dataset[i] for i in range(3)]
 
 
 def test_only_by_range_counts_by_range(site: Site) -> None:

@@ -37,6 +37,13 @@ def test_at_most_twice_the_best_choice(reads: list[int]) -> None:
         assert transferred(reads[:stop]) <= 2 * best
 
 
+@given(st.lists(st.lists(st.integers(1, SHARD_NBYTES), max_size=20), max_size=5))
+@example([[SHARD_NBYTES]] * 5)
+def test_at_most_twice_what_is_read_of_a_copy_that_is_evicted(stays: list[list[int]]) -> None:
+    """A full cache may cost a download again and again, but never more than that."""
+    assert sum(map(transferred, stays)) <= 2 * sum(map(sum, stays))
+
+
 @given(st.lists(st.integers(1, SHARD_NBYTES), max_size=50))
 def test_what_can_be_fetched_for_as_much_is_fetched(reads: list[int]) -> None:
     """A shard of which all was read is fetched: the rule does not read by range for ever."""

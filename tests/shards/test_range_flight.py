@@ -207,8 +207,8 @@ def test_responses_are_released_when_their_samples_are_cut(
     responses: list[weakref.ref[Any]] = []
     view = RangeReader.view
 
-    def seen(reader: RangeReader, start: int, stop: int) -> memoryview:
-        data = np.frombuffer(view(reader, start, stop), np.uint8).copy()
+    def seen(reader: RangeReader, start: int, stop: int, **options: bool) -> memoryview:
+        data = np.frombuffer(view(reader, start, stop, **options), np.uint8).copy()
         responses.append(weakref.ref(data))
         return memoryview(data)
 

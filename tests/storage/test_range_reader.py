@@ -22,7 +22,7 @@ from events import LONG_S
 from loopback import Fault, Page, Server
 from transfers import DATA
 
-from wids.errors import MismatchError
+from wids.errors import FetchError, MismatchError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import RangeError
 from wids.storage.transport.retry import Patience
@@ -85,6 +85,20 @@ def test_ranges_are_requested_again(server: Server) -> None:
     url = server.page("/a", DATA, faults=[Fault(503), *cuts])
 
     assert Fetcher().range_reader(url, len(DATA))(1000, 5000) == DATA[1000:5000]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 9), (1000, 1500)])
+def test_a_file_that_is_encoded_on_its_way(server: Server, start: int, stop: int) -> None:
+    """The error says so, also if the encoded bytes end before the part (the status is 416)."""
+
+    class Encoded(Page):
+        def answer(self, *arguments: Any) -> Any:
+            status, *rest, headers = super().answer(*arguments)
+            return status, *rest, headers | {"Content-Encoding": "gzip"} if status == 206 else {}
+
+    server.pages["/a"] = Encoded(DATA[:100])
+    with raises(FetchError, server.url, "Content-Encoding gzip; configure the server"):
+        Fetcher().range_reader(server.url + "/a", len(DATA))(start, stop)
 
 
 @pytest.mark.parametrize("start", [0, 1000])

@@ -64,7 +64,6 @@ def test_no_count_of_a_process_is_lost(method: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12
 def test_a_fork_while_a_thread_adds() -> None:
     """The child adds too, whatever the threads of its parent did at that moment."""
     number = SharedNumber()

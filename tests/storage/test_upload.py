@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +17,7 @@ from events import wait_for
 from s3 import Bucket
 from servers import free_port, running
 
+import wids
 from wids.errors import FetchError, UploadError
 from wids.storage import upload, upload_targets
 
@@ -169,6 +169,7 @@ def test_options_go_only_to_their_prefix(bucket: Bucket) -> None:
         ("s3://b/a.tar?token=secret", ValueError, "s3://b/a.tar?…: expected a URL without a query"),
         ("memory://b/t[1].json", ValueError, "without wildcards (* and [), which drivers expand"),
         ("s3://b/x*/a.tar", ValueError, "without wildcards"),
+        ("s3://b/x//a.tar", ValueError, 'without "//"'),
         ("http://h/a.tar", ValueError, "found http:"),
         ("pipe:cat > a.tar", ValueError, "found pipe:"),
         ("file:///tmp/a.tar", ValueError, "pass the path"),
@@ -196,20 +197,24 @@ def test_rewriting_is_for_reading(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_full_local_disk_names_the_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, small_disk: Path
 ) -> None:
     """The complete file is first on the local disk; the error says which folder to change."""
-    need(os.geteuid() == 0 and shutil.which("mount"), "root, to mount a small disk")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(tmp_path)]
-    need(subprocess.run(mount, check=False).returncode == 0, "a machine that lets root mount")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    try:
-        with pytest.raises(OSError, match="set TMPDIR") as caught:
-            publish("memory://bucket/full.bin")
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    with pytest.raises(OSError, match="set TMPDIR") as caught:
+        publish("memory://bucket/full.bin")
     assert caught.value.errno == errno.ENOSPC
     assert not upload.exists("memory://bucket/full.bin")
+
+
+def test_a_full_disk_names_the_file(small_disk: Path) -> None:
+    """Under the name that the caller knows."""
+    with pytest.raises(OSError, match=re.escape(f"'{small_disk}/a.bin'")):
+        publish(small_disk / "a.bin")
+    with pytest.raises(OSError, match=re.escape(f"'{small_disk}/a-000000.tar'")):
+        with wids.ShardWriter(small_disk / "a-%06d.tar") as writer:
+            writer.write({"__key__": "a", "bin": DATA})
+    assert os.listdir(small_disk) == []
 
 
 @pytest.fixture

@@ -183,7 +183,8 @@ def collate(
     """Collate samples as torch's ``default_collate`` does; an empty batch becomes ``{}``.
 
     With ``on_error="skip"`` a batch may have lost all of its samples, which torch's function
-    refuses. A training loop skips it: ``if not batch: continue``.
+    refuses. A loop on one rank skips it: ``if not batch: continue``. Where ranks wait for each
+    other in each step, use ``on_error="next"``.
 
     Pictures that are decoded to tensors are views of rows of pixels. Torch's function copies them
     pixel by pixel into planes of one color, which takes almost three times as long. Here their

@@ -392,7 +392,7 @@ class ShardListDataset(TorchDataset):
         return dataset_repr(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        check_spawnable(self.transformations)
+        check_spawnable(self._access.steps, self._access.on_error)
         return vars(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -366,7 +366,7 @@ class SampleStream(IterableDataset[Any]):
         place = self.epochs.place(number)
         self.epochs.begin(place)
         if self.sampler._tell_epoch is not None:
-            self.sampler._tell_epoch(number)
+            self.sampler._tell_epoch(number, self.sampler._replica()[1])
         self._pass = (place, self.epochs.num_set)
         self._consumed, self._resume, self._restored = resume, (0, 0), None
         return place, resume

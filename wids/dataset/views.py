@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -237,17 +238,49 @@ def _refuse(batch: Sequence[Any], **_: Any) -> NoReturn:
     )
 
 
-def check_spawnable(transformations: Iterable[Any]) -> None:
-    """Raise TypeError for a function that a process which is being spawned cannot find by name."""
-    for step in transformations:
-        function = getattr(step, "func", getattr(step, "function", step))
-        name = getattr(function, "__qualname__", "")
-        if "<" in name and passes_to_process():
-            raise TypeError(
-                f"map: expected a function at the top level of a module, as workers are spawned, "
-                f"found {name} of {function.__module__}; define it there with `def`, or pass "
-                'multiprocessing_context="fork" to the DataLoader'
-            )
+def check_spawnable(steps: Iterable[Any], on_error: Any) -> None:
+    """Raise TypeError for a function that a process which is being started cannot find by name.
+
+    Args:
+        steps: The transformations of a dataset.
+        on_error: Its policy.
+    """
+    if not passes_to_process():
+        return
+    decoders = [each for step in steps for each in getattr(step, "table", {}).values()]
+    places = {
+        "map": steps,
+        "Decoder: decoders": decoders,
+        "on_error": [on_error],
+        "collate_fn or worker_init_fn": filter(callable, _arguments_of_process()),
+    }
+    # A notebook and `python -c` have no file that a worker could import.
+    has_file = hasattr(sys.modules["__main__"], "__file__")
+    for place, functions in places.items():
+        for each in functions:
+            function = getattr(each, "func", getattr(each, "function", each))
+            named = function if hasattr(function, "__qualname__") else type(function)
+            is_of_main = getattr(named, "__module__", "") == "__main__"
+            if "<" in named.__qualname__ or (is_of_main and not has_file):
+                raise TypeError(
+                    f"{place}: expected a function at the top level of a module that workers can "
+                    f"import, as they are not forked, found {named.__qualname__} of "
+                    f"{named.__module__}; define it in a file with `def`, or pass "
+                    'multiprocessing_context="fork" to the DataLoader'
+                )
+
+
+def _arguments_of_process() -> Iterable[Any]:
+    """Return the arguments of the process that is being started: the functions of its loader.
+
+    They are pickled after the dataset, with an error of Python that names no place.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented, unlike any other way
+    while frame is not None:
+        if "process_obj" in frame.f_locals:  # multiprocessing's name for it (decision 0086)
+            return getattr(frame.f_locals["process_obj"], "_args", ())
+        frame = frame.f_back
+    return ()
 
 
 def join_torch(cls: type) -> None:

@@ -67,21 +67,30 @@ def lengths_of(dataset: Sized) -> Any:
     return _of_concatenation(dataset, wrapper.datasets)
 
 
-def tell_epoch(datasets: Sequence[Any], epoch: int) -> None:
-    """Set the epoch of some datasets.
+def tell_epoch(datasets: Sequence[Any], epoch: int, num_replicas: int) -> None:
+    """Set the epoch of some datasets, and warn of one whose ranks may have other numbers of steps.
 
     A dataset of shards also learns that a pass will read it.
 
     Args:
         datasets: Those of a sampler, as `with_epochs` finds them.
         epoch: The epoch.
+        num_replicas: Number of ranks.
     """
     for dataset in datasets:
         dataset.set_epoch(epoch)
         # By names, as above: the order of an epoch knows no dataset.
-        announce = getattr(getattr(dataset, "sample_access", None), "announce", None)
+        access = getattr(dataset, "sample_access", None)
+        announce = getattr(access, "announce", None)
         if announce is not None:
             announce()
+        policy = getattr(getattr(access, "failures", None), "policy", None)
+        if policy == "skip" and num_replicas > 1:
+            warn(
+                f'on_error="skip" on {num_replicas} ranks: a batch may lose samples or all of '
+                "them, and if one rank leaves out a step, the others wait for it forever; "
+                'on_error="next" keeps batches full'
+            )
 
 
 def spec_digests(dataset: Any) -> dict[str, str]:

@@ -134,7 +134,7 @@ class EpochSampler(Sampler[T]):
     """Whether an item is an index; otherwise it is a batch."""
     _num_noticed: int = 1000
     """Items after which a pass that ends early is more than a look at the data."""
-    _tell_epoch: Callable[[int], Any] | None = None
+    _tell_epoch: Callable[[int, int], Any] | None = None
     """Called with the epoch when a pass begins: the dataset's ``set_epoch``, for augmentations."""
 
     def _set_up_passes(self, epochs: Epochs | None = None) -> None:
@@ -261,7 +261,7 @@ class EpochSampler(Sampler[T]):
         self._note_left_pass(latest, this)
         self._note_second_dealing()
         if self._tell_epoch is not None:
-            self._tell_epoch(self.epoch)
+            self._tell_epoch(self.epoch, self._replica()[1])
         return chain.from_iterable(self._entered(self._pass))
 
     def ahead(self) -> Iterator[T]:

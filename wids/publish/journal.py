@@ -29,7 +29,7 @@ from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.storage import locks
 from wids.storage.arrays import IntArray, chosen
-from wids.storage.files import file_digest
+from wids.storage.files import file_digest, named_if_full
 from wids.storage.sizes import first_of
 from wids.storage.transport import urls
 
@@ -125,6 +125,7 @@ class Journal:
     ) -> None:
         self.plan: str | None = None
         self._path = None if path is None else os.path.abspath(os.fspath(path))
+        self._name = self._path or folder or tempfile.gettempdir()
         # Where the record of each shard begins, by a hash of the task.
         self._places = RecordPlaces()
         self._stack = ExitStack()
@@ -264,8 +265,9 @@ class Journal:
         head = json.dumps(fields).encode("ascii")
         place = self._file.seek(0, os.SEEK_END)
         crc = zlib.crc32(blob, zlib.crc32(head))
-        self._file.write(_RECORD.pack(len(head), len(blob), crc) + head + blob)
-        self._file.flush()
+        with named_if_full(self._name):
+            self._file.write(_RECORD.pack(len(head), len(blob), crc) + head + blob)
+            self._file.flush()
         return place
 
     def index(self, task: Task) -> tuple[ShardIndex, int]:

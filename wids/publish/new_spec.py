@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
@@ -177,11 +177,13 @@ def first_look(cost: DownloadCost) -> DownloadCost:
 
 
 def _retried(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:
-    try:
-        return _attempt(fetcher, repeated, task)
-    except MismatchError:
-        # CACHE-30: replaced between two requests. All requests now get the new version.
-        return _attempt(fetcher, repeated, task)
+    # CACHE-30: if it was replaced between two requests, all requests now get the new version.
+    for _ in range(2):
+        with suppress(MismatchError):
+            return _attempt(fetcher, repeated, task)
+    # Mirrors state other versions of it in turn, and one response has all of one.
+    nbytes = fetcher.nbytes(task[0])
+    return None, ShardCost(task[0], "whole", None, None if nbytes is None else Cost(1, nbytes))
 
 
 def _attempt(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wids.errors import WidsError
+from wids.errors import MismatchError, NotFoundError, WidsError
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
@@ -42,6 +42,7 @@ from wids.storage.files import fastest_crc32
 from wids.storage.ranges import GAP_NBYTES, RangeError, Span, frugal_gap_nbytes, joined
 from wids.storage.reading_threads import in_threads
 from wids.storage.stages import SharedArray, checked
+from wids.storage.transport.stream import PastEndError
 
 Value: TypeAlias = "bytes | WidsError"
 """A member that was read and compared with the index, or why it cannot be returned."""
@@ -69,12 +70,14 @@ class RemoteShard(PooledShard):
         index: Where its samples are, with checksums.
         nbytes: Length of the tar in bytes.
         read_range: Returns the bytes from a start to a stop.
+        read_part: Does the same for bytes that no checksum covers, and raises `MismatchError` if
+            they may be of another version than those before; None for ``read_range``.
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
         takes: Called with the bytes of each read before it begins, and with 0 to ask whether
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
-        version: Returns the version of all that ``read_range`` returns; None if it is not known.
+        version: Returns the version of all that ``read_part`` returns; None if it is not known.
 
     Raises:
         ValueError: The index has no checksums.
@@ -89,6 +92,7 @@ class RemoteShard(PooledShard):
         nbytes: int,
         read_range: ReadRange,
         *,
+        read_part: ReadRange | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         takes: Callable[[int], bool] = lambda _: True,
@@ -103,6 +107,7 @@ class RemoteShard(PooledShard):
         self._version = version
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
+        self._read_part = read_part or read_range
         self._arrived: Mapping[int, Value] = {}
         self._fields = None if fields is None else frozenset(fields)
         self._raw: Raw = raw
@@ -190,8 +195,13 @@ class RemoteShard(PooledShard):
         edges = [each.tolist() for each in (heads, bodies, np.minimum(stops, bodies + nbytes))]
         ranges = joined(sorted(zip(edges[0], edges[2], strict=True)), GAP_NBYTES)
         self._count(ranges)
-        tasks = [partial(self._read_range, *span) for span in ranges]
-        views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+        tasks = [partial(self._read_part, *span) for span in ranges]
+        try:
+            views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+        except MismatchError:
+            if not len(self.index.payload_crcs):
+                raise
+            return super().read_starts(members, nbytes)  # of whole members, which are compared
         starts, values = [start for start, _ in ranges], []
         for member, head, body, stop in zip(members.tolist(), *edges, strict=True):
             number = bisect_right(starts, head) - 1
@@ -218,7 +228,8 @@ class RemoteShard(PooledShard):
         """Return the bytes of one field from a start to a stop, or to its end.
 
         Only these bytes are read; and the headers of the member, unless they were compared before
-        and are known to be of the same version.
+        and are known to be of the same version. If the server states another version for them, the
+        whole member is read, and compared with its checksum.
 
         Raises:
             KeyError: The sample does not have the field.
@@ -237,8 +248,15 @@ class RemoteShard(PooledShard):
         if not spans:
             return b""
         self._count(spans)
-        tasks = [partial(self._read_range, *span) for span in spans]
-        views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+        tasks = [partial(self._read_part, *span) for span in spans]
+        try:
+            views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+        except (MismatchError, NotFoundError, PastEndError):
+            if not len(self.index.payload_crcs):
+                raise
+            # If it is not a mirror that states another version, this read raises the error of all
+            # reads of a shard that has changed.
+            return _intact(self._read_ranges(self._ranges([member]))[member])[start:stop]
         if not is_known:
             self._check_head(member, head, views[0][: body - head])
             found = self._version()
@@ -374,8 +392,8 @@ class RangeBudget:
                 return False
             values[-1] = free_nbytes - nbytes
             return True
-        # What is transferred for the shard is then at most twice what the best choice would
-        # transfer, whatever is read later (decision 0093).
+        # What is transferred until its copy is evicted is then at most twice what the best choice
+        # would transfer, whatever is read later (decision 0093).
         if read_nbytes + 2 * nbytes >= shard_nbytes:
             return False
         values[number] = read_nbytes + nbytes

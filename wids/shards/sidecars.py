@@ -233,8 +233,10 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
         is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
         if nbytes is not None and is_large and not store.find(remote_file):
             with suppress(RangeError):  # a server without ranges: fetch the whole pack
-                read_range = fetcher.range_reader(url, nbytes)
-                return RangePack(read_range, nbytes, num_shards, partial(_kept, store, remote_file))
+                read = fetcher.range_reader(url, nbytes)
+                compared = partial(read, any_version=True)
+                keep = partial(_kept, store, remote_file)
+                return RangePack(compared, nbytes, num_shards, keep, read)
         try:
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:

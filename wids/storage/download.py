@@ -52,13 +52,8 @@ class Expected(NamedTuple):
 class ReplacedError(Exception):
     """A response that does not match the parts that have arrived, so the download starts over.
 
-    Attributes:
-        in_parts: Whether the file may be requested in parts again.
+    As one part: the next response may come from the same two mirrors.
     """
-
-    def __init__(self, message: str, *, in_parts: bool = True) -> None:
-        super().__init__(message)
-        self.in_parts = in_parts
 
 
 @dataclass(eq=False)
@@ -101,7 +96,8 @@ class Download:
     Any number of threads may each take a part.
 
     Attributes:
-        tag: The version of the file that is arriving, or None if the server does not say.
+        tag: The version of the file that is arriving; None if the server does not say, or if a
+            digest decides: mirrors state other versions of equal bytes.
         received_nbytes: Bytes written to the file.
         total_nbytes: Length of the whole file, or None if the server does not say.
         is_single: Whether the file arrives as one part.
@@ -144,7 +140,7 @@ class Download:
         """
         part = part or DownloadPart()
         with self._lock:
-            self.tag, self.total_nbytes = stream.tag, stream.total_nbytes
+            self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
             self._error = None
             self.is_single = stream.is_whole
@@ -212,14 +208,15 @@ class Download:
 
     def _compare(self, part: DownloadPart, stream: Stream) -> None:
         """Compare a stream with what was requested, and with what has arrived."""
-        pairs = ((self.tag, stream.tag), (self.total_nbytes, stream.total_nbytes))
+        tag = self._tag_of(stream)
+        pairs = ((self.tag, tag), (self.total_nbytes, stream.total_nbytes))
         # A missing value does not contradict: a chunked response has no length.
         is_same = all(None in pair or pair[0] == pair[1] for pair in pairs)
         is_part = part.stop is None or stream.stop is not None
         if stream.start == part.position and is_same and is_part:
             with self._lock:
                 # The response to a range may say less or more about the file than the first one.
-                self.tag = self.tag or stream.tag
+                self.tag = self.tag or tag
                 if self.total_nbytes is None:
                     self.total_nbytes = stream.total_nbytes
                     self._check_length(self.total_nbytes)
@@ -228,11 +225,13 @@ class Download:
         elif is_same:
             raise ReplacedError(
                 f"{urls.redact(self.url)}: expected the bytes from {part.position} on, found a "
-                "response with other bytes",
-                in_parts=False,
+                "response with other bytes"
             )
         else:
             raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
+
+    def _tag_of(self, stream: Stream) -> str | None:
+        return None if self._hashes.stated else stream.tag
 
     def _write(self, part: DownloadPart, chunk: Data) -> _Hashes:
         """Write the next bytes of a part; return the digests that they belong to."""
@@ -244,8 +243,7 @@ class Download:
         if position > (part.stop or math.inf):
             raise ReplacedError(
                 f"{urls.redact(self.url)}: expected the bytes from {part.start} to {part.stop}, "
-                "found more",
-                in_parts=False,
+                "found more"
             )
         self.file.seek(part.position)
         self.file.write(chunk)
@@ -368,7 +366,7 @@ class PartRequests:
             download.end(error)
             if not isinstance(error, ReplacedError):
                 raise
-            self._in_parts &= error.in_parts
+            self._in_parts = False
             raise TransientError(str(error), is_outage=False) from error
         finally:
             # Not a stream that a thread has taken: to close it would wait for the next bytes.

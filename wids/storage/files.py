@@ -41,6 +41,8 @@ _FLUSH_S: Final = 0.1
 """Time between two flushes of a file that is being written."""
 _NO_FOLDER_SYNC: Final = frozenset((errno.EINVAL, errno.ENOTSUP, errno.EBADF))
 """Errors of file systems on which a folder cannot be flushed, unlike those of a disk."""
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""Errors of writing to a disk, or of a user, that has no space left."""
 _unfinished: Final[set[str]] = set()
 """Paths of the temporary files that this process writes."""
 
@@ -76,6 +78,7 @@ def replacing(
     _unfinished.add(temporary)
     try:
         with (
+            named_if_full(target),
             open(temporary, "x+b", opener=create) as file,
             locks.holding(temporary) if sync else nullcontext(),
         ):
@@ -96,6 +99,17 @@ def replacing(
         raise
     finally:
         _unfinished.discard(temporary)
+
+
+@contextmanager
+def named_if_full(path: str) -> Iterator[None]:
+    """Name the file that the block writes in the system's error about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = path
+        raise
 
 
 def delete_unfinished() -> None:

@@ -1,7 +1,9 @@
 """Read parts of one remote file, all of one version, and join near ranges into one request.
 
 Each response states the length of the file, and most servers also state its tag. A response with
-another length or tag is an error, so an index of one version is never used to read the next.
+another length or tag is an error, so an index of one version is never used to read the next. Where
+the caller compares the bytes with checksums, these decide, and not the tag: mirrors and the
+machines behind a load balancer state other tags for equal files.
 
 A request costs about as much time as some more bytes do, so the bytes between two ranges are
 requested along with them where that saves a request. How many bytes these are depends on what a
@@ -18,7 +20,7 @@ from wids.storage.download import check_complete
 from wids.storage.transport import urls
 from wids.storage.transport.retry import Patience, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Stream
+from wids.storage.transport.stream import PastEndError, Stream
 
 
 class RangeError(FetchError):
@@ -47,40 +49,52 @@ class RangeReader:
         self._has_untagged = False
         self._patience: Patience | None = None
 
-    def __call__(self, start: int, stop: int) -> bytes:
+    def __call__(self, start: int, stop: int, *, any_version: bool = False) -> bytes:
         """Read the bytes from ``start`` to ``stop``; see `view`."""
-        return bytes(self.view(start, stop))
+        return bytes(self.view(start, stop, any_version=any_version))
 
-    def view(self, start: int, stop: int) -> memoryview:
+    def view(self, start: int, stop: int, *, any_version: bool = False) -> memoryview:
         """Read the bytes from ``start`` to ``stop``, and return them as they arrived, uncopied.
+
+        Args:
+            start: Position of the first byte.
+            stop: Position after the last byte.
+            any_version: Whether the tag is ignored, since the caller compares the bytes.
 
         Raises:
             RangeError: The server does not support ranges, or does not state the file's length.
-            MismatchError: The file has another length, or was replaced since its first part was
-                read.
+            MismatchError: The file has another length, or a tag that differs from that of the first
+                part.
             FetchError: It cannot be read.
         """
         # Not a `cached_property`: before Python 3.12 all objects share its lock, and a process that
         # is forked while a thread has that would wait for it forever.
         if self._patience is None:
             self._patience = self._transports.patience(self._url)
-        return with_retries(lambda: self._attempt(start, stop), self._patience.again())
+        return with_retries(lambda: self._attempt(start, stop, any_version), self._patience.again())
 
     @property
     def version(self) -> str | None:
-        """The tag of all that this object has read; None if a response had none."""
+        """The tag of all that was read and not compared; None if a response had none."""
         return None if self._has_untagged else self._tags.get(self._url)
 
-    def _attempt(self, start: int, stop: int) -> memoryview:
-        tag = self._tags.get(self._url)
-        with self._transports.open(self._url, start, stop, tag, is_collected=True) as stream:
+    def _attempt(self, start: int, stop: int, any_version: bool) -> memoryview:
+        tag = None if any_version else self._tags.get(self._url)
+        try:
+            opened = self._transports.open(self._url, start, stop, tag, is_collected=True)
+        except PastEndError:
+            # The first byte says why: the file is encoded on its way, or has another length.
+            with self._transports.open(self._url, 0, 1) as stream:
+                self._check(stream, 0, None)
+            raise
+        with opened as stream:
             self._check(stream, start, tag)
             # A server without ranges would send all of it.
             data = memoryview(stream.collected(stop - start))[: stop - start]
         check_complete(self._url, len(data), stop - start)
         if stream.tag is None:
-            self._has_untagged = True
-        else:
+            self._has_untagged |= not any_version
+        elif not any_version:
             # Another thread may have read its first part meanwhile: one of the two versions wins.
             self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
         return data.toreadonly()
@@ -110,7 +124,8 @@ class RangeReader:
             raise MismatchError(
                 f"{urls.redact(self._url)}: expected the version {expected} of the file, which was "
                 f"read first, found {found or 'another'}; it was replaced while it was being read: "
-                "open the dataset again"
+                "open the dataset again; or mirrors state other versions of it: use "
+                'access="download", or index it with `wids create`'
             )
 
 

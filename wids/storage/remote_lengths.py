@@ -140,7 +140,12 @@ def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     return (start, texts, end) if is_ascending else None
 
 
-_common_start: Final = os.path.commonprefix  # by characters
+def _common_start(names: Sequence[str]) -> str:
+    """Return the characters with which all names begin."""
+    first, last = min(names), max(names)  # all others are between these two
+    at = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(at, len(first))]
+
 
 JUMP_NBYTES: Final = 32 << 10
 """Bytes to read after a jump: the headers of the next members, where these are small."""

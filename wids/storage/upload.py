@@ -117,6 +117,11 @@ def check_writable(url: str) -> None:
             f"{urls.redact(url)}: expected a URL without wildcards (* and [), which drivers expand "
             "when they rename a file; choose another name"
         )
+    if urls.scheme(url) in urls.KINDS and "::" not in url and "//" in urls.path_of(url):
+        raise ValueError(
+            f'{urls.redact(url)}: expected a URL without "//" in the name of the object, since '
+            "drivers leave out one of the slashes when they write; choose another name"
+        )
 
 
 def exists(target: str, storage_options: Options = None) -> bool:

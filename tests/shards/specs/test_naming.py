@@ -127,6 +127,15 @@ def test_remote_folders(memory: Any, train: Path) -> None:
         assert dataset[19][".txt"] == "text 19"
 
 
+@pytest.mark.parametrize("name", ["[1]", "a*b"])
+def test_remote_folders_that_look_like_patterns(name: str, memory: Any, train: Path) -> None:
+    """A URL that ends with a slash names a folder, which is what its name says."""
+    for each in NAMES:
+        memory.pipe(f"/bucket/{name}/{each}", (train.parent / each).read_bytes())
+    spec = wids.load_spec(f"memory://bucket/{name}/")
+    assert [s.url for s in spec.shards] == [f"memory://bucket/{name}/{each}" for each in NAMES]
+
+
 def test_wildcards_of_documents(train: Path) -> None:
     """They are components, as in a list; a single one keeps its name and its pack (SPEC-20)."""
     more = json.loads(train.read_text()) | {"name": "more", "index": "train.index"}

@@ -70,6 +70,18 @@ def test_parts_lengths_and_whole_objects(site: str) -> None:
         transport.open(URL, len(DATA), None, None)
 
 
+def test_a_key_with_an_empty_part(bucket: Bucket, tmp_path: Path) -> None:
+    """The driver that can read it does; its folder cannot be listed, and the error says so."""
+    body = write_tar(tmp_path / "a.tar", sample_members(0, 3)).read_bytes()
+    bucket.system.call_s3("put_object", Bucket=bucket.name, Key="x//a.tar", Body=body)
+    options: Any = {"storage_options": bucket.options}
+    with wids.ShardListDataset(f"{bucket.url}/x//a.tar", **options) as dataset:
+        assert dataset[2][".txt"] == "text 2"
+    for name in ("x//", "x//*.tar"):
+        with raises(FetchError, f"{bucket.url}/x//: ", 'without "//"', "with braces"):
+            wids.ShardListDataset(f"{bucket.url}/{name}", **options)
+
+
 def test_an_empty_object(bucket: Bucket, site: str, tmp_path: Path) -> None:
     """It has no first byte, whether the store refuses the range or ignores it."""
     (tmp_path / "www" / "bucket" / "empty").write_bytes(b"")

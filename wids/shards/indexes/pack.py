@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wids.errors import MismatchError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import VERSION
 from wids.shards.indexes.key_tables import Entries, Run
@@ -438,6 +439,8 @@ class RangePack(Pack):
         num_shards: As for `parse_header`.
         keep: Called with a callable that reads the directory, if it is long, and with one that
             raises `ValueError` for a damaged one; returns the directory, from where it was kept.
+        read_table: As ``read_range``, but raises `MismatchError` for bytes of another version than
+            before, since no checksum is compared; None for ``read_range``.
 
     Raises:
         ValueError: It is damaged, of another version, or not a pack.
@@ -450,8 +453,10 @@ class RangePack(Pack):
         nbytes: int,
         num_shards: int = 0,
         keep: Keep = lambda read, _: read(),
+        read_table: Callable[[int, int], bytes] | None = None,
     ) -> None:
         self._read_range = read_range
+        self._read_table = read_table or read_range
         start = read_range(0, min(HEADER_NBYTES, nbytes)) if nbytes else b""
         self._header = parse_header(start, nbytes, num_shards)
         place = (self._header.directory, self._header.directory_stop)
@@ -486,7 +491,16 @@ class RangePack(Pack):
         return shard_index
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return the samples that may have a key, as in `Pack`; None if the tables are damaged."""
+        """Return the samples that may have a key, as in `Pack`; None if the tables are damaged.
+
+        Also if parts of them may be of different versions.
+        """
+        try:
+            return self._samples_with(key)
+        except MismatchError:
+            return None
+
+    def _samples_with(self, key: str) -> list[tuple[int, int]] | None:
         wanted, total = key_hash(to_bytes(key)), self._header.total
         # Hashes are uniform, so the position of one is known to within a few square roots.
         middle, half = total * wanted >> 64, 8 * isqrt(total) + 512
@@ -516,5 +530,5 @@ class RangePack(Pack):
         """Read a part of a table of integers."""
         if start == stop:
             return np.empty(0, f"<u{width}")
-        data = self._read_range(offset + width * start, offset + width * stop)
+        data = self._read_table(offset + width * start, offset + width * stop)
         return np.frombuffer(data, f"<u{width}")

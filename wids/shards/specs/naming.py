@@ -208,10 +208,10 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
             )
         url = join(part)
         # `join` removes the trailing slash of a path, so `is_folder` asks the disk about paths.
-        if listing.is_pattern(url):
-            found += listing.matching(fetcher.entries, url)
-        elif listing.is_folder(url):
+        if listing.is_folder(url):  # also one whose name looks like a pattern
             found.append(open_folder(url, fetcher))
+        elif listing.is_pattern(url):
+            found += listing.matching(fetcher.entries, url)
         else:
             found.append(Named(url))
     return found

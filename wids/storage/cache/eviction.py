@@ -26,7 +26,7 @@ from wids.storage import stages
 from wids.storage.cache import cache_names, leases
 from wids.storage.cache.leases import delete_if_unused, folder_lock
 from wids.storage.cache.verified import open_own
-from wids.storage.files import delete_if_abandoned
+from wids.storage.files import FULL, delete_if_abandoned
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
@@ -365,7 +365,7 @@ def storage_error(
     """Return the error for a file that could not be stored under a path."""
     folder = os.path.dirname(path)
     what = f"{urls.redact(url)}: cannot be stored in {folder}: {error.strerror or error}"
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno not in FULL:
         return StorageError(f"{what}; set cache_dir (now {cache_folder}) to a folder of your own")
     with suppress(OSError):
         what += f", {nbytes_text(shutil.disk_usage(folder).free)} are free"

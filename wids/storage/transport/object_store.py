@@ -218,7 +218,7 @@ def store_error(
         return refusal
     reason = f"{status} {code}".strip() if status else _reason(error, text, url)
     message = f"{name}: expected {expected}, found: {reason}"
-    # A value that cannot be used, such as a key with `//`, will not become better.
+    # A value that cannot be used will not become better.
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
         return FetchError(message)
     is_cut = not status and "request or response body error" in text
@@ -331,6 +331,11 @@ class ObjectStores(Transport):
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, which ends at the next slash."""
+        if "//" in urls.path_of(folder):
+            raise FetchError(
+                f'{urls.redact(folder)}: expected a folder without "//" in its name, which drivers '
+                "cannot list; name the shards with braces, as in train-{000000..000146}.tar"
+            )
         driver = self.driver(folder, is_read=False)
         if driver is not None:
             return driver.entries(folder)
@@ -363,6 +368,13 @@ class ObjectStores(Transport):
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url:
             return fsspec.transport_for(self.options, None)
+        if "//" in urls.path_of(url):  # obstore refuses empty parts
+            if _has_driver(kind):
+                return fsspec.transport_for(self.options, None)
+            raise FetchError(
+                f'{urls.redact(url)}: expected a key without "//", or {_FSSPEC_DRIVERS[kind]}, '
+                f"which reads it; pip install {_FSSPEC_DRIVERS[kind]}"
+            )
         if kind not in self._settings:
             try:
                 self._settings[kind] = self._settings_for(kind)
