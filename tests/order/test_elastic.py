@@ -334,7 +334,7 @@ def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
     with raises(StateError, "the state is damaged: ", next(iter(damage))):
         sampler.load_state_dict({**sampler.state_dict(), **damage})
     for nothing in (None, "{}"):
-        with raises(StateError, "state: expected what state_dict() returned, found"):
+        with raises(StateError, "state: expected the dict that state_dict() returned, found"):
             sampler.load_state_dict(nothing)  # type: ignore[arg-type]
 
 

@@ -340,7 +340,10 @@ class State:
 def check_keys(state: Any, keys: Collection[str]) -> None:
     """Raise a `StateError` unless a state has these keys."""
     if not isinstance(state, Mapping):
-        raise StateError(f"state: expected what state_dict() returned, found {state!r:.80}")
+        raise StateError(
+            f"state: expected the dict that state_dict() returned, found {type(state).__name__} "
+            f"{state!r:.80}"
+        )
     if missing := [key for key in keys if key not in state]:
         raise StateError(
             f"state: expected what state_dict() returned, with {', '.join(keys)}, found no "
