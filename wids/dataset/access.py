@@ -396,8 +396,7 @@ class Access:
             # One link to the error of the library that decodes, whose text the DecodeError has.
             is_decoding = isinstance(error, DecodeError) and error.__cause__ is not None
             located.__cause__ = error.__cause__ if is_decoding else error
-            is_damaged = isinstance(error, DecodeError) and error.__cause__ is not None
-            is_damaged &= not isinstance(error.__cause__, ModuleNotFoundError)
+            is_damaged = is_decoding and not isinstance(error.__cause__, ModuleNotFoundError)
             return self._stand_in(located, position, is_damaged=is_damaged)
         return sample
 

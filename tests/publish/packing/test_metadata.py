@@ -84,11 +84,11 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
 def test_tables_in_folders(tmp_path: Path) -> None:
     """Names start from the folder of the table, may go into others, and up (PACK-9)."""
     files = {
-        "train/img/1.jpg": "",
+        "train/img/1.jpg": "1",
         "train/metadata.csv": "file_name,x\nimg/1.jpg,1\n",
-        "test/1.jpg": "",
+        "test/1.jpg": "2",
         "test/metadata.jsonl": '{"file_name": "./1.jpg", "x": 2}',
-        "c/1.jpg": "",
+        "c/1.jpg": "3",
         "tables/metadata.csv": "file_name,x\n..\\c\\1.jpg,3\n",
     }
     make_tree(tmp_path / "in", files)
@@ -158,7 +158,7 @@ def test_rows_that_name_files_by_role_only(tmp_path: Path) -> None:
 def test_rows_without_files_and_files_without_rows(tmp_path: Path) -> None:
     """Both are counted, with names; everything else is packed (PACK-11)."""
     table = "file_name,x\n1.jpg,1\n3.jpg,3\n,4\n5,5\n"
-    files = {**PICTURES, "4.jpg": "", "5": "no extension", "metadata.csv": table}
+    files = {**PICTURES, "4.jpg": "4", "5": "no extension", "metadata.csv": table}
     make_tree(tmp_path / "in", files)
 
     report = pack_folder(tmp_path / "in", tmp_path / "out")
