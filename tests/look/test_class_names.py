@@ -43,6 +43,8 @@ def test_the_dataset_has_the_names(pets: Path) -> None:
         renamed.classes = ["a", "b", "c"]
         assert [sample[".cls"] for sample in renamed.search(where=".cls == 'b'")] == [1, 1]
         assert (renamed[:2].classes, dataset.classes) == (["a", "b", "c"], NAMES)
+        shown = renamed[:2]._repr_html_()
+        assert "3: a, b, c" in shown
     for other in ({"0": "cat"}, "cat", None):
         assert wids.DatasetSpec((), extras={"classes": other}).classes == []
 

@@ -440,8 +440,8 @@ class ShardListDataset(TorchDataset):
     def fields(self) -> list[str]:
         """Names of the fields of the samples, most frequent first.
 
-        They come from the indexes of some shards spread over the dataset. No sample is read and no
-        shard is fetched; the list is empty if all shards are remote and have no index.
+        They come from the indexes of some shards, of a view those that it is in. No sample is read
+        and no shard is fetched; the list is empty if all shards are remote and have no index.
 
         Example:
             >>> dataset.fields
@@ -474,6 +474,7 @@ class ShardListDataset(TorchDataset):
         self._classes = classes  # as it is, whatever the program means by it
         if "spec" in vars(self):  # what a subclass assigns earlier is its own
             self.spec = replace(self.spec, extras={**self.spec.extras, "classes": classes})
+            show_in_notebooks(self.reader, self.spec)
 
     @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:

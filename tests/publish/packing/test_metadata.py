@@ -81,6 +81,17 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
     }
 
 
+def test_numbers_that_are_written_in_two_ways_stay_text(tmp_path: Path) -> None:
+    """1.1 and 1.10 are no measurements; 0.50 alone is a number (PACK-10)."""
+    table = "file_name,version,x\n1.jpg,1.1,0.50\n2.jpg,1.10,3\n"
+    make_tree(tmp_path / "in", {**PICTURES, "metadata.csv": table})
+    pack_folder(tmp_path / "in", tmp_path / "out")
+    assert records(tmp_path) == {
+        "1": {"version": "1.1", "x": 0.5},
+        "2": {"version": "1.10", "x": 3.0},
+    }
+
+
 def test_tables_in_folders(tmp_path: Path) -> None:
     """Names start from the folder of the table, may go into others, and up (PACK-9)."""
     files = {

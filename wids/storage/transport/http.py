@@ -420,7 +420,10 @@ def _check_status(url: str, response: Response) -> None:
     if status in (200, 206):
         return
     if status in (404, 410):
-        raise NotFoundError(f"{urls.redact(url)}: not found (HTTP status {status})")
+        raise NotFoundError(
+            f"{urls.redact(url)}: not found (HTTP status {status}); check the URL, or `base`; some "
+            "servers answer so without a token, which storage_options pass"
+        )
     message = f"{urls.redact(url)}: expected HTTP status 200, found {status}"
     if status in TRANSIENT_STATUSES:
         asked_s = _number(response.headers.get("retry-after"))
