@@ -474,7 +474,8 @@ class ShardListDataset(TorchDataset):
         self._classes = classes  # as it is, whatever the program means by it
         if "spec" in vars(self):  # what a subclass assigns earlier is its own
             self.spec = replace(self.spec, extras={**self.spec.extras, "classes": classes})
-            show_in_notebooks(self.reader, self.spec)
+            if not self.is_view:  # a sample does not tell which view it comes from
+                show_in_notebooks(self.reader, self.spec)
 
     @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:
