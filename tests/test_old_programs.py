@@ -15,7 +15,7 @@ import pytest
 from conftest import raises, write_shards, write_tar
 from loopback import Server
 
-from wids import ShardListDataset, ShardSpec, SpecError
+from wids import NotFoundError, ShardListDataset, ShardSpec, SpecError
 
 
 def test_options_may_be_none(train: Path) -> None:
@@ -161,6 +161,17 @@ def test_localname_names_the_file_of_a_local_shard(
     assert os.listdir(tmp_path / "fast") == [first.name]
     paths = [str(train.parent / f"train-00000{n}.tar") for n in (1, 2)]
     assert sorted(set(named)) == paths  # as docs/migration.md says
+
+
+@pytest.mark.parametrize("count", [8, None])
+def test_a_missing_shard_names_the_path_of_localname(tmp_path: Path, count: int | None) -> None:
+    """Neither the shard nor the file that stands for it exists; the error names both."""
+    shard, named = str(tmp_path / "a.tar"), str(tmp_path / "b.tar")
+    shards = [(shard, count)] if count else [shard]
+    with pytest.raises(NotFoundError) as error:
+        ShardListDataset(shards, localname=lambda _: named)[0]
+    assert f"{shard}: no such file" in str(error.value)
+    assert f"localname returned {named}" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -326,9 +326,9 @@ def local_error(path: str, error: OSError) -> FetchError:
     return FetchError(f"{name}: expected a readable file, found: {found}")
 
 
-def missing_attribute(owner: object, name: str, gone: dict[str, str]) -> AttributeError:
-    """Return the error for a missing attribute; ``gone`` has what replaces old ones."""
+def missing_attribute(owner: object, name: str, advice: dict[str, str]) -> AttributeError:
+    """Return the error for a missing attribute; ``advice`` has what to use instead of some."""
     message = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    if name in gone:
-        message += f", which the old wids had; use {gone[name]} (see docs/migration.md)"
+    if name in advice:
+        message += f"; use {advice[name]}"
     return AttributeError(message, name=name, obj=owner)

@@ -1,4 +1,4 @@
-"""Explain a failed import of a module of the old library, and name its replacement.
+"""Explain failed imports of modules of the old library, and of classes of webdataset.
 
 The old ``wids`` had modules such as ``wids.wids_mmtar``, which programs imported from. They are
 gone; importing one fails, and the message names the replacement and docs/migration.md.
@@ -27,9 +27,16 @@ _REPLACEMENTS: Final = {
     "wids_tar": "wids.Shard",
 }
 
+_WEBDATASET: Final = {
+    "WebDataset": "wids.ShardListDataset, or wids.stream (see docs/from-webdataset.md)",
+    "WebLoader": "torch.utils.data.DataLoader (see docs/from-webdataset.md)",
+}
+
 
 def explain(name: str) -> str | None:
-    """Return why ``wids.NAME`` is gone and what replaces it; None for an unknown name."""
+    """Return why there is no ``wids.NAME`` and what replaces it; None for an unknown name."""
+    if name in _WEBDATASET:
+        return f"wids has no {name}, which is webdataset's; use {_WEBDATASET[name]}"
     replacement = _REPLACEMENTS.get(name)
     if replacement is None:
         return None

@@ -98,8 +98,10 @@ LEFT = {f"train-0.{'a' * 16}.tmp"}
 def test_one_dataset_is_cleared(full_cache: Path, site: Site, train: Path) -> None:
     """Its copies and their indexes, its pack and its table; other datasets stay."""
     assert names_in(full_cache) == REMOTE | LOCAL | LEFT
-    site.server.log.clear()
+    assert "kB  in 14 files in " in run("cache")[1]
     spec = f"{site.server.url}/train.json"
+    assert ", 11 files, " in run("cache", "show", spec)[1]
+    site.server.log.clear()
     status, out, err = run("cache", "clear", spec)
     assert (status, err) == (0, "")
     assert out.startswith(f"{spec}, in {full_cache}: deleted 11 files, ")
@@ -107,6 +109,7 @@ def test_one_dataset_is_cleared(full_cache: Path, site: Site, train: Path) -> No
     assert site.server.requests == ["/train.json"]
     assert run("cache", "clear", train)[1].startswith(f"{train}, in {full_cache}: deleted 3 files")
     assert num_files(full_cache) == 0
+    assert "0 B  in 0 files in " in run("cache")[1]
 
 
 @pytest.fixture

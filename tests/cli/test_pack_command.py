@@ -148,12 +148,14 @@ def test_the_next_commands_work_as_printed(photos: Path, pack: Run) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (["1.png", "2.jpg"], "images = [sample.get('.jpg', sample.get('.png', None))"),
+        (["1.png", "2.jpg"], "dataset.to_tuple('.jpg;.png')"),
+        (["1.png", "2.jpg", "3.txt"], "images = [sample.get('.jpg', sample.get('.png', None))"),
         (["1.jpg", "2.txt"], "images = [sample.get('.jpg', None)"),
         (["1.wav"], "audio = [sample['.wav']"),
         (["1.mp4", "1.json"], "clips = [sample['.mp4'] for sample in batch]\n    records"),
         (["1.txt", "1.json", "2.txt", "2.json"], "texts = [sample['.txt']"),
-        (["1.wav", "2.flac"], "audio = [sample.get('.flac', sample.get('.wav', None))"),
+        (["1.wav", "2.flac"], "audio, = zip(*batch)"),
+        (["1.wav", "1.txt", "2.flac", "2.txt"], "dataset.to_tuple('.flac;.wav', '.txt')"),
         (["1.abc", "2.def"], 'keys = [sample["__key__"]'),
     ],
 )

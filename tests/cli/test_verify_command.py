@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_audio_and_video_that_do_not_decode(tmp_path: Path) -> None:
     found = {(line.split('"')[1], line.split('"')[3]) for line in out.splitlines() if '"' in line}
     bad = {tuple(name.split(".")) for name in members if not name.startswith("good")}
     assert (status, found) == (1, {(key, f".{field}") for key, field in bad})
+
+
+def test_keys_of_damaged_samples_as_json(tmp_path: Path) -> None:
+    """--json prints an object for each problem, with the keys of all its samples."""
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b""), ("b.cls", b"1"), ("c.cls", b"")])
+    status, out, _ = run("verify", path, "--decode", "--json")
+    (problem,) = map(json.loads, out.splitlines())
+    assert (status, problem["shard"], problem["keys"]) == (1, str(path), ["a", "c"])
+    assert 'field ".cls"' in problem["text"]
 
 
 def test_verify(shards: Path) -> None:

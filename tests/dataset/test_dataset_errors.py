@@ -47,6 +47,18 @@ def test_decode_error_names_the_sample(tmp_path: Path) -> None:
     assert (error.shard, error.key, error.field, error.index) == (str(path), "b", ".cls", 1)
 
 
+def test_traceback_of_a_damaged_sample_has_one_cause(tmp_path: Path) -> None:
+    """It has the error of what decodes, and the one that names the sample, which repeats it."""
+    with ShardListDataset(corrupt(tmp_path)) as dataset, pytest.raises(DecodeError) as caught:
+        dataset[1]
+
+    error = caught.value
+    assert isinstance(error.__cause__, ValueError)
+    assert not isinstance(error.__cause__, WidsError)
+    assert error.__suppress_context__
+    assert error.__cause__.__cause__ is None
+
+
 def test_transformation_error_names_the_sample(train: Path) -> None:
     """The exception of a transformation is the cause of an error that names the sample."""
     with ShardListDataset(train) as dataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_epochs_that_are_limited(num_workers: int, tmp_path: Path) -> None:
     used = fit_and_resume(tmp_path, [6, 6, 3], **options)
 
     assert used == {e: order[: 5 * BATCH] for e, order in orders(range(NUM_EPOCHS)).items()}
+
+
+def test_a_run_that_stops_inside_an_epoch_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes on begins the next epoch, as Lightning alone does; a whole one is silent."""
+    need(importlib.util.find_spec("lightning"), "pip install lightning")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "SamplerCallback")
+        fit(tmp_path / "whole", None, saving=AFTER_EPOCH, by_steps=True)
+    monkeypatch.setattr(sys.modules[__name__], "NUM_STEPS", 3)  # of 4 epochs, so that it ends at 12
+    with pytest.warns(UserWarning, match=r"epoch 1 was stopped inside.* begins epoch 2"):
+        fit(tmp_path / "stopped", None, saving=AFTER_EPOCH, by_steps=True)
 
 
 def test_a_loader_of_another_sampler_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,34 @@ def test_attributes_of_samplers(train: Path, name: str) -> None:
                 getattr(sampler, name)
 
 
+@pytest.mark.parametrize("name", ["shuffle", "decode", "batched", "filter", "select", "rename"])
+def test_methods_of_webdataset(train: Path, name: str) -> None:
+    """The error says what does the same here."""
+    page = "docs/from-webdataset.md"
+    with wids.ShardListDataset(train) as dataset, raises(AttributeError, repr(name), "use ", page):
+        getattr(dataset, name)
+
+
+@pytest.mark.parametrize("name", ["WebDataset", "WebLoader"])
+def test_classes_of_webdataset(name: str) -> None:
+    """So does that of a class of webdataset."""
+    with raises(AttributeError, name, "webdataset's; use ", "docs/from-webdataset.md"):
+        getattr(wids, name)
+
+
+@pytest.mark.parametrize("name", ["total_length", "lengths", "shards"])
+def test_assigned_attributes(train: Path, name: str) -> None:
+    """What follows from the shards is not assigned; the error says what to do instead."""
+
+    class Mine(wids.ShardListDataset):
+        def __init__(self) -> None:
+            super().__init__(train)
+            setattr(self, name, 3)
+
+    with raises(AttributeError, f"Mine.{name}", "cannot be assigned", "dataset[:100]"):
+        Mine()
+
+
 def test_other_attributes(train: Path) -> None:
     """Any other name is the usual error, and half-built objects are copied and pickled."""
     with wids.ShardListDataset(train) as dataset:

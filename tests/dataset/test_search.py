@@ -113,6 +113,21 @@ def test_search_of_a_view(spec: Path) -> None:
             dataset.search(where="x")
 
 
+def test_conditions_that_no_sample_can_meet(spec: Path) -> None:
+    """A field that no shard has is an error, and so is a function; nothing found is not."""
+    with wids.ShardListDataset(spec) as dataset:
+        for conditions in ({"where": ".nope == 1"}, {"field": ".nope"}):
+            with raises(ValueError, "expected fields", ".txt", "found .nope"):
+                dataset.search("owl", **conditions)
+        with raises(ValueError, "found .nope"):
+            dataset.search(where=".cls == 1 and .nope == 1")
+        assert len(dataset[1:4].search(field=".bin")) == 0
+        joined = dataset.join({f"{n:03d}": "1" for n in range(NUM_SAMPLES)}, prefix="more.txt")
+        assert len(joined.search(where=".more.txt == '2'")) == 0
+        with raises(TypeError, "where: expected text", "dataset[[n for n"):
+            dataset.search(where=len)  # type: ignore[arg-type]
+
+
 def test_a_search_needs_no_page(spec: Path) -> None:
     """It finds the same where the page cannot be imported."""
     script = f"""

@@ -147,5 +147,9 @@ def test_samples_in_notebooks_show_the_names(pets: Path, monkeypatch: pytest.Mon
             assert "<td>0</td>" in shown(elsewhere)
             assert "<td>0</td>" in shown({**dataset[0], "__index__": 99})
             assert "0 · cat" in shown(unnamed[0])  # the same sample, which has these names
+            dataset[1:].classes = ["a", "b", "c"]
+            assert "0 · cat" in shown(dataset[0])
+            undecoded.classes = ["one", "two", "three"]
+            assert "<td>1 · two</td>" in shown(undecoded[1])
     finally:
         interactive.InteractiveShell.clear_instance()

@@ -16,6 +16,19 @@ def spec(tmp_path: Path) -> Path:
     return write_shards(tmp_path, [12, 8])
 
 
+def test_a_view_has_the_fields_of_its_shards(tmp_path: Path) -> None:
+    """In its summary and in ``fields``; so does one in another order."""
+    shards = [
+        write_tar(tmp_path / "a.tar", [("1.txt", b""), ("2.txt", b"")]),
+        write_tar(tmp_path / "b.tar", [("3.cls", b"1"), ("4.cls", b"2")]),
+    ]
+    with wids.ShardListDataset(shards) as dataset:
+        assert dataset.fields == [".txt", ".cls"]
+        assert dataset[2:].fields == dataset[[3, 2]].fields == [".cls"]
+        assert "<code>.txt</code>" not in dataset[2:]._repr_html_()
+        assert dataset[1:3].fields == [".txt", ".cls"]
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_pages_have_each_sample_once(spec: Path, seed: int | None) -> None:
     """`next` leads through all samples, and `previous` back."""

@@ -23,6 +23,24 @@ def picture() -> bytes:
     return stream.getvalue()
 
 
+def test_orientation_of_pictures() -> None:
+    """One in EXIF that is not applied is stated; an upright picture, and damaged EXIF, are not."""
+    for orientation, remark in ((6, "RGB, EXIF orientation 6 (not applied), "), (1, "RGB, ")):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.new("RGB", (64, 48)).save(stream := io.BytesIO(), "JPEG", exif=exif)
+        assert value_text(".jpg", stream.getvalue()).startswith(f"JPEG 64 x 48 {remark}")
+        assert remark in field_html(".jpg", stream.getvalue())
+    Image.new("RGB", (64, 48)).save(stream := io.BytesIO(), "JPEG", exif=b"Exif\0\0damaged")
+    assert value_text(".jpg", stream.getvalue()).startswith("JPEG 64 x 48 RGB, ")
+
+
+def test_newlines_at_the_end_of_text_on_cards() -> None:
+    """Most files of text end with one; a card leaves it out, and keeps those before."""
+    assert value_text(".txt", b"two\nlines\r\n", is_brief=True) == "two\\nlines"
+    assert value_text(".txt", b"a line\n") == "a line\\n"
+
+
 @pytest.mark.parametrize(
     ("field", "data", "expected"),
     [
@@ -81,8 +99,8 @@ def test_films_are_described_by_their_frames() -> None:
 
 
 def test_sounds_that_cannot_be_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Damaged sounds, and those without a package to read them, are shown as other bytes."""
-    assert value_text(".wav", b"RIFF") == "b'RIFF', 4 B"
+    """Damaged sounds have the reason; without a package to read them they are as other bytes."""
+    assert value_text(".wav", b"RIFF").startswith("not decoded: LibsndfileError: ")
     monkeypatch.setitem(sys.modules, "av", None)
     assert value_text(".mp4", b"1234") == "b'1234', 4 B"
 

@@ -136,6 +136,13 @@ def test_every_setting_is_in_the_state(here: dict[str, Any], there: dict[str, An
         DistributedChunkedSampler(DATA, num_replicas=2, rank=0, **there).load_state_dict(state)
 
 
+def test_a_changed_dataset_is_named() -> None:
+    """The error says that the dataset changed, and not the settings."""
+    state = wids.ShardListSampler(range(20), lengths=[9, 11]).state_dict()
+    with raises(StateError, "the dataset has changed since the state was saved"):
+        wids.ShardListSampler(range(30), lengths=[9, 11, 10]).load_state_dict(state)
+
+
 def test_restored_state_is_returned_again() -> None:
     """Earlier passes and old iterators do not change a restored state."""
     sampler = ChunkedSampler(DATA)
@@ -334,7 +341,7 @@ def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
     with raises(StateError, "the state is damaged: ", next(iter(damage))):
         sampler.load_state_dict({**sampler.state_dict(), **damage})
     for nothing in (None, "{}"):
-        with raises(StateError, "state: expected what state_dict() returned, found"):
+        with raises(StateError, "state: expected the dict that state_dict() returned, found"):
             sampler.load_state_dict(nothing)  # type: ignore[arg-type]
 
 

@@ -152,6 +152,15 @@ def test_the_same_problem_of_many_samples_is_one_line(tmp_path: Path) -> None:
     assert found[0].endswith("(and 49 more like it)")
 
 
+def test_all_damaged_samples_are_named(tmp_path: Path) -> None:
+    """In the text and in ``keys``, which has no samples that only this machine cannot decode."""
+    members = [("a.jpg", b""), ("b.txt", b"b"), ("c.jpg", b""), ("d.jpg", b""), ("e.pkl", b"x")]
+    damaged, pickle = verify_spec([write_tar(tmp_path / "a.tar", members)], decode=True)
+    assert 'sample "a" (number 0)' in damaged.text
+    assert damaged.text.endswith("(and 2 more like it: c, d)")
+    assert (damaged.keys, pickle.keys) == (("a", "c", "d"), ())
+
+
 def test_the_pack_is_compared(spec: Path) -> None:
     """A pack of other shards, of another number of shards, a damaged and a missing one."""
     folder = spec.parent

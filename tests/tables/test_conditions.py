@@ -9,7 +9,7 @@ import pytest
 from conftest import optional, raises
 
 from wids.tables.columns import ColumnPart, column_of, layers_of
-from wids.tables.conditions import Comparison, mask, parsed
+from wids.tables.conditions import Comparison, label_of, mask, parsed
 
 
 def test_conditions_are_comparisons_joined_by_and() -> None:
@@ -152,3 +152,11 @@ def test_a_class_that_does_not_exist_is_an_error() -> None:
     with raises(ValueError, "such as bird, found 'birds'"):
         parsed(".cls != 'birds'", classes)
     assert parsed("label == 'zebra' and .cls == '7' and .txt == 'zebra'", classes)
+
+
+def test_equal_values_have_one_label() -> None:
+    """5 and 5.0 are one button of the page, also in lists; 5.5, true and texts are others."""
+    assert label_of(5.0) == label_of(5) == "5"
+    assert label_of([5.0, [2.5]]) == label_of([5, [2.5]])
+    assert label_of(-0.0) == label_of(0)
+    assert len({label_of(value) for value in (5, 5.5, True, "5.0", 1e300, float("nan"))}) == 6

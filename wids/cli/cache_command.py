@@ -62,22 +62,24 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     """Print how much of one dataset has been fetched."""
+    from wids.shards.copied_shards import cached_files
     from wids.shards.shard_facts import remote_file
     from wids.storage import fetch
     from wids.storage.cache.store import Cache
 
-    cache, shards = Cache(folder, fetch.Fetcher()), loaded_spec(options.spec, options).shards
-    copies = [path for shard in shards if (path := cache.find(remote_file(shard))) is not None]
-    found = f"{len(copies):,} of {count_text(len(shards), 'shard')} in {folder}"
-    nbytes = sum(map(os.path.getsize, copies))
-    print(f"{urls.redact(options.spec)}: {found}, {nbytes_text(nbytes)}")
+    cache, spec = Cache(folder, fetch.Fetcher()), loaded_spec(options.spec, options)
+    num_copies = sum(cache.find(remote_file(shard)) is not None for shard in spec.shards)
+    found = f"{num_copies:,} of {count_text(len(spec.shards), 'shard')} in {folder}"
+    files = cached_files(spec, folder)
+    size = nbytes_text(sum(file.nbytes for file in files))
+    print(f"{urls.redact(options.spec)}: {found}, {count_text(len(files), 'file')}, {size}")
     return 0
 
 
 def _show(folder: str, options: argparse.Namespace) -> int:
-    from wids.storage.cache.eviction import contents
+    from wids.storage.cache.eviction import clearable
 
-    files = contents(folder)
+    files = clearable(folder)
     if options.files:
         for file in sorted(files, key=lambda file: file.used_ns):
             print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")

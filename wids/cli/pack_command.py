@@ -136,6 +136,8 @@ def next_steps(report: PackReport) -> str:
     kinds = set(map(media_kind, report.fields))
     options = ", ".join(text for kind, text in media.items() if kind in kinds)
     transformations = f'[wids.Decoder("torch", {options})]' if options else '"torch"'
+    values = _values_of(report)
+    choices = ", ".join(f"{';'.join(fields)!r}" for _, fields in values)
     lines = [
         f"    wids browse {shlex.quote(name)}",
         "",
@@ -143,34 +145,50 @@ def next_steps(report: PackReport) -> str:
         "    from torch.utils.data import DataLoader",
         "",
         f"    dataset = wids.ShardListDataset({name!r}, transformations={transformations})",
+        *([f"    dataset = dataset.to_tuple({choices})"] * _are_tuples(report, values)),
         "    sampler = wids.DistributedChunkedSampler(dataset)",
         "    loader = DataLoader(",
         "        dataset, batch_size=32, sampler=sampler, collate_fn=list, num_workers=2",
         "    )",
         "    for batch in loader:  # a list of samples, which may differ in size",
     ]
-    return "\n".join([*lines, *(f"        {line}" for line in _lines_of_values(report))])
+    return "\n".join([*lines, *(f"        {line}" for line in _lines_of_values(report, values))])
 
 
-def _lines_of_values(report: PackReport) -> list[str]:
-    """Return lines that take pictures, audio, video and one more field out of a batch."""
+def _values_of(report: PackReport) -> list[tuple[str, list[str]]]:
+    """Return names for pictures, audio, video and one more value, each with the fields it is in."""
     from wids.publish.packing.pack_plan import role
     from wids.shards.fields.codecs import media_kind
 
     kinds = {field: media_kind(field) or role(field) for field in report.fields}
-    lines = []
+    values = []
     for kind, name in (("image", "images"), ("audio", "audio"), ("video", "clips")):
-        fields = [field for field in report.fields if kinds[field] == kind]
-        if fields and report.fields[fields[0]] == report.num_samples:
-            lines.append(f"{name} = [sample[{fields[0]!r}] for sample in batch]")
-        elif fields:  # in several formats, or in some samples only
-            value = "None"
-            for field in reversed(fields):
-                value = f"sample.get({field!r}, {value})"
-            lines.append(f"{name} = [{value} for sample in batch]")
+        if fields := [field for field in report.fields if kinds[field] == kind]:
+            values.append((name, fields))
     everywhere = [f for f, count in report.fields.items() if count == report.num_samples]
     others = [field for field in everywhere if kinds[field] == field]
     names = {".cls": "labels", ".txt": "texts", ".json": "records"}
     best = sorted(others, key=lambda field: [*names, field].index(field))
-    lines += [f"{names.get(f, 'values')} = [sample[{f!r}] for sample in batch]" for f in best[:1]]
+    return values + [(names.get(field, "values"), [field]) for field in best[:1]]
+
+
+def _are_tuples(report: PackReport, values: list[tuple[str, list[str]]]) -> bool:
+    """Return whether a value is in several formats, and all samples have all values."""
+    counts = [sum(report.fields[field] for field in fields) for _, fields in values]
+    is_in_all = all(count == report.num_samples for count in counts)
+    return is_in_all and any(len(fields) > 1 for _, fields in values)
+
+
+def _lines_of_values(report: PackReport, values: list[tuple[str, list[str]]]) -> list[str]:
+    """Return lines that take the values out of a batch."""
+    if _are_tuples(report, values):
+        return [f"{', '.join(name for name, _ in values)}{',' * (len(values) == 1)} = zip(*batch)"]
+    lines = []
+    for name, fields in values:
+        value = "None"
+        for field in reversed(fields):  # in some samples only
+            value = f"sample.get({field!r}, {value})"
+        if report.fields[fields[0]] == report.num_samples:
+            value = f"sample[{fields[0]!r}]"
+        lines.append(f"{name} = [{value} for sample in batch]")
     return lines or ['keys = [sample["__key__"] for sample in batch]']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Final
 
@@ -13,7 +14,8 @@ from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 
 EXAMPLE: Final = (
-    "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this"
+    "  wids verify train.json\n  wids verify --decode train.json || echo do not train on this\n"
+    "  wids verify --decode --json train.json | jq -r '.keys[]'"
 )
 
 
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     shared.add_spec(parser)
     parser.add_argument("--decode", action="store_true", help="decode every field too")
+    shared.add_flag(parser, "--json", "one JSON object for each problem, with the keys of samples")
     shared.add_processes(parser)
     shared.add_reading(parser)
     shared.add_yes(parser)
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             storage_options=servers,
         )
     for problem in problems:
-        print(printable(str(problem)))
+        print(json.dumps(vars(problem)) if options.json else printable(str(problem)))
     if problems:
         return 1
     text = count_text(len(spec.shards), "shard")

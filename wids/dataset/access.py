@@ -393,9 +393,10 @@ class Access:
             # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
             # (decision 0003).
             located = locate_error(error, sample, shard, key, position)
-            located.__cause__ = error
-            is_damaged = isinstance(error, DecodeError) and error.__cause__ is not None
-            is_damaged &= not isinstance(error.__cause__, ModuleNotFoundError)
+            # One link to the error of the library that decodes, whose text the DecodeError has.
+            is_decoding = isinstance(error, DecodeError) and error.__cause__ is not None
+            located.__cause__ = error.__cause__ if is_decoding else error
+            is_damaged = is_decoding and not isinstance(error.__cause__, ModuleNotFoundError)
             return self._stand_in(located, position, is_damaged=is_damaged)
         return sample
 

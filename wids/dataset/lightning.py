@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, Sampler
 
-from wids.errors import StateError
+from wids.errors import StateError, warn
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -124,6 +124,13 @@ class SamplerCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Move to the beginning of the next epoch, also after one that was stopped."""
+        epoch = trainer.current_epoch
+        if self._place.epoch == epoch and self._place.position and trainer.is_global_zero:
+            warn(
+                f"SamplerCallback: epoch {epoch} was stopped inside, as by max_steps or max_time. "
+                f"A run that goes on begins epoch {epoch + 1}, and skips the rest; to read it, "
+                "resume from a checkpoint that was saved after a step"
+            )
         self._begin(trainer.current_epoch + 1)
         if self._is_rest:
             self._is_rest = False

@@ -75,13 +75,21 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_GONE: Final = {
-    "base": "the URLs in dataset.shards, which are absolute",
-    "cache": "dataset.get_shard(index); the dataset manages its open shards",
-    "cache_dir": "dataset.get_shard(index)[0].path; the names of copies are hashes",
-    "cum_lengths": "itertools.accumulate(dataset.lengths)",
+_OLD: Final = "(see docs/migration.md)"
+_FOREIGN: Final = "(see docs/from-webdataset.md)"
+_ADVICE: Final = {
+    "base": f"the URLs in dataset.shards, which are absolute {_OLD}",
+    "cache": f"dataset.get_shard(index); the dataset manages its open shards {_OLD}",
+    "cache_dir": f"dataset.get_shard(index)[0].path; the names of copies are hashes {_OLD}",
+    "cum_lengths": f"itertools.accumulate(dataset.lengths) {_OLD}",
+    "batched": f"torch's DataLoader {_FOREIGN}",
+    "decode": f'transformations="torch" or another name, where the dataset is made {_FOREIGN}',
+    "filter": f"dataset.search(where=...), or a mask, dataset[mask] {_FOREIGN}",
+    "rename": f"dataset.map(function) {_FOREIGN}",
+    "select": f"indices or a mask, dataset[[3, 5]] {_FOREIGN}",
+    "shuffle": f"sampler=wids.ChunkedSampler(dataset) of the DataLoader {_FOREIGN}",
 }
-"""What replaces attributes of the old library."""
+"""What to use instead of attributes of the old library, and of webdataset."""
 
 
 class ShardListDataset(TorchDataset):
@@ -432,8 +440,8 @@ class ShardListDataset(TorchDataset):
     def fields(self) -> list[str]:
         """Names of the fields of the samples, most frequent first.
 
-        They come from the indexes of some shards spread over the dataset. No sample is read and no
-        shard is fetched; the list is empty if all shards are remote and have no index.
+        They come from the indexes of some shards, of a view those that it is in. No sample is read
+        and no shard is fetched; the list is empty if all shards are remote and have no index.
 
         Example:
             >>> dataset.fields
@@ -466,6 +474,8 @@ class ShardListDataset(TorchDataset):
         self._classes = classes  # as it is, whatever the program means by it
         if "spec" in vars(self):  # what a subclass assigns earlier is its own
             self.spec = replace(self.spec, extras={**self.spec.extras, "classes": classes})
+            if not self.is_view:  # a sample does not tell which view it comes from
+                show_in_notebooks(self.reader, self.spec)
 
     @property
     def sources(self) -> dict[str, npt.NDArray[np.int64]]:
@@ -780,14 +790,16 @@ class ShardListDataset(TorchDataset):
         the page, and logged.
 
         Args:
-            words: Texts that a key or the captions contain, without regard to case.
+            words: Texts that a key or the captions contain, without regard to case and also inside
+                words: ``"red"`` finds "covered".
             where: Comparisons joined by ``and``: ``.cls == "dog" and .json/height >= 256``.
             field: A field that the samples have.
             seed: A number for the page's random order; None for the order of this dataset.
 
         Raises:
-            ValueError: ``where`` is not a condition, or names a class that the spec does not; or a
-                shard has no index.
+            ValueError: ``where`` is not a condition, or names a class that the spec does not; no
+                sample has the field of a condition; or a shard has no index.
+            TypeError: A condition is a function.
             WidsError: A shard cannot be read.
 
         Example:
@@ -1079,8 +1091,19 @@ class ShardListDataset(TorchDataset):
 
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                object.__setattr__(self, name, value)
+            except AttributeError:
+                raise AttributeError(
+                    f"{type(self).__name__}.{name} is computed and cannot be assigned; for other "
+                    "samples take a view, such as dataset[:100], or override it in a subclass",
+                    name=name,
+                    obj=self,
+                ) from None
+
         def __getattr__(self, name: str) -> Any:
-            raise missing_attribute(self, name, _GONE)
+            raise missing_attribute(self, name, _ADVICE)
 
     @property
     def total_length(self) -> int:

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
@@ -22,7 +23,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 from wids.errors import printable
 from wids.shards.fields import codecs
 from wids.shards.fields.images import converted, opened_image
-from wids.shards.fields.safety import within_s
+from wids.shards.fields.safety import RefusedError, within_s
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text
@@ -33,6 +34,8 @@ MAX_PIXELS: Final = 40_000_000
 takes 4 bytes in most formats, and 16 while a WebP is decoded."""
 _TINY_PIXELS: Final = 128
 """Pictures that are not wider or higher are encoded without loss, and shown pixel by pixel."""
+
+_EXIF_ORIENTATION: Final = 0x0112
 
 _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
@@ -138,6 +141,16 @@ class Thumbnail(NamedTuple):
         return max(self.width, self.height) <= _TINY_PIXELS
 
 
+def description_of(image: Any) -> str:
+    """Return the format, size and mode of a PIL image, and an orientation that is not applied."""
+    form = getattr(image, "format", None) or "image"
+    turned = 1
+    with suppress(Exception):  # EXIF may be damaged where the pixels are not
+        turned = image.getexif().get(_EXIF_ORIENTATION, 1)
+    remark = f", EXIF orientation {turned} (not applied)" if turned in range(2, 9) else ""
+    return f"{form} {image.width} x {image.height} {image.mode}{remark}"
+
+
 def thumbnail(data: bytes | Any, size: int = THUMBNAIL_PIXELS) -> Thumbnail:
     """Return a thumbnail of a picture.
 
@@ -151,8 +164,7 @@ def thumbnail(data: bytes | Any, size: int = THUMBNAIL_PIXELS) -> Thumbnail:
     try:
         image = opened_image(data) if isinstance(data, bytes) else data
         width, height = image.width, image.height
-        form = getattr(image, "format", None) or "image"
-        description = f"{form} {width} x {height} {image.mode}"
+        description = description_of(image)
         small = decoded(partial(_decoded_small, data, size), width * height)
     except Exception as error:
         raise ValueError(_reason(error)) from error
@@ -347,10 +359,15 @@ def facts_of_file(field: str, opened: Callable[[], IO[bytes]]) -> str:
     """Return the same for the file that a function opens.
 
     ``""`` for one that cannot be read within a few seconds, or has no reader.
+
+    Raises:
+        ValueError: It is damaged, or takes too long; the message has the reason.
     """
     if not codecs.media_kind(field):
         return ""
     try:
         return decoded(partial(within_s, _MAX_S, lambda: media_facts(field, opened())), 0)
-    except Exception:  # noqa: BLE001 - of a package that is absent, or of a damaged file
+    except (ImportError, OSError, BusyError, RefusedError):  # absent, remote, or too slow
         return ""
+    except Exception as error:
+        raise ValueError(f"not decoded: {_reason(error)}") from error

@@ -264,7 +264,11 @@ def _bytes_html(field: str, data: bytes, *, with_size: bool, classes: Sequence[s
 
 def _media_html(field: str, data: bytes, size: str) -> str:
     kind, tag = codecs.played_type(field), codecs.media_kind(field)
-    facts = escaped(", ".join(filter(None, (facts_of_file(field, lambda: io.BytesIO(data)), size))))
+    try:
+        stated = facts_of_file(field, lambda: io.BytesIO(data))
+    except ValueError as error:
+        stated = str(error)
+    facts = escaped(", ".join(filter(None, (stated, size))))
     # A notebook stores its outputs, and base64 makes them a third longer.
     if kind is None or len(data) > _MAX_PLAYED_NBYTES:
         reason = "not all browsers can play it" if kind is None else "too large to play here"

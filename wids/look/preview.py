@@ -159,11 +159,15 @@ def cards(
                 damaged, others = damage_of(dataset, index, sample), other_fields[index]
                 media = next(filter(media_kind, others), "")
                 is_in_time = bool(media) and time.monotonic() < deadline_s
-                facts = facts_of_field(dataset, index, media) if is_in_time else ""
+                facts, reason = "", ""
+                try:
+                    facts = facts_of_field(dataset, index, media) if is_in_time else ""
+                except ValueError as error:
+                    reason = shortened(printable(f"{media} {error}"), 200)
                 html = card_html(
                     {**sample, **_beginning(dataset, index, others, shown)},
                     others,
-                    f"damaged: {', '.join(damaged)}" if damaged else "",
+                    f"damaged: {', '.join(damaged)}" if damaged else reason,
                     pixels=pixels,
                     classes=classes,
                     poster=poster_of(index, others),
@@ -195,8 +199,11 @@ def _beginning(
 def facts_of_field(dataset: ReadableDataset, index: int, field: str) -> str:
     """Return the length and rate of audio or video by its header; ``""`` for others.
 
-    Also ``""`` if its shard is not local, which would cost requests, if it is damaged, or if its
-    decoder is not installed.
+    Also ``""`` if its shard is not local, which would cost requests, or if its decoder is not
+    installed.
+
+    Raises:
+        ValueError: It cannot be decoded, with the reason.
     """
     if not (media_kind(field) and dataset.reader.is_local(dataset.locate(index)[0])):
         return ""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wids.errors import SampleError, printable
-from wids.look.field_facts import facts_of_file
+from wids.look.field_facts import description_of, facts_of_file
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension
 from wids.shards.fields.decode import Decoder
 from wids.shards.fields.images import opened_image
@@ -73,12 +73,17 @@ def value_text(field: str, value: Any, *, is_brief: bool = False) -> str:
     try:
         if extension(field) in IMAGE_EXTENSIONS:
             image = opened_image(data)
-            return f"{image.format} {image.width} x {image.height} {image.mode}, {size}"
-        facts = facts_of_file(field, lambda: io.BytesIO(data))
+            return f"{description_of(image)}, {size}"
+        try:
+            facts = facts_of_file(field, lambda: io.BytesIO(data))
+        except ValueError as error:
+            facts = printable(str(error))
         # After images, audio and video: only their headers are read, whatever their length.
         if facts or len(data) > MAX_SHOWN_NBYTES:
             return f"{facts or printable(repr(data[:60]))}, {size}"
         decoded = PREVIEW_DECODER({field: data})[field]
+        if is_brief and isinstance(decoded, str):
+            decoded = decoded.rstrip("\r\n")  # which most files of text end with
     except SampleError as error:
         return printable(f"{size} that cannot be decoded: {error}")
     except Exception as error:  # noqa: BLE001 - Pillow raises many types for a corrupt picture

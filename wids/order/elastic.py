@@ -340,7 +340,10 @@ class State:
 def check_keys(state: Any, keys: Collection[str]) -> None:
     """Raise a `StateError` unless a state has these keys."""
     if not isinstance(state, Mapping):
-        raise StateError(f"state: expected what state_dict() returned, found {state!r:.80}")
+        raise StateError(
+            f"state: expected the dict that state_dict() returned, found {type(state).__name__} "
+            f"{state!r:.80}"
+        )
     if missing := [key for key in keys if key not in state]:
         raise StateError(
             f"state: expected what state_dict() returned, with {', '.join(keys)}, found no "
@@ -495,7 +498,10 @@ def _check_fingerprint(
         for name, value in found.items()
         if name not in expected
     ]
-    raise StateError(
-        f"the state belongs to another order: {'; '.join(differences)}; create the sampler with "
-        "the settings that the state was saved with"
-    )
+    advice = "create the sampler with the settings that the state was saved with"
+    if "lengths" in found.keys() & expected.keys() and found["lengths"] != expected["lengths"]:
+        advice = (
+            "the dataset has changed since the state was saved, or is another one, since its "
+            "shards have other lengths: open the one of the state, or begin an epoch without it"
+        )
+    raise StateError(f"the state belongs to another order: {'; '.join(differences)}; {advice}")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GONE: Final = {
-    "ranges": "list(sampler), which is the order",
-    "rng": "seed and epoch, on which alone the order depends",
+    "ranges": "list(sampler), which is the order (see docs/migration.md)",
+    "rng": "seed and epoch, on which alone the order depends (see docs/migration.md)",
 }
 """What replaces attributes of the old library."""
 

@@ -49,6 +49,7 @@ class Problem:
         text: What was expected and what was found.
         severity: ``"error"`` for what a reader would notice as wrong; ``"remark"`` for what may be
             as its author wants it, such as a field that only some samples have.
+        keys: Those of all samples that are damaged so that a field cannot be decoded.
 
     Examples:
         >>> import wids
@@ -60,6 +61,7 @@ class Problem:
     shard: str
     text: str
     severity: Literal["error", "remark"] = "error"
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.shard}: {self.text}" if self.shard else self.text

@@ -223,17 +223,19 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         if stated not in (None, len(shard)):
             texts.append(f"the spec says {stated} samples, the shard has {len(shard)}")
         texts += [*_odd_names(scanned[0], key_split), *scanned[0].remarks]
-        texts += _decode_problems(shard) if decode else []
+        found = [*(Problem(name, text) for text in texts)]
+        found += _decode_problems(shard, name) if decode else []
         record = record_of(shard_spec.url, shard.index, nbytes, None)
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
-        return [Problem(name, "; ".join([mismatch, *texts]))], None
+        text = "; ".join([mismatch, *(problem.text for problem in found)])
+        return [Problem(name, text, keys=tuple(key for p in found for key in p.keys))], None
     skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
     text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
     if scanned[0].links:
         remarks.append(Problem(name, links_text(scanned[0].links), "remark"))
-    return [*(Problem(name, text) for text in texts), *remarks], record
+    return [*found, *remarks], record
 
 
 def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:
@@ -262,7 +264,8 @@ def _odd_names(found: TarMembers, key_split: KeySplit) -> list[str]:
     return texts
 
 
-def _decode_problems(shard: Shard) -> list[str]:
+def _decode_problems(shard: Shard, name: str) -> list[Problem]:
+    """Return the problems of fields that cannot be decoded, with the keys of their samples."""
     from wids.shards.fields.audio import check_audio
     from wids.shards.fields.video import check_film
 
@@ -270,17 +273,25 @@ def _decode_problems(shard: Shard) -> list[str]:
     checks = {**dict.fromkeys(audio, check_audio), **dict.fromkeys(video, check_film)}
     decoder = Decoder(decoders=checks)
     first: dict[str, str] = {}
+    keys: dict[str, list[str]] = {}
     counts: Counter[str] = Counter()
     for local_index, sample in enumerate(shard):
         try:
             decoder(dict(sample))
         except SampleError as error:
-            text = str(error)
-            first.setdefault(text, f'sample "{sample["__key__"]}" (number {local_index})')
+            text, key = str(error), sample["__key__"]
+            first.setdefault(text, f'sample "{key}" (number {local_index}): {text}')
             counts[text] += 1
-    # If every sample has the same problem, such as a missing package, one line is enough.
-    more = {text: f" (and {n - 1} more like it)" if n > 1 else "" for text, n in counts.items()}
-    return [f"{sample}: {text}{more[text]}" for text, sample in first.items()]
+            # Neither a pickle nor a missing package, which every sample may have, is damage.
+            if not isinstance(error.__cause__, ModuleNotFoundError | None):
+                keys.setdefault(text, []).append(key)
+    problems = []
+    for text, count in counts.items():
+        damaged = keys.get(text, [])
+        others = f": {', '.join(damaged[1:])}" if damaged else ""
+        more = f" (and {count - 1} more like it{others})" if count > 1 else ""
+        problems.append(Problem(name, first[text] + more, keys=tuple(damaged)))
+    return problems
 
 
 def _opened_packs(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wids.errors import FetchError, MismatchError, WidsError, local_error
+from wids.errors import FetchError, MismatchError, NotFoundError, WidsError, local_error
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
 from wids.shards.read_options import ReadOptions
@@ -65,7 +65,13 @@ class LocalShards:
     def open(self, number: int, path: str) -> Shard:
         """Map the file of a shard."""
         facts = self._facts
-        shard = facts.open_file(path, partial(self._index, number))
+        try:
+            shard = facts.open_file(path, partial(self._index, number))
+        except NotFoundError as error:
+            named = facts.store.named_path(facts.shards[number].url)
+            if named is not None:
+                error.args = (f"{error}; localname returned {named}, where no file is either",)
+            raise
         stated = facts.shards[number].nbytes
         if stated is not None and shard.nbytes < stated:
             shard.close()

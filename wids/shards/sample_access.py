@@ -244,13 +244,20 @@ def compute_field_stats(indexes: Iterable[ShardIndex]) -> list[FieldStats]:
 
 
 def field_stats(dataset: ReadableDataset) -> list[FieldStats]:
-    """Return the fields of a dataset, from the indexes of some shards spread over it."""
+    """Return the fields of a dataset or view, from the indexes of some of its shards."""
     return compute_field_stats(_spread_indexes(dataset))
 
 
+_MAX_LOCATED: Final = 1000
+"""Samples of a view whose shards are looked up."""
+
+
 def _spread_indexes(dataset: ReadableDataset) -> Iterator[ShardIndex]:
-    num_shards = len(dataset.spec.shards)
-    count = min(num_shards, MAX_SHARDS)
+    numbers: Sequence[int] = range(len(dataset.spec.shards))
+    if dataset.is_view and len(dataset):
+        spread = range(0, len(dataset), -(-len(dataset) // _MAX_LOCATED))
+        numbers = sorted({dataset.locate(index)[0] for index in spread})
+    count = min(len(numbers), MAX_SHARDS)
     num_members = 0
     for step in range(count):
         if num_members > _MAX_MEMBERS:
@@ -258,8 +265,7 @@ def _spread_indexes(dataset: ReadableDataset) -> Iterator[ShardIndex]:
         try:
             # Spread over the dataset: of several that are one, the first shards would show the
             # fields of the first one only.
-            number = step * num_shards // count
-            index = index_of(dataset, number)
+            index = index_of(dataset, numbers[step * len(numbers) // count])
         except WidsError:  # the error of a broken shard is shown in place of its samples
             continue
         if index is not None:

@@ -257,11 +257,18 @@ def label_of(value: Any) -> str | None:
     elif isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
     else:
-        text = json_text(value, str)
+        text = json_text(_whole(value), str)
     if text is None or len(text) <= _MAX_LABEL:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{text[:_START]}…{text[-_END:]} ({len(text):,} characters, {digest})"
+
+
+def _whole(value: Any) -> Any:
+    """Return 5 for 5.0, also in lists, since they are equal; other values as they are."""
+    if isinstance(value, list | tuple):
+        return list(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_number(value: Any) -> bool:

@@ -33,6 +33,7 @@ from wids.shards.positions import Positions, as_int_array
 from wids.shards.sample_access import IndexedDataset, ReadableDataset
 from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
+from wids.storage.sizes import first_of
 from wids.storage.transport import urls
 from wids.tables.column_values import (
     INDEX,
@@ -265,7 +266,14 @@ def parse_conditions(
 
     Raises:
         ValueError: The comparisons are malformed, or there are too many conditions.
+        TypeError: A condition is not text.
     """
+    for name, given in (("words", words), ("where", where), ("field", field)):
+        if not isinstance(given, str):
+            raise TypeError(
+                f"{name}: expected text, found {given!r:.80}; for a function of a sample use "
+                "indices: dataset[[n for n, sample in enumerate(dataset) if function(sample)]]"
+            )
     texts = tuple(quoted or word for quoted, word in _WORD.findall(words.casefold()))
     filters = parsed(where or "[]", classes)
     if len(texts) > _MAX_WORDS or len(filters) > _MAX_FILTERS:
@@ -288,6 +296,7 @@ class Hits:
     Attributes:
         fields: The fields whose values are decoded.
         found: Their indices so far, ascending.
+        seen: All fields of the shards that were read.
 
     Raises:
         ValueError: A filter names no column.
@@ -312,6 +321,7 @@ class Hits:
         self.fields = tuple(dict.fromkeys(path.field for path in self._paths))
         self._conditions = replace(conditions, filters=rest)
         self.found = array("q")
+        self.seen: set[str] = set()
         if not self._conditions and self._mask is not None:
             self.found.extend(np.flatnonzero(self._mask)[:max_hits].tolist())
 
@@ -332,6 +342,7 @@ class Hits:
     def matching(self, shard: ShardRows, rows: IntArray) -> IntArray:
         """Return which of some possible samples satisfy the conditions."""
         field, words = self._conditions.field, self._conditions.words
+        self.seen.update(shard.fields)
         if field:
             rows = rows[shard.members(field, rows)[0]]
         rows = self._accepted(KEY, rows, map(shard.key, rows.tolist()))
@@ -466,6 +477,9 @@ def found_in(
         positions: Those of a view.
         conditions: What they must have.
         seed: For the random order of a page; None for the order of the view.
+
+    Raises:
+        ValueError: A condition is on a field that no sample of the dataset has.
     """
     wanted = as_int_array(positions)
     places = np.arange(len(wanted))
@@ -477,7 +491,27 @@ def found_in(
         if left_out := +scan.left_out:
             counts = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in left_out.items())
             _logger.warning("%r: fields that a search left out: %s", dataset, counts)
-        places = np.flatnonzero(np.isin(wanted, np.asarray(scan.visitor.found)))
+        hits = scan.visitor
+        if hits.seen and not hits.found:
+            _check_stored(dataset, {conditions.field or KEY, *hits.fields} - {KEY, *hits.seen})
+        places = np.flatnonzero(np.isin(wanted, np.asarray(hits.found)))
     if seed is None:
         return places
     return places[Shuffle(len(wanted), seed).order_of(places)]
+
+
+def _check_stored(dataset: ReadableDataset, fields: set[str]) -> None:
+    """Raise a ValueError for fields that no shard has, as far as the indexes are known."""
+    stored: dict[str, None] = {}
+    for number in range(len(dataset.spec.shards)):
+        if fields <= stored.keys():
+            return
+        index = dataset.reader.index(number)
+        if index is None:
+            return
+        stored.update(dict.fromkeys(index.fields))
+    if missing := sorted(fields - stored.keys()):
+        raise ValueError(
+            f"where, field: expected fields of the samples ({first_of(list(stored))}), found "
+            f"{', '.join(missing)}"
+        )

@@ -57,7 +57,10 @@ def test_facts_of_films(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     spec = written(tmp_path / "site", [film(50), b"no film"])
     with browsing(spec) as client:
         assert "2.0 s, 64 x 48, 25 frames per second" in client.json("sample/0")["html"]
-        assert "frames" not in client.json("sample/1")["html"]
+        broken = client.json("sample/1")["html"]
+        assert "frames" not in broken
+        assert "not decoded: InvalidDataError: " in broken
+        assert ".mp4 not decoded: Inva" in client.json("samples")["cards"][1]["html"]
     capsys.readouterr()
     assert main(["info", str(spec)]) == 0
     line = ".mp4 of the first sample: 2.0 s, 64 x 48, 25 frames per second"
@@ -75,6 +78,7 @@ def test_lengths_on_cards(tmp_path: Path) -> None:
         assert ".mp4 2.0 s (" in moving["html"]
         assert ".wav 1.0 s (32.0 kB)" in sound["html"]
         assert ".wav 4 B" in broken["html"]
+        assert ".wav not decoded: " in broken["html"]
         assert moving["audio"] == ""
         assert client.get(sound["audio"])[2] == wav()
     with wids.ShardListDataset(tmp_path / "a.tar") as dataset:

@@ -74,8 +74,13 @@ def test_address_is_required(spec: Path) -> None:
             status, headers, body = client.get(path)
             assert (status, headers["Content-Type"]) == (404, "text/html; charset=utf-8"), path
             assert b"open the address that it printed last" in body
-        # Nothing reveals which of the two was wrong.
-        assert client.get("about", Host="evil.example")[::2] == (404, body)
+        assert client.get("/x/about", Host="evil.example")[::2] == (404, body)
+        # Whoever has the token learns what a forwarded port or a proxy changed.
+        status, _, body = client.get("about", Host="hub.example:<8000>")
+        assert status == 404
+        assert f"to 127.0.0.1:{client.parts.port}, found one to hub.example:&lt;8000&gt;" in (
+            body.decode()
+        )
         assert client.get("about", Host=f"localhost:{client.parts.port}")[0] == 200
     with browsing(spec) as other:
         assert other.parts.path != token

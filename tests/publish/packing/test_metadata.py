@@ -81,14 +81,25 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
     }
 
 
+def test_numbers_that_are_written_in_two_ways_stay_text(tmp_path: Path) -> None:
+    """1.1 and 1.10 are no measurements; 0.50 alone is a number (PACK-10)."""
+    table = "file_name,version,x\n1.jpg,1.1,0.50\n2.jpg,1.10,3\n"
+    make_tree(tmp_path / "in", {**PICTURES, "metadata.csv": table})
+    pack_folder(tmp_path / "in", tmp_path / "out")
+    assert records(tmp_path) == {
+        "1": {"version": "1.1", "x": 0.5},
+        "2": {"version": "1.10", "x": 3.0},
+    }
+
+
 def test_tables_in_folders(tmp_path: Path) -> None:
     """Names start from the folder of the table, may go into others, and up (PACK-9)."""
     files = {
-        "train/img/1.jpg": "",
+        "train/img/1.jpg": "1",
         "train/metadata.csv": "file_name,x\nimg/1.jpg,1\n",
-        "test/1.jpg": "",
+        "test/1.jpg": "2",
         "test/metadata.jsonl": '{"file_name": "./1.jpg", "x": 2}',
-        "c/1.jpg": "",
+        "c/1.jpg": "3",
         "tables/metadata.csv": "file_name,x\n..\\c\\1.jpg,3\n",
     }
     make_tree(tmp_path / "in", files)
@@ -158,7 +169,7 @@ def test_rows_that_name_files_by_role_only(tmp_path: Path) -> None:
 def test_rows_without_files_and_files_without_rows(tmp_path: Path) -> None:
     """Both are counted, with names; everything else is packed."""
     table = "file_name,x\n1.jpg,1\n3.jpg,3\n,4\n5,5\n"
-    files = {**PICTURES, "4.jpg": "", "5": "no extension", "metadata.csv": table}
+    files = {**PICTURES, "4.jpg": "4", "5": "no extension", "metadata.csv": table}
     make_tree(tmp_path / "in", files)
 
     report = pack_folder(tmp_path / "in", tmp_path / "out")

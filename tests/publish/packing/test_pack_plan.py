@@ -147,7 +147,7 @@ def test_pictures_decide_where_several_fields_are_equally_frequent(tmp_path: Pat
 
 def test_a_remark_states_why_folders_are_not_classes(tmp_path: Path) -> None:
     """Two or more folders are not dropped in silence, unless that was asked for (PACK-8)."""
-    root = make_tree(tmp_path / "in", {"a/1.jpg": "", "b/1.txt": ""})
+    root = make_tree(tmp_path / "in", {"a/1.jpg": "1", "b/1.txt": "1"})
     (remark,) = pack_folder(root, tmp_path / "out").remarks
     assert remark.startswith(
         "folders were not taken for classes, because most of their files are not of one kind "

@@ -78,6 +78,15 @@ def test_files_of_one_stem_are_a_sample(tmp_path: Path) -> None:
         assert dataset.get_by_key("y/v_2")[".txt"] == "three"
 
 
+def test_files_of_0_bytes_are_remarked(tmp_path: Path) -> None:
+    """They are packed, and a remark names them."""
+    make_tree(tmp_path / "in", {"a.jpg": "", "a.txt": "a", "b.jpg": "", "b.txt": "b"})
+
+    report = pack_folder(tmp_path / "in", tmp_path / "out")
+    assert report.num_samples == 2
+    assert report.remarks == ("2 files have 0 bytes: a.jpg, b.jpg",)
+
+
 def test_split_at_the_first_dot_makes_fields_of_more_parts(tmp_path: Path) -> None:
     """By default a remark says that two stems may be meant as one sample."""
     make_tree(tmp_path / "in", {"a.jpg": "1", "a.seg.png": "2"})

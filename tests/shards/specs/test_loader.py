@@ -262,7 +262,7 @@ def test_malformed_argument_is_refused(tmp_path: Path) -> None:
 
 def test_remote_errors_name_the_document(server: Server) -> None:
     """A missing document and a web page are different errors."""
-    with raises(NotFoundError, "/gone.json: not found (HTTP status 404)"):
+    with raises(NotFoundError, "/gone.json: not found (HTTP status 404); check the URL"):
         load_spec(server.url + "/gone.json")
     with raises(SpecError, "/x.json: expected a JSON document, found text that begins with '<html"):
         load_spec(server.page("/x.json", b"<html>welcome</html>"))

@@ -33,8 +33,8 @@ NOT_TARS: dict[str, tuple[bytes, str]] = {
     "zip": (b"PK\x03\x04" + bytes(1000), "a zip archive"),
     "html": (b"<html><h1>404</h1>" + b" " * 600, "an error page that was saved as a shard"),
     "json": (b'{"error": "no"}' + b" " * 600, "JSON"),
-    "text": (b"hello world " * 100, "text (perhaps YAML; a spec is JSON) that begins with 'hello"),
-    "yaml": (b"a: b\nurls: [1]\n", "expected a header of 512 bytes, found text (perhaps YAML"),
+    "text": (b"hello world " * 100, "a list of shards is named .txt) that begins with 'hello"),
+    "yaml": (b"a: b\nurls: [1]\n", "expected a header of 512 bytes, found text (a spec is JSON"),
     "bytes": (b"\x00\x01hello", "expected a header of 512 bytes, found bytes that begin with"),
 }
 

@@ -290,7 +290,7 @@ ERROR = "add_header x-amz-bucket-region eu-west-1 always; default_type text/xml;
         (403, "AccessDenied", PermissionError, ["403 AccessDenied", "anon=True", "requester_pays"]),
         (401, "Unauthorized", PermissionError, ["401", "pass key and secret"]),
         (404, "NoSuchBucket", NotFoundError, ["expected the bucket s3://bucket to exist"]),
-        (404, "NoSuchKey", NotFoundError, ["not found"]),
+        (404, "NoSuchKey", NotFoundError, ["not found; check the URL", "storage_options"]),
     ],
 )
 def test_an_error_names_bucket_key_and_remedy(

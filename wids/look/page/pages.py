@@ -268,11 +268,15 @@ class Pages(Site):
             stem: The beginning of the name of the file that it is saved as.
         """
         link, poster = self._link("field", index, field), self._poster_of(index, [field])
-        facts = preview.facts_of_field(self._dataset, index, field)
+        reason = facts = ""
+        try:
+            facts = preview.facts_of_field(self._dataset, index, field)
+        except ValueError as error:
+            reason = f'<p class="bad">{escaped(printable(str(error)))}</p>'
         label = escaped(printable(field))
         size = escaped(", ".join(filter(None, (nbytes_text(nbytes), facts))))
         save = f'href="{link}?save=1" download="{escaped(stem + printable(field))}"'
-        shown = _player(field, link, poster, save)
+        shown = reason + _player(field, link, poster, save)
         shown = shown or _body(field, data, class_names(self._dataset.spec))
         return (
             f'<tr><th scope="row"><code>{label}</code><small>{size}</small>'

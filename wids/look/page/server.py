@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import starmap
@@ -76,6 +77,12 @@ _UNKNOWN_ADDRESS: Final = (
     b'<!doctype html><html lang="en"><title>wids</title><p>This is not the address of a page of '
     b"<code>wids browse</code>, which prints a new one each time it is started: open the address "
     b"that it printed last, as a whole.</p></html>\n"
+)
+_UNKNOWN_HOST: Final = (
+    '<!doctype html><html lang="en"><title>wids</title><p>Expected a request to {expected}, found '
+    "one to {found}: a forwarded port needs the same number on both machines, and a proxy has to "
+    "send this Host. <code>wids browse --port</code> chooses the port; docs/looking.md has more."
+    "</p></html>\n"
 )
 _REFUSAL_S: Final = 0.5
 """How long to wait for the request that is refused."""
@@ -197,12 +204,18 @@ class Browser(ThreadingHTTPServer):
             self._waiting.pop(request, None)
         super().shutdown_request(request)
 
-    def is_allowed(self, token: str, host: str | None) -> bool:
-        """Return whether a request has the token and names this machine."""
-        # In constant time, so that the time of an answer reveals nothing of the token. A page from
-        # elsewhere can point a name of its own at 127.0.0.1, but its requests state that name as
-        # host.
-        return secrets.compare_digest(token.encode(), self._token) and host in self._hosts
+    def has_token(self, token: str) -> bool:
+        """Return whether a request has the token."""
+        # In constant time, so that the time of an answer reveals nothing of the token.
+        return secrets.compare_digest(token.encode(), self._token)
+
+    def is_host(self, host: str | None) -> bool:
+        """Return whether a request names this machine.
+
+        A page from elsewhere can point a name of its own at 127.0.0.1, but its requests state that
+        name as host.
+        """
+        return host in self._hosts
 
     def is_own_origin(self, origin: str) -> bool:
         """Return whether a request comes from a page of this server."""
@@ -285,9 +298,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Answer:
         path, _, query = self.path.partition("?")
         token, _, rest = path.removeprefix("/").partition("/")
-        # 404 for both flaws, so that an answer does not reveal which of them was wrong.
-        if not self.server.is_allowed(token, self.headers.get("Host")):
-            return HTTPStatus.NOT_FOUND, "text/html; charset=utf-8", _UNKNOWN_ADDRESS
+        kind, host = "text/html; charset=utf-8", self.headers.get("Host")
+        if not self.server.has_token(token):
+            return HTTPStatus.NOT_FOUND, kind, _UNKNOWN_ADDRESS
+        if not self.server.is_host(host):  # only who has the token learns that
+            expected = f"127.0.0.1:{self.server.server_port}"
+            text = _UNKNOWN_HOST.format(expected=expected, found=escape(f"{host:.200}"))
+            return HTTPStatus.NOT_FOUND, kind, text.encode("utf-8", "replace")
         values = {name: parts[0] for name, parts in parse_qs(query).items()}
         # Names of fields may have bytes that are not UTF-8.
         path = unquote(rest, errors="surrogateescape")

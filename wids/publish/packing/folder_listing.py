@@ -350,11 +350,16 @@ def csv_rows(
 
 
 def _typed(cells: list[str]) -> list[Any]:
-    """Return a column of numbers if every value in it is one, with None for the empty cells."""
+    """Return a column of numbers if every value in it is one, with None for the empty cells.
+
+    Of equal numbers, such as 1.1 and 1.10, only one is written: others may be versions or names.
+    """
     filled = [cell for cell in cells if cell]
     # Numbers with leading zeros stay text: they are identifiers.
     is_number = bool(filled) and all(map(_NUMBER.fullmatch, filled))
     if not is_number or not all(map(math.isfinite, map(float, filled))):
         return cells
     number = int if all(map(_INTEGER.fullmatch, filled)) else float
+    if len(set(map(number, filled))) < len(set(filled)):
+        return cells
     return [number(cell) if cell else None for cell in cells]

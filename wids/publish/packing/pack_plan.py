@@ -457,6 +457,9 @@ def _remarks(table: SampleTable, listing: Listing, *, has_rows: bool) -> list[st
     )
     foreign = [stem for stem in table.fields if _NOT_UTF8.search(stem)]
     remarks += _remark(sorted(foreign), "name is not UTF-8", "names are not UTF-8")
+    sources = [source for fields in table.fields.values() for source in fields.values()]
+    empty = [s.path for s in sources if isinstance(s, ListedFile) and not s.nbytes]
+    remarks += _remark(sorted(empty), "file has 0 bytes", "files have 0 bytes")
     return remarks + _remark(
         sorted(listing.outside),
         "link leads out of the folder, and its content is packed",

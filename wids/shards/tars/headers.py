@@ -367,7 +367,8 @@ def describe(head: bytes, *, is_start: bool) -> str:
                 return f"{what} that begins with {text[:50]!r}" if magic == b"<" else what
         text = head.decode("utf-8", "ignore")  # the last character may be cut
         if text and all(character.isprintable() or character in "\t\r\n" for character in text):
-            return f"text (perhaps YAML; a spec is JSON) that begins with {text[:50]!r}"
+            advice = "a spec is JSON, and a list of shards is named .txt"
+            return f"text ({advice}) that begins with {text[:50]!r}"
     return f"bytes that begin with {head[:16]!r}"
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
-from wids.errors import FetchError, NotFoundError
+from wids.errors import FetchError
 from wids.storage.transport import connections, retry, urls
 from wids.storage.transport.connections import (
     Address,
@@ -37,6 +37,7 @@ from wids.storage.transport.stream import (
     TransientError,
     Transport,
     error_text,
+    not_found,
 )
 
 Returned: TypeAlias = "Mapping[str, str] | tuple[Mapping[str, str], float]"
@@ -420,7 +421,7 @@ def _check_status(url: str, response: Response) -> None:
     if status in (200, 206):
         return
     if status in (404, 410):
-        raise NotFoundError(f"{urls.redact(url)}: not found (HTTP status {status})")
+        raise not_found(url, f" (HTTP status {status})")
     message = f"{urls.redact(url)}: expected HTTP status 200, found {status}"
     if status in TRANSIENT_STATUSES:
         asked_s = _number(response.headers.get("retry-after"))

@@ -38,6 +38,7 @@ from wids.storage.transport.stream import (
     PastEndError,
     Stream,
     Transport,
+    not_found,
     transient_error,
 )
 
@@ -204,13 +205,14 @@ def store_error(
     text, name = str(error), urls.redact(url)
     status, code = int(_found(_STATUS, text) or 0), _found(_CODE, text)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        what = "not found"
-        if code in ("NoSuchBucket", "ContainerNotFound"):
-            what = (
-                f"expected the bucket {urls.origin(url)} to exist, found none ({code}); check its "
-                "name and the endpoint, or create it"
+        if code not in ("NoSuchBucket", "ContainerNotFound"):
+            missing = not_found(url)
+        else:
+            missing = NotFoundError(
+                f"{name}: expected the bucket {urls.origin(url)} to exist, found none ({code}); "
+                "check its name and the endpoint, or create it"
             )
-        return NotFoundError(f"{name}: {what}")
+        return missing
     if status == 416:
         return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
     refusal = _refusal(kind, url, error, status)

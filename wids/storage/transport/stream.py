@@ -217,13 +217,21 @@ def file_chunks(url: str, file: IO[bytes], nbytes: int | None = None) -> Iterato
         left -= len(chunk)
 
 
+def not_found(url: str, answer: str = "") -> NotFoundError:
+    """Return the error for a file that is not there, by what a server answered."""
+    return NotFoundError(
+        f"{urls.redact(url)}: not found{answer}; check the URL, or `base`; some servers answer so "
+        "without a token, which storage_options pass"
+    )
+
+
 def driver_error(url: str, error: Exception, expected: str = "a readable file") -> FetchError:
     """Return the error of wids for one that a driver or a caller's opener raised."""
     if isinstance(error, FetchError):
         return error
     # The driver's own text is left out: it may quote the URL with its query (SEC-4).
     if isinstance(error, FileNotFoundError):
-        return NotFoundError(f"{urls.redact(url)}: not found")
+        return not_found(url)
     found = error_text(error, url)
     if _is_denied(error):
         return AccessError(
