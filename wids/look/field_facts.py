@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
@@ -23,6 +22,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 from wids.errors import printable
 from wids.shards.fields import codecs
 from wids.shards.fields.images import converted, opened_image
+from wids.shards.fields.picture_headers import orientation_of
 from wids.shards.fields.safety import RefusedError, within_s
 from wids.shards.tars.index import ShardIndex
 from wids.storage.files import fastest_crc32
@@ -34,8 +34,6 @@ MAX_PIXELS: Final = 40_000_000
 takes 4 bytes in most formats, and 16 while a WebP is decoded."""
 _TINY_PIXELS: Final = 128
 """Pictures that are not wider or higher are encoded without loss, and shown pixel by pixel."""
-
-_EXIF_ORIENTATION: Final = 0x0112
 
 _POSTER_AT_S: Final = 1.0
 _POSTER_S: Final = 5.0
@@ -144,10 +142,8 @@ class Thumbnail(NamedTuple):
 def description_of(image: Any) -> str:
     """Return the format, size and mode of a PIL image, and an orientation that is not applied."""
     form = getattr(image, "format", None) or "image"
-    turned = 1
-    with suppress(Exception):  # EXIF may be damaged where the pixels are not
-        turned = image.getexif().get(_EXIF_ORIENTATION, 1)
-    remark = f", EXIF orientation {turned} (not applied)" if turned in range(2, 9) else ""
+    turned = orientation_of(image)
+    remark = f", EXIF orientation {turned} (not applied)" if turned > 1 else ""
     return f"{form} {image.width} x {image.height} {image.mode}{remark}"
 
 

@@ -198,7 +198,7 @@ class RemoteShard(PooledShard):
         tasks = [partial(self._read_part, *span) for span in ranges]
         try:
             views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
-        except MismatchError:
+        except (MismatchError, NotFoundError, PastEndError):
             if not len(self.index.payload_crcs):
                 raise
             return super().read_starts(members, nbytes)  # of whole members, which are compared

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from wids.shards.fields.picture_headers import HEAD_NBYTES, picture_facts
+from wids.shards.fields.picture_headers import HEAD_NBYTES, orientation_of, picture_facts
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 
@@ -36,6 +36,7 @@ def test_facts_are_those_that_pillow_decodes(kind: str, orientation: int) -> Non
         pytest.skip("the format has no orientation")
     data = encoded(kind, orientation=orientation)
     assert picture_facts(data) == {"height": 30, "width": 40, "orientation": orientation}
+    assert orientation_of(Image.open(io.BytesIO(data))) == orientation
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     assert upright is not None
     assert upright.size == ((40, 30) if orientation < 5 else (30, 40))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 PARTS: Final = ("height", "width", "orientation")
 """What the header of a picture has."""
@@ -54,11 +54,22 @@ def picture_facts(data: bytes) -> dict[str, int]:
     return _facts(image.height, image.width, _tags_of_exif(image.info.get("exif", b"")))
 
 
+def orientation_of(image: Any) -> int:
+    """Return the orientation of a PIL image as `picture_facts` does; its pixels are not read."""
+    if image.format == "TIFF":
+        return _orientation({_ORIENTATION: image.tag_v2.get(_ORIENTATION, 1)})
+    return _orientation(_tags_of_exif(image.info.get("exif", b"")))
+
+
+def _orientation(tags: Mapping[int, int]) -> int:
+    stated = tags.get(_ORIENTATION, 1)
+    return stated if stated in range(1, 9) else 1
+
+
 def _facts(height: int, width: int, tags: Mapping[int, int]) -> dict[str, int]:
     if height < 1 or width < 1:
         raise ValueError(f"expected a picture of at least one pixel, found {height} by {width}")
-    stated = tags.get(_ORIENTATION, 1)
-    return dict(zip(PARTS, (height, width, stated if 1 <= stated <= 8 else 1), strict=True))
+    return dict(zip(PARTS, (height, width, _orientation(tags)), strict=True))
 
 
 def _tags(tiff: bytes) -> dict[int, int]:
