@@ -187,14 +187,16 @@ class VideoReader:
         return self._spread(frames, clips)[0]
 
     def _spread(self, frames: Iterator[Any], clips: Clips) -> tuple[Pixels, int]:
-        """Return every ``stride``-th frame, the last one repeated, and how many there are."""
-        found, count = self._room(clips.num_frames), 0
-        for frame in islice(frames, 0, (clips.num_frames - 1) * clips.stride + 1, clips.stride):
-            found[count] = self._pixels(frame)
-            count += 1
-        if not count:
+        """Return every ``stride``-th frame, and how many there are; the last of all fills up."""
+        found, count, last = self._room(clips.num_frames), 0, None
+        for place, last in enumerate(islice(frames, (clips.num_frames - 1) * clips.stride + 1)):
+            if place % clips.stride == 0:
+                found[count] = self._pixels(last)
+                count += 1
+        if last is None:
             raise ValueError(NO_FRAMES)
-        found[count:] = found[count - 1]
+        if count < clips.num_frames:
+            found[count:] = self._pixels(last)
         return found, count
 
     def all_frames(self) -> Pixels:
