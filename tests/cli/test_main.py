@@ -10,7 +10,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
-from command import run, run_process, write_bare_shards
+from command import run, write_bare_shards
 from conftest import sample_members, write_tar
 
 from wids import SpecError
