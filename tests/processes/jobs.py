@@ -73,6 +73,18 @@ def traced(
     return replaced, {"EXAMPLE": example, "TRACE": str(folder), **held(kill_at)}
 
 
+def traced_steps(command: list[str], folder: Path, kill_at: int | None = None) -> list[Step]:
+    """Run an example to its end, or kill it after a step; return the steps that it took."""
+    command, environment = traced(command, folder, kill_at)
+    if kill_at is None:
+        run(command, **environment)
+    else:
+        with started(command, **environment) as job:
+            wait_for_step(job, folder, kill_at)
+            kill(job)
+    return steps(folder)
+
+
 def held(kill_at: int | None) -> dict[str, str]:
     """Return the environment of a job that will be killed after a step.
 

@@ -27,13 +27,6 @@ CANONICAL = 12  # as in train_ddp.py
 GLOBAL_BATCH_SIZE = 48
 
 
-def traced(folder: Path, command: list[str]) -> list[jobs.Step]:
-    """Run a job to its end and return its steps."""
-    command, environment = jobs.traced(command, folder)
-    jobs.run(command, **environment)
-    return jobs.steps(folder)
-
-
 def check_equal_steps(steps: list[jobs.Step], num_replicas: int, epochs: int, count: int) -> None:
     """Every rank took each step once, and an epoch has ``count`` steps."""
     expected = [
@@ -62,7 +55,8 @@ def test_every_rank_trains_equally(num_replicas: int, workers: list[str], tmp_pa
     if workers[1:]:
         arguments += ["--start-method", workers[1]]
 
-    steps = traced(tmp_path / "trace", jobs.torchrun(num_replicas, DDP, spec, *arguments))
+    command = jobs.torchrun(num_replicas, DDP, spec, *arguments)
+    steps = jobs.traced_steps(command, tmp_path / "trace")
 
     per_rank = -(-2003 // CANONICAL) * CANONICAL // num_replicas
     check_equal_steps(steps, num_replicas, 2, -(-per_rank // (GLOBAL_BATCH_SIZE // num_replicas)))
@@ -90,16 +84,9 @@ def test_killed_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
             *(num_replicas, DDP, spec, "--checkpoint", checkpoint, "--save-every", 8),
             *("--epochs", num_epochs),
         )
-        command, environment = jobs.traced(command, trace, kill_at)
-        with jobs.started(command, **environment) as job:
-            if kill_at is None:
-                output, _ = job.communicate(timeout=200)
-                assert job.returncode == 0, output
-            else:
-                jobs.wait_for_step(job, trace, kill_at)
-                jobs.kill(job)
         before = len(done) and max(step.number for step in done)
-        steps = [step for step in jobs.steps(trace) if step.number > before]
+        took = jobs.traced_steps(command, trace, kill_at)
+        steps = [step for step in took if step.number > before]
         if kill_at is None:
             done += steps
         else:
@@ -215,12 +202,8 @@ def killed_and_restarted(
     runs = []
     for number, kill_at in enumerate(kills):
         trace = tmp_path / f"trace{number}"
-        tracing, environment = jobs.traced(command, trace, kill_at)
-        with jobs.started(tracing, **environment) as job:
-            jobs.wait_for_step(job, trace, kill_at)
-            jobs.kill(job)
-        runs.append(jobs.steps(trace))
-    return [*runs, traced(tmp_path / "trace", command)]
+        runs.append(jobs.traced_steps(command, trace, kill_at))
+    return [*runs, jobs.traced_steps(command, tmp_path / "trace")]
 
 
 def check_exact(runs: list[list[jobs.Step]], num_samples: int, count: int, epochs: int = 2) -> None:
@@ -345,15 +328,7 @@ def test_grain(tmp_path: Path) -> None:
             command += ["--process", str(process), "--processes", str(processes)]
             command += ["--checkpoint", str(tmp_path / "saved"), "--save-every", "5"]
             trace = tmp_path / f"{processes}-{process}"
-            tracing, environment = jobs.traced(command, trace, kill_at)
-            with jobs.started(tracing, **environment) as job:
-                if kill_at is None:
-                    output, _ = job.communicate(timeout=200)
-                    assert job.returncode == 0, output
-                else:
-                    jobs.wait_for_step(job, trace, kill_at)
-                    jobs.kill(job)
-            found = jobs.steps(trace)
+            found = jobs.traced_steps(command, trace, kill_at)
             assert found[0].number == saved_before + 1
             seen += [step for step in found if kill_at is None or step.number <= saved_at]
     for epoch in range(2):
