@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,9 @@ def test_files_of_ffmpeg(extension: str, tmp_path: Path) -> None:
     scale = 32768 if sound.dtype == np.int16 else 1  # of avi, whose sound PyAV returns as integers
     assert samples.shape == sound.shape
     assert np.allclose(samples.numpy(), sound / scale, atol=1e-4)
-    with av.open(str(path)) as container:  # in avi the first frame has the time of two
-        times = [frame.time for frame in container.decode(video=0)]
-    on_screen = [expected[bisect_right(times, n / 25 + 0.01) - 1] for n in range(50)]
     reader = wids.Decoder(video="reader")({f".{extension}": path.read_bytes()})[f".{extension}"]
     indices = [49, 0, 13, 12, 13, 48]
-    assert all(map(np.array_equal, shown(reader.frames(indices)), [on_screen[n] for n in indices]))
+    assert all(map(np.array_equal, shown(reader.frames(indices)), [expected[n] for n in indices]))
 
 
 @pytest.mark.parametrize("distance", [1, 12, 300])
@@ -394,8 +390,8 @@ def test_a_frame_that_is_larger_than_its_track_says(
     assert bomb.stat().st_size < 2_000_000
     megabytes, kind = peak(way, harmless, bomb)
     assert megabytes < 100
-    if is_first or way != "poster":  # which needs the first frame alone
-        assert kind in ("DecodeError", "ValueError")
+    # A poster is the frame of a time, which is found in the list of packets: here a small one.
+    assert kind in (("Thumbnail",) if way == "poster" else ("DecodeError", "ValueError"))
 
 
 @pytest.mark.long

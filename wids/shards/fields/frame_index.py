@@ -342,15 +342,15 @@ class Film:
 
 
 def _with_earlier(packets: Iterator[Any]) -> list[Any]:
-    """Return a packet, and those behind it up to one that cannot be shown before it."""
-    found = [next(packets)]
-    shown = found[0].pts
-    while shown is not None and len(found) <= _MAX_REORDERED:
-        packet = next(packets, None)
-        if packet is None:
-            break
+    """Return a packet, and those behind it up to one that cannot be shown before it.
+
+    Most films need the first alone: no packet is shown before it is decoded.
+    """
+    found: list[Any] = []
+    for packet in islice(packets, 1 + _MAX_REORDERED):
         found.append(packet)
-        if packet.dts is not None and packet.dts >= shown:
+        shown = found[0].pts
+        if shown is None or (packet.dts is not None and packet.dts >= shown):
             break
     return found
 
