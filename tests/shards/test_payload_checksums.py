@@ -1,4 +1,4 @@
-"""One flipped bit: in a copy, in a local shard with a pack, on the way from a server."""
+"""One flipped bit: in a copy, in a local shard with a dataset index, on the way from a server."""
 
 from __future__ import annotations
 
@@ -193,9 +193,11 @@ def test_workers_fetch_a_damaged_copy_once_more(site: Site, first_copy: Path) ->
 
 @pytest.fixture
 def packed(site: Site) -> Path:
-    """The folder of local shards with a spec and a pack."""
+    """The folder of local shards with a spec and a dataset index."""
     paths = [str(site.folder / shard["url"]) for shard in site.shards]
-    wids.build_spec(paths, name="t", pack=site.folder / "t.index").save(site.folder / "t.json")
+    wids.build_spec(paths, name="t", dataset_index=site.folder / "t.index").save(
+        site.folder / "t.json"
+    )
     return site.folder
 
 
@@ -227,7 +229,7 @@ def test_local_shard_without_checksums_is_read_as_it_is(site: Site) -> None:
 
 
 def by_range(site: Site, **options: Any) -> wids.ShardListDataset:
-    site.pack()
+    site.dataset_index()
     site.state(filesize=len)
     return wids.ShardListDataset(site.spec(index="train.index"), access="range", **options)
 
