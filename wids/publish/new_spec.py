@@ -43,9 +43,10 @@ from wids.shards.tars.index import Repeated, ShardIndex, index_tar
 from wids.storage import fetch, upload
 from wids.storage.arrays import IntArray, LazySequence, chosen
 from wids.storage.download import Report
+from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
 from wids.storage.progress import PartsBar
 from wids.storage.reading_threads import ReadingThreads
-from wids.storage.remote_lengths import ENDLESS_NBYTES, known_lengths, known_sum, open_parts
+from wids.storage.remote_lengths import known_lengths, known_sum
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
