@@ -114,18 +114,15 @@ def published(target: str, storage_options: upload.Options = None) -> Published:
     return Published(target, data, version, document, spec, base, rules.pop())
 
 
-def num_fitting(dataset_index: DatasetIndex, shards: Sequence[ShardSpec]) -> int:
+def num_fitting(indexes: DatasetIndex, shards: Sequence[ShardSpec]) -> int:
     """Return how many of the first shards it has, with their names, lengths and counts."""
     for number, shard in enumerate(shards):
         name = os.path.basename(urls.path_of(shard.url))
         is_fitting = (
-            number < len(dataset_index)
-            and (
-                dataset_index.is_named(number, name)
-                or dataset_index.is_named(number, urls.unquoted(name))
-            )
-            and shard.nbytes in (None, dataset_index.tar_nbytes(number))
-            and shard.num_samples == dataset_index.num_samples[number]
+            number < len(indexes)
+            and (indexes.is_named(number, name) or indexes.is_named(number, urls.unquoted(name)))
+            and shard.nbytes in (None, indexes.tar_nbytes(number))
+            and shard.num_samples == indexes.num_samples[number]
         )
         if not is_fitting:
             return number
@@ -261,9 +258,9 @@ def append_shards(
         )
         on_problem(Problem(old.spec.name, text, "remark"))
     describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
-    with describer.indexed(new.shards, journal) as (described, dataset_index):
+    with describer.indexed(new.shards, journal) as (described, indexes):
         return publish_appended(
-            *(target, described, dataset_index, new.classes),
+            *(target, described, indexes, new.classes),
             base=base,
             on_problem=on_problem,
             storage_options=storage_options,
@@ -273,7 +270,7 @@ def append_shards(
 def publish_appended(
     target: str,
     shards: Sequence[ShardSpec],
-    dataset_index: LocalDatasetIndex,
+    indexes: LocalDatasetIndex,
     classes: Sequence[str] = (),
     *,
     base: str | os.PathLike[str] | None = None,
@@ -285,7 +282,7 @@ def publish_appended(
     Args:
         target: Absolute path or URL of its spec.
         shards: The new shards, described.
-        dataset_index: Their indexes.
+        indexes: Their dataset index.
         classes: Names of the classes of the new shards, if they are stated.
         base: As for `append_shards`.
         on_problem: As for `build_spec`.
@@ -304,7 +301,7 @@ def publish_appended(
             }
             # Another process may have been faster: start again from its result.
             with suppress(upload.ReplacedError):
-                return _publish(old, document, dataset_index, on_problem, storage_options)
+                return _publish(old, document, indexes, on_problem, storage_options)
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
 
 
@@ -361,14 +358,14 @@ def _old_dataset_indexes(
         raise _wrong_dataset_index(old, target, "no file")
     with ExitStack() as stack:
         path = stack.enter_context(upload.local_copy(target, storage_options))
-        dataset_index = load_dataset_index(path, None, len(shards))
-        if dataset_index is None:
+        indexes = load_dataset_index(path, None, len(shards))
+        if indexes is None:
             raise _wrong_dataset_index(old, target, "no dataset index")
-        stack.callback(dataset_index.close)
-        num_shards = num_fitting(dataset_index, shards)
+        stack.callback(indexes.close)
+        num_shards = num_fitting(indexes, shards)
         if not num_shards:
             raise _wrong_dataset_index(old, target, "one of other shards")
-        parts = [(dataset_index, num_shards)]
+        parts = [(indexes, num_shards)]
         missing = shards[num_shards:]
         if missing:
             rest = Describer(Fetcher(storage_options)).indexed(missing)

@@ -456,14 +456,9 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     shards = {real_path(shard.url) for shard in new.shards}
     if shards.issuperset(real_path(shard.url) for shard in old.shards):
         return []
-    kept = shards.union(map(real_path, chain(_tables(new), _dataset_indexes(new))))
+    kept = shards.union(map(real_path, chain(_tables(new), _indexes(new))))
     found = dict.fromkeys(
-        [
-            *(shard.url for shard in old.shards),
-            *_tables(old),
-            *_journals(document),
-            *_dataset_indexes(old),
-        ]
+        [*(shard.url for shard in old.shards), *_tables(old), *_journals(document), *_indexes(old)]
     )
     return [
         url
@@ -514,7 +509,7 @@ def _tables(spec: DatasetSpec) -> list[str]:
     return [] if spec.table is None else [spec.table.url]
 
 
-def _dataset_indexes(spec: DatasetSpec) -> Iterator[str]:
+def _indexes(spec: DatasetSpec) -> Iterator[str]:
     """Yield the dataset indexes that a spec names, without indexes of other programs."""
     own = (shard.index for shard in spec.shards if shard.index)
     own = (url for url in own if not urls.path_of(url).endswith((".idx", ".sqlite")))

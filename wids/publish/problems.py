@@ -88,23 +88,21 @@ Role = tuple[str, str]
 
 
 def field_remarks(
-    dataset_index: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
+    indexes: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
 ) -> list[Problem]:
     """Return remarks on the fields of each dataset.
 
     Args:
-        dataset_index: The indexes of the shards.
+        indexes: The indexes of the shards.
         shards: Its shards, in order.
         name: Name of the dataset of shards without one.
     """
     fields: dict[str, _Fields] = {}
     for number, shard in enumerate(shards):
-        found = dataset_index.index(
-            number, dataset_index.tar_nbytes(number), shard.key_split or "first"
-        )
+        found = indexes.index(number, indexes.tar_nbytes(number), shard.key_split or "first")
         if found is not None:
             fields.setdefault(shard.dataset or name, _Fields()).add(found)
-        dataset_index.release()
+        indexes.release()
     return [
         Problem(dataset, text, "remark")
         for dataset, counted in fields.items()
@@ -205,31 +203,31 @@ Named: TypeAlias = tuple[str, ShardSpec, ShardSpec]
 """A key, and the first two shards that have it."""
 
 
-def repeated_keys(dataset_index: LocalDatasetIndex, shards: Sequence[ShardSpec]) -> list[Problem]:
+def repeated_keys(indexes: LocalDatasetIndex, shards: Sequence[ShardSpec]) -> list[Problem]:
     """Return the keys that occur in several shards, as a list of at most one problem.
 
     It names the first of them, each with two of its shards. Keys that shards of different datasets
     share do not count, nor do those of a shard that is listed twice.
 
     Args:
-        dataset_index: The dataset index.
+        indexes: The dataset index.
         shards: Its shards, in order.
     """
-    ends = np.cumsum(dataset_index.num_samples.astype(np.int64))
+    ends = np.cumsum(indexes.num_samples.astype(np.int64))
     _, datasets = dataset_names(shards, None)
     # Where two tars have one hash, a key of both is not found: one pair of shards in 2**64.
     tars = np.fromiter((hash(shard.url) for shard in shards), np.int64, len(shards))
 
     def samples(positions: IntArray) -> Iterator[tuple[str, ShardSpec]]:
         numbers = np.searchsorted(ends, positions, side="right")
-        starts = ends[numbers] - dataset_index.num_samples[numbers].astype(np.int64)
+        starts = ends[numbers] - indexes.num_samples[numbers].astype(np.int64)
         local = (positions - starts).tolist()
         for number, local_index in zip(numbers.tolist(), local, strict=True):
-            yield _key(dataset_index, number, local_index, shards[number]), shards[number]
+            yield _key(indexes, number, local_index, shards[number]), shards[number]
 
     num_keys = 0
     named: list[tuple[int, Named]] = []
-    for hashes, positions in dataset_index.repeated_keys():
+    for hashes, positions in indexes.repeated_keys():
         numbers = np.searchsorted(ends, positions, side="right")
         order = np.lexsort((positions, datasets[numbers], hashes))
         numbers, in_order = numbers[order], positions[order]
@@ -262,11 +260,9 @@ def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> I
     return np.stack([starts, stops], axis=1)[np.logical_or.reduceat(is_other_tar, starts)]
 
 
-def _key(dataset_index: LocalDatasetIndex, number: int, local_index: int, shard: ShardSpec) -> str:
+def _key(indexes: LocalDatasetIndex, number: int, local_index: int, shard: ShardSpec) -> str:
     """Return the key of a sample; one that equals no other if its index is damaged."""
-    shard_index = dataset_index.index(
-        number, dataset_index.tar_nbytes(number), shard.key_split or "first"
-    )
+    shard_index = indexes.index(number, indexes.tar_nbytes(number), shard.key_split or "first")
     return f"\0{number} {local_index}" if shard_index is None else shard_index.key(local_index)
 
 
@@ -288,16 +284,16 @@ def _names(first: ShardSpec, second: ShardSpec) -> str:
 
 
 def dataset_problems(
-    dataset_index: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
+    indexes: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
 ) -> list[Problem]:
     """Return an error for keys that occur in several shards, and remarks on fields.
 
     Args:
-        dataset_index: The indexes of the shards.
+        indexes: The indexes of the shards.
         shards: Its shards, in order.
         name: Name of the dataset.
     """
-    return [*repeated_keys(dataset_index, shards), *field_remarks(dataset_index, shards, name)]
+    return [*repeated_keys(indexes, shards), *field_remarks(indexes, shards, name)]
 
 
 def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:

@@ -134,7 +134,7 @@ def verify_spec(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
         all_dataset_indexes = () if locate else spec.all_dataset_indexes()
-        dataset_indexes, dataset_index_problems = _opened_dataset_indexes(
+        dataset_indexes, index_problems = _opened_indexes(
             stack, fetcher, all_dataset_indexes, on_remark
         )
         # The dataset index of all shards has all their keys, unlike dataset indexes of parts; and
@@ -154,9 +154,7 @@ def verify_spec(
             for number, (shard, (found, record)) in enumerate(results):
                 problems.extend(found)
                 if record is not None:
-                    dataset_index_problems.extend(
-                        _dataset_index_mismatch(dataset_indexes, number, record)
-                    )
+                    index_problems.extend(_index_mismatch(dataset_indexes, number, record))
                     if whole is None and (shard_index := record.index()) is not None:
                         indexed.append(shard)
                         yield os.path.basename(urls.path_of(shard.url)), record.nbytes, shard_index
@@ -166,9 +164,7 @@ def verify_spec(
         if whole is None:
             in_several = dataset_problems(made, indexed, spec.name)
         else:  # a wrong dataset index proves nothing
-            in_several = (
-                [] if dataset_index_problems else dataset_problems(whole, spec.shards, spec.name)
-            )
+            in_several = [] if index_problems else dataset_problems(whole, spec.shards, spec.name)
     remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
         others = f"such members are in {len(remarks) - 1:,} of the other shards too"
@@ -176,7 +172,7 @@ def verify_spec(
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
-    found = [*problems, *in_several, *dataset_index_problems]
+    found = [*problems, *in_several, *index_problems]
     return [problem for problem in found if problem.severity == "error"]
 
 
@@ -300,7 +296,7 @@ def _decode_problems(shard: Shard, name: str) -> list[Problem]:
     return problems
 
 
-def _opened_dataset_indexes(
+def _opened_indexes(
     stack: ExitStack,
     fetcher: fetch.Fetcher,
     all_dataset_indexes: Iterable[IndexedShards],
@@ -316,42 +312,40 @@ def _opened_dataset_indexes(
         except FetchError as error:
             problems.append(problem_of(name, error))
             continue
-        dataset_index = load_dataset_index(path, None, num_shards)
-        if dataset_index is None:
+        indexes = load_dataset_index(path, None, num_shards)
+        if indexes is None:
             found = "another or a damaged file" if os.path.exists(path) else "no file"
             problems.append(Problem(name, f"expected a dataset index, found {found}"))
             continue
-        stack.callback(dataset_index.close)
-        dataset_indexes.update(
-            dict.fromkeys(range(shared.start, shared.stop), (shared, dataset_index))
-        )
+        stack.callback(indexes.close)
+        dataset_indexes.update(dict.fromkeys(range(shared.start, shared.stop), (shared, indexes)))
         texts = []
-        if len(dataset_index) > num_shards:
+        if len(indexes) > num_shards:
             # As for readers: an append may be between its two steps (SPEC-36).
-            text = _APPENDING.format(count_text(len(dataset_index), "shard"), f"{num_shards:,}")
+            text = _APPENDING.format(count_text(len(indexes), "shard"), f"{num_shards:,}")
             on_remark(Problem(name, text, "remark"))
-        elif len(dataset_index) < num_shards:
-            texts += [f"expected the indexes of {num_shards} shards, found {len(dataset_index)}"]
-        if not dataset_index.has_sound_keys():
+        elif len(indexes) < num_shards:
+            texts += [f"expected the indexes of {num_shards} shards, found {len(indexes)}"]
+        if not indexes.has_sound_keys():
             texts += ["expected tables of keys, found them damaged; rebuild the dataset index"]
         problems += [Problem(name, text) for text in texts]
     return dataset_indexes, problems
 
 
-def _dataset_index_mismatch(
+def _index_mismatch(
     dataset_indexes: DatasetIndexes, number: int, record: ShardRecord
 ) -> list[Problem]:
     """Return what is wrong with the published index of a shard, as a list of at most one."""
     if number not in dataset_indexes:
         return []
-    shared, dataset_index = dataset_indexes[number]
-    dataset_index.release()  # of the shard before
+    shared, indexes = dataset_indexes[number]
+    indexes.release()  # of the shard before
     number -= shared.start
-    if number >= len(dataset_index):  # a dataset index that is too short is a problem of its own
+    if number >= len(indexes):  # a dataset index that is too short is a problem of its own
         return []
     name, identity = os.path.basename(urls.path_of(record.url)), TarIdentity(record.nbytes)
-    found = dataset_index.index(number, record.nbytes, record.key_split)
-    if found is not None and dataset_index.is_named(number, name):
+    found = indexes.index(number, record.nbytes, record.key_split)
+    if found is not None and indexes.is_named(number, name):
         blob, made = record.blob, None if len(found.payload_crcs) else record.index()
         if made is not None:  # a dataset index need not have the checksums of members
             blob = index_file.dump(made.without_payload_crcs(), identity)

@@ -348,33 +348,30 @@ class DatasetIndexes:
         None if no dataset index has them for a tar of this length, or of any if ``tar_nbytes`` is
         None.
         """
-        for dataset_index, position in self._dataset_indexes_of(number):
-            nbytes = dataset_index.tar_nbytes(position)
+        for indexes, position in self._indexes_of(number):
+            nbytes = indexes.tar_nbytes(position)
             if tar_nbytes in (None, nbytes):
-                shard_index = dataset_index.index(position, nbytes, key_split)
+                shard_index = indexes.index(position, nbytes, key_split)
                 if shard_index is not None:
                     return shard_index, nbytes
         return None
 
     def has_keys_of(self, number: int) -> bool:
         """Whether the dataset index, or that of a part, has a shard of this number and name."""
-        dataset_index, position = self._shared_index(number)
-        return dataset_index is not None and any(
-            dataset_index.is_named(position, n) for n in self._names(number)
+        indexes, position = self._shared_index(number)
+        return indexes is not None and any(
+            indexes.is_named(position, n) for n in self._names(number)
         )
 
     def digest(self, number: int) -> tuple[int, int] | None:
         """Return the digest of the keys in the dataset index of a shard; None without one."""
-        dataset_index, _ = self._shared_index(number)
-        return None if dataset_index is None else dataset_index.digest
+        indexes, _ = self._shared_index(number)
+        return None if indexes is None else indexes.digest
 
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
         """Whether the dataset index states this length for a shard; None matches any."""
-        dataset_index, position = self._shared_index(number)
-        return dataset_index is not None and tar_nbytes in (
-            None,
-            dataset_index.tar_nbytes(position),
-        )
+        indexes, position = self._shared_index(number)
+        return indexes is not None and tar_nbytes in (None, indexes.tar_nbytes(position))
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return the samples that may have a key, each as shard number and index in the shard.
@@ -387,8 +384,8 @@ class DatasetIndexes:
             return None
         found: list[tuple[int, int]] = []
         for shared in self._shared:
-            dataset_index = self._open(shared)
-            places = [] if dataset_index is None else dataset_index.samples_with(key)
+            indexes = self._open(shared)
+            places = [] if indexes is None else indexes.samples_with(key)
             if places is None:
                 return None
             numbered = ((shared.start + position, at) for position, at in places)
@@ -402,19 +399,19 @@ class DatasetIndexes:
 
         Only for shards for which `has_keys_of` is true.
         """
-        dataset_index, position = self._shared_index(number)
+        indexes, position = self._shared_index(number)
         return (
-            dataset_index is not None
-            and position < len(dataset_index)
-            and int(dataset_index.num_samples[position]) == num_samples
-            and dataset_index.has_key(position, local_index, key, key_split)
+            indexes is not None
+            and position < len(indexes)
+            and int(indexes.num_samples[position]) == num_samples
+            and indexes.has_key(position, local_index, key, key_split)
         )
 
     def release(self) -> None:
         """Release the memory of mapped dataset indexes; see `LocalDatasetIndex.release`."""
-        for dataset_index in list(self._opened.values()):
-            if isinstance(dataset_index, LocalDatasetIndex):
-                dataset_index.release()
+        for indexes in list(self._opened.values()):
+            if isinstance(indexes, LocalDatasetIndex):
+                indexes.release()
 
     def _shared_index(self, number: int) -> tuple[DatasetIndex | None, int]:
         """Return the dataset index, or that of a part, with a shard, and the position there."""
@@ -424,20 +421,18 @@ class DatasetIndexes:
         return self._open(self._shared[at]), number - self._starts[at]
 
     def _open(self, shared: IndexedShards) -> DatasetIndex | None:
-        return self._dataset_index(shared.url, shared.stop - shared.start, is_shared=True)
+        return self._indexes(shared.url, shared.stop - shared.start, is_shared=True)
 
-    def _dataset_indexes_of(self, number: int) -> Iterator[tuple[DatasetIndex, int]]:
+    def _indexes_of(self, number: int) -> Iterator[tuple[DatasetIndex, int]]:
         """Yield the dataset indexes with a shard of this number and name, and where it is."""
         own_url = self.shards[number].index
         if not self._shared and own_url is None:
             return  # the common case, and shards are opened often
         names = self._names(number)
-        dataset_index, position = self._shared_index(number)
-        if dataset_index is not None and any(
-            dataset_index.is_named(position, name) for name in names
-        ):
-            yield dataset_index, position
-        own = None if own_url is None else self._dataset_index(own_url, 1, is_shared=False)
+        indexes, position = self._shared_index(number)
+        if indexes is not None and any(indexes.is_named(position, name) for name in names):
+            yield indexes, position
+        own = None if own_url is None else self._indexes(own_url, 1, is_shared=False)
         if own is not None and any(own.is_named(0, name) for name in names):
             yield own, 0
 
@@ -447,28 +442,22 @@ class DatasetIndexes:
         # A URL has %20 where the dataset index, made from a path, has a blank.
         return name, urls.unquoted(name)
 
-    def _dataset_index(self, url: str, num_shards: int, *, is_shared: bool) -> DatasetIndex | None:
+    def _indexes(self, url: str, num_shards: int, *, is_shared: bool) -> DatasetIndex | None:
         """Return a dataset index, opened or fetched at its first use; None if it is unusable."""
         if url in self._opened:
             return self._opened[url]
 
-        dataset_index = open_dataset_index(self._store, url, num_shards)
-        if dataset_index is None:
+        indexes = open_dataset_index(self._store, url, num_shards)
+        if indexes is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
         # A mapped dataset index holds a descriptor: affordable for a few dataset indexes, not for
         # one per shard.
         num_mapped = sum(p is not None and p.is_mapped for p in list(self._opened.values()))
-        if (
-            dataset_index is None
-            or not dataset_index.is_mapped
-            or (is_shared and num_mapped < _MAX_SHARED)
-        ):
-            self._opened[url] = dataset_index
-        return dataset_index
+        if indexes is None or not indexes.is_mapped or (is_shared and num_mapped < _MAX_SHARED):
+            self._opened[url] = indexes
+        return indexes
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote dataset index may be evicted before this is unpickled.
-        local = {
-            url: dataset_index for url, dataset_index in self._opened.items() if urls.is_local(url)
-        }
+        local = {url: indexes for url, indexes in self._opened.items() if urls.is_local(url)}
         return {**self.__dict__, "_opened": local}
