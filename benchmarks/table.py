@@ -278,7 +278,7 @@ SECONDS: dict[str, Any] = {"is_absolute": True, "references": ()}
 VERIFY: dict[str, Any] = {"references": ("beside",), "beside": Files.unverified}
 
 
-def packed_row(
+def indexed_row(
     name: str,
     request: Callable[[Files], Request],
     must: float,
@@ -313,14 +313,16 @@ ROWS = [
     Row("table of a million .json, seconds", Files.table_json, 6.0, 4.0, **SECONDS),
     Row("first join of a million keys, seconds", Files.join, 2.0, 1.0, **SECONDS),
     Row("100 kB, verify always to never", Files.verified, 1.3, 1.2, **VERIFY),
-    packed_row("dataset[i], dataset index to none", Files.single, 1.05, 1.0),
-    packed_row("__getitems__, dataset index to none", Files.batched, 1.05, 1.0),
-    packed_row(
+    indexed_row("dataset[i], dataset index to none", Files.single, 1.05, 1.0),
+    indexed_row("__getitems__, dataset index to none", Files.batched, 1.05, 1.0),
+    indexed_row(
         "dataset[i], dataset index, 20 kB to neither", Files.one_large, 1.05, 1.0, Files.single
     ),
-    packed_row("__getitems__, the same", Files.one_large_batched, 1.05, 1.0, beside=Files.batched),
-    packed_row("random access, lru_size=10, dataset index to none", Files.thrash, 1.5, 1.3),
-    packed_row("DataLoader epoch, 2 workers, dataset index to none", Files.loader_epoch, 1.3, 1.15),
+    indexed_row("__getitems__, the same", Files.one_large_batched, 1.05, 1.0, beside=Files.batched),
+    indexed_row("random access, lru_size=10, dataset index to none", Files.thrash, 1.5, 1.3),
+    indexed_row(
+        "DataLoader epoch, 2 workers, dataset index to none", Files.loader_epoch, 1.3, 1.15
+    ),
     Row("opening 100,000 shards by a spec, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
     Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
     Row(

@@ -42,7 +42,7 @@ def publish(server: Server, shards: list[Path], **options: Any) -> list[str]:
     return [server.page(f"/{path.name}", path.read_bytes(), **options) for path in shards]
 
 
-def packed(path: Path) -> list[Any]:
+def indexes_in(path: Path) -> list[Any]:
     """Return the indexes of a dataset index of three shards."""
     dataset_index = load_dataset_index(str(path))
     assert dataset_index is not None
@@ -72,7 +72,7 @@ def test_large_members_are_skipped(server: Server, shards: list[Path], tmp_path:
         (s.num_samples, s.nbytes, None) for s in local.shards
     ]
     for found, expected in zip(
-        packed(tmp_path / "r.index"), packed(tmp_path / "l.index"), strict=True
+        indexes_in(tmp_path / "r.index"), indexes_in(tmp_path / "l.index"), strict=True
     ):
         assert len(found.payload_crcs) == 0
         assert (found.head_crcs == expected.head_crcs).all()
@@ -110,7 +110,7 @@ def test_small_members_are_streamed_with_digests(server: Server, tmp_path: Path)
     )
 
     assert spec.shards[0].sha256 == wids.build_spec([path]).shards[0].sha256
-    assert all(len(index.payload_crcs) for index in packed(tmp_path / "r.index"))
+    assert all(len(index.payload_crcs) for index in indexes_in(tmp_path / "r.index"))
     assert sorted(server.requests) == ["/a.tar", "/a.tar", "/small.tar"]
     (cost,) = map(str, costs)
     assert cost == (
@@ -129,7 +129,7 @@ def test_digests_are_computed_if_they_are_wanted(
     assert plain.shards[0].sha256 is None
     spec = wids.build_spec(urls, journal=journal, digests=True, dataset_index=tmp_path / "r.index")
     assert spec.shards[0].sha256 == wids.build_spec(shards[:1]).shards[0].sha256
-    assert len(packed(tmp_path / "r.index")[0].payload_crcs) == 24
+    assert len(indexes_in(tmp_path / "r.index")[0].payload_crcs) == 24
     num_requests = len(server.log)
     assert wids.build_spec(urls, journal=journal).shards == spec.shards
     assert len(server.log) == num_requests

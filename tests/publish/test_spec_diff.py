@@ -159,10 +159,10 @@ def shard_index(number: int, first: int) -> ShardIndex:
 def write_large(path: Path, indexes: dict[int, ShardIndex]) -> Path:
     nbytes = 10_240 + 30_000 * 1024
 
-    def packed() -> Iterator[tuple[str, int, ShardIndex]]:
+    def indexed() -> Iterator[tuple[str, int, ShardIndex]]:
         yield from ((f"{path.stem}-{n}.tar", nbytes, index) for n, index in indexes.items())
 
-    with new_dataset_index(f"{path}.index", packed()):
+    with new_dataset_index(f"{path}.index", indexed()):
         pass
     shards = [ShardSpec(f"{path}-{n}.tar", len(i), nbytes) for n, i in indexes.items()]
     DatasetSpec(shards, index=f"{path}.index").save(f"{path}.json")

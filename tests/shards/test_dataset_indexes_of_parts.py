@@ -215,11 +215,11 @@ def test_a_saved_dataset_of_parts_keeps_the_dataset_indexes(parts: Parts) -> Non
     indexes = [part.get("index") for part in document["datasets"]]
     assert indexes == [None, "a.index", None, "b.index"]
     assert wids.verify_spec(saved) == wids.verify_spec([own, parts.path("a"), own, parts.path("b")])
-    packed = wids.build_spec(
+    indexed = wids.build_spec(
         [parts.path("a"), parts.path("b")], dataset_index=parts.folder / "all.index"
     )
-    assert packed.dataset_indexes == ()
-    assert packed.index == str(parts.folder / "all.index")
+    assert indexed.dataset_indexes == ()
+    assert indexed.index == str(parts.folder / "all.index")
 
 
 def test_datasets_of_a_document_keep_their_dataset_indexes(parts: Parts) -> None:

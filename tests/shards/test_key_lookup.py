@@ -177,7 +177,7 @@ def test_a_dataset_index_of_one_shard_does_not_answer_for_the_dataset(train: Pat
         assert dataset.find_key("s00072") == 22
 
 
-def test_a_part_of_what_was_packed(train: Path) -> None:
+def test_a_part_of_what_was_indexed(train: Path) -> None:
     """A spec that lists fewer shards than its dataset index finds their keys, and no others."""
     dataset_index(train)
     document = json.loads(train.read_text())

@@ -171,7 +171,7 @@ def test_directory_is_as_long_as_the_spec_allows(good: bytes, tmp_path: Path) ->
 
 
 def test_dataset_index_of_more_shards_than_the_spec_is_used(good: bytes, tmp_path: Path) -> None:
-    """A spec may list a part of the shards that were packed."""
+    """A spec may list a part of the shards that were indexed."""
     (tmp_path / "good.index").write_bytes(good)
     dataset_index = load_dataset_index(str(tmp_path / "good.index"), None, 1)
     assert dataset_index is not None

@@ -100,7 +100,7 @@ def indexes(folder: Path, repeated: int) -> list[ShardIndex]:
     return found
 
 
-def packed(folder: Path, name: str, shards: list[ShardIndex], first: int = 0) -> LocalDatasetIndex:
+def indexed(folder: Path, name: str, shards: list[ShardIndex], first: int = 0) -> LocalDatasetIndex:
     with open(folder / name, "w+b") as file:
         write_dataset_index(
             file, [(f"{n}.tar", 1 << 20, s) for n, s in enumerate(shards, start=first)]
@@ -122,11 +122,11 @@ def test_dataset_index_is_the_same_with_little_memory(
     """A dataset index, and one that is joined of parts, has the same bytes and problems."""
     shards = indexes(tmp_path, repeated)
     specs = [ShardSpec(f"/{number}.tar", len(shard)) for number, shard in enumerate(shards)]
-    problem = texts_of(repeated_keys(packed(tmp_path, "whole", shards), specs))
+    problem = texts_of(repeated_keys(indexed(tmp_path, "whole", shards), specs))
 
     request.getfixturevalue("little_memory")
-    small = packed(tmp_path, "small", shards)
-    parts = [packed(tmp_path, "a", shards), packed(tmp_path, "b", shards[3:], 3)]
+    small = indexed(tmp_path, "small", shards)
+    parts = [indexed(tmp_path, "a", shards), indexed(tmp_path, "b", shards[3:], 3)]
     with open(tmp_path / "joined", "w+b") as file:
         join_dataset_indexes(file, [(parts[0], 3), (parts[1], 2)])
 
@@ -148,6 +148,6 @@ def test_temporary_file_is_on_the_disk_of_the_dataset_index(
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
 
-    packed(tmp_path, "dataset index", shards)
+    indexed(tmp_path, "dataset index", shards)
 
     assert set(tmp_path.iterdir()) - before == {tmp_path / "dataset index"}
