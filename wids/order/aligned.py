@@ -80,10 +80,10 @@ class AlignedRounds(Rounds):
             yield numbers
 
     @cached_property
-    def _left(self) -> IntArray:
+    def _num_remaining(self) -> IntArray:
         """Number of indices of each bucket that are in no full round."""
-        left: IntArray = self._plan[1].sum(0) % (self._buckets.sizes * self._num_runs)
-        return left
+        num_remaining: IntArray = self._plan[1].sum(0) % (self._buckets.sizes * self._num_runs)
+        return num_remaining
 
     @cached_property
     def _shares(self) -> IntArray:
@@ -92,7 +92,8 @@ class AlignedRounds(Rounds):
             return np.zeros_like(self._plan[1])
         runs = np.arange(self._num_runs)[:, None]
         shares: IntArray = (
-            self._left * (runs + 1) // self._num_runs - self._left * runs // self._num_runs
+            self._num_remaining * (runs + 1) // self._num_runs
+            - self._num_remaining * runs // self._num_runs
         )
         return shares
 
