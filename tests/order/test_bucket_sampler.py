@@ -318,6 +318,32 @@ def test_state_of_other_settings_is_refused(others: dict[str, Any], message: str
         made(**others).load_state_dict(state)
 
 
+def test_aligned_batches_resume_with_their_runs() -> None:
+    """On other ranks they continue with ``num_canonical``, else the error says how (ORDER-46)."""
+
+    def ranks(num_replicas: int, num_canonical: int | None) -> list[BucketBatchSampler]:
+        inside = [
+            DistributedChunkedSampler(
+                DATA, num_replicas=num_replicas, rank=rank, num_canonical=num_canonical
+            )
+            for rank in range(num_replicas)
+        ]
+        return [BucketBatchSampler(each, BUCKETS, 1, aligned=True) for each in inside]
+
+    state = ranks(4, None)[0].state_dict(num_consumed=1)
+    resumed = ranks(2, 4)
+    for rank, sampler in enumerate(resumed):
+        sampler.load_state_dict(state)
+        assert list(sampler) == list(ranks(2, 4)[rank])[2:]
+    how = "resume on 1, 2 or 4 ranks with num_canonical=4, and change to others between epochs"
+    for sampler in (*ranks(3, None), *ranks(2, None), *ranks(1, None)):
+        with raises(StateError, "BucketBatchSampler: expected the 4 runs of the state", how):
+            sampler.load_state_dict(state)
+    odd = ranks(2, 4)[0].state_dict(num_consumed=3)
+    with raises(StateError, "resume on 2 ranks with num_canonical=4"):
+        ranks(4, 4)[0].load_state_dict(odd)
+
+
 def test_states_of_indices_and_of_batches_are_different() -> None:
     """Neither sampler accepts the state of the other."""
     with raises(StateError, "buckets: expected '", "found nothing in the state"):

@@ -194,7 +194,7 @@ def test_batches_are_what_is_asked(seed: int) -> None:
 def of_job(draw: Random, kind: str, arguments: dict[str, Any]) -> Callable[[int], list[Any]]:
     """Return what makes the samplers of all ranks of a job, for any number of ranks."""
     numbers = [draw.randint(0, 3) for _ in range(len(arguments["dataset"]))]
-    options = {"aligned": draw.random() < 0.5, "drop_last": draw.random() < 0.5}
+    drop_last = draw.random() < 0.5
     num_runs = draw.choice([None, None, 24])
 
     def made(count: int) -> list[Any]:
@@ -209,7 +209,10 @@ def of_job(draw: Random, kind: str, arguments: dict[str, Any]) -> Callable[[int]
         if kind == "packed":
             lengths = [number + 1 for number in numbers]
             return [PackedBatchSampler(each, lengths, 5, window=6) for each in ranks]
-        return [BucketBatchSampler(each, numbers, lambda b: b % 3 + 1, **options) for each in ranks]
+        return [
+            BucketBatchSampler(each, numbers, lambda b: b % 3 + 1, drop_last=drop_last)
+            for each in ranks
+        ]
 
     return made
 

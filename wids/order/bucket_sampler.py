@@ -1,8 +1,9 @@
 """Batch the indices of a sampler by bucket, as a torch batch sampler for any rank.
 
 `RoundsSampler` is what all samplers of batches have in common. Each batch has one bucket, and all
-ranks have equally many, without communication. `wids.order.rounds` and `wids.order.aligned` make
-them. `wids.order.packed_sampler` bounds the sum of lengths, and the number of samples, instead.
+ranks have equally many, without communication. `wids.order.rounds`, `wids.order.aligned` and, after
+the number of ranks has changed, `wids.order.remaining_rounds` make them.
+`wids.order.packed_sampler` bounds the sum of lengths, and the number of samples, instead.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wids.order.aligned import AlignedRounds, RoundsAgain
+from wids.order.aligned import AlignedRounds
 from wids.order.elastic import EpochPlace, History, State
 from wids.order.epoch_order import Order, runs_of
 from wids.order.passes import EpochSampler
-from wids.order.rounds import FirstRounds, Rounds, SeparateRounds, checked_buckets, in_turn
+from wids.order.remaining_rounds import RemainingRounds
+from wids.order.rounds import DealtRounds, Rounds, SeparateRounds, checked_buckets, in_turn
 from wids.order.samplers import ChunkedSampler
 from wids.order.sequences import BatchSequence
 
@@ -31,7 +33,6 @@ class RoundsSampler(EpochSampler[list[int]]):
 
     yields_indices = False
     _num_noticed = 50
-    aligned = False
     _most_counted = 1_000_000
     """Samples for which ``repr`` counts batches: a tenth of a second."""
 
@@ -127,9 +128,7 @@ class RoundsSampler(EpochSampler[list[int]]):
         if not place.history:
             return self._whole(place.epoch, self._num_runs)
         whole = self._whole(place.epoch, place.history[0].num_runs)
-        return RoundsAgain(
-            whole, place.history, self._num_runs, aligned=self.aligned, drop_last=self.drop_last
-        )
+        return RemainingRounds(whole, place.history, self._num_runs, drop_last=self.drop_last)
 
     @property
     def settings(self) -> Order:
@@ -140,7 +139,7 @@ class RoundsSampler(EpochSampler[list[int]]):
         """Return the settings of an epoch whose batches are made of so many runs."""
         return self.sampler._settings_of(num_runs)
 
-    def _whole(self, epoch: int, num_runs: int) -> FirstRounds:
+    def _whole(self, epoch: int, num_runs: int) -> DealtRounds:
         """Return the batches of an epoch that is cut into so many runs."""
         raise NotImplementedError
 
@@ -171,7 +170,7 @@ class BucketBatchSampler(RoundsSampler):
     Epochs, ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of `ChunkedSampler`,
     counted in batches; ``state_dict(num_consumed=...)`` takes a number of batches. The epoch is
     shared with the sampler inside. On another number of ranks, the batches that are left of an
-    epoch are dealt out again.
+    epoch are dealt out again, unless they are aligned.
 
     Args:
         sampler: Any sampler of this package, for example a `DistributedChunkedSampler`, which
@@ -180,7 +179,8 @@ class BucketBatchSampler(RoundsSampler):
         batch_size: Samples in a batch; or a callable that returns it for a bucket, for example for
             a budget of tokens or pixels.
         aligned: True to have the same bucket on all ranks in each step. A rank that has too few
-            samples of a bucket borrows from the nearest rank that has more than its share.
+            samples of a bucket borrows from the nearest rank that has more than its share. An epoch
+            continues only with the runs with which it began: ``num_canonical``, or one per rank.
         drop_last: How ranks are made equal at the end of an epoch, after ranks with fewer batches
             were given those of others. False keeps incomplete batches, and repeats fewer than there
             are ranks; True leaves out incomplete batches, and fewer than there are ranks.
@@ -218,6 +218,8 @@ class BucketBatchSampler(RoundsSampler):
         super().__init__(sampler, drop_last)
         self.batch_size = batch_size
         self.aligned = bool(aligned)
+        # Other runs would have other buckets in a round.
+        self._is_elastic = self._is_elastic and not self.aligned
         self._buckets = checked_buckets(buckets, batch_size, sampler.dataset_length)
         self._bucket_fingerprint = self._buckets.fingerprint()
 
@@ -229,11 +231,16 @@ class BucketBatchSampler(RoundsSampler):
             "drop_last": self.drop_last,
         }
 
-    def _whole(self, epoch: int, num_runs: int) -> FirstRounds:
+    def _made(self, place: EpochPlace) -> Rounds:
+        num_runs = self._num_runs
+        if not self.aligned or num_runs == 1:
+            return super()._made(place)
+        run_blocks = self.sampler.run_blocks(self.settings, place.epoch)
+        return AlignedRounds(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
+
+    def _whole(self, epoch: int, num_runs: int) -> DealtRounds:
         settings = self._settings_of(num_runs)
         run_blocks = self.sampler.run_blocks(settings, epoch)
-        if self.aligned and num_runs > 1:
-            return AlignedRounds(run_blocks, num_runs, self._buckets, drop_last=self.drop_last)
         run_lengths = [settings.run_length(run) for run in range(num_runs)]
         return SeparateRounds(run_blocks, run_lengths, self._buckets, drop_last=self.drop_last)
 

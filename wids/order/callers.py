@@ -37,10 +37,10 @@ def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
         shuffle: Whether its order is shuffled.
     """
     for frame in _callers():
-        found = _looked_at(_dealer, frame)
-        if found is None:
+        dealer = _looked_at(_dealer, frame)
+        if dealer is None:
             continue
-        name, num_dealt = found
+        name, num_dealt = dealer
         if num_replicas > 1:
             cure = _LEAVE if _module(frame).startswith("accelerate.") else "pass it unwrapped"
             return (

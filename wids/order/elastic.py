@@ -458,14 +458,15 @@ def _check_positions(state: State, most_items: Callable[[int], int]) -> None:
             raise ValueError(f"expected at most {most} as position, found {part.position}")
 
 
-def other_runs(state: State, num_replicas: int, num_canonical: int | None) -> StateError:
+def other_runs(name: str, state: State, num_replicas: int, num_canonical: int | None) -> StateError:
     """Return the error for an order that continues only with the runs of the state."""
     runs, saved_on = state.fingerprint["num_canonical"], state.num_replicas
     possible = divisors(runs) if state.position % runs == 0 else [saved_on]
     return StateError(
-        f"the state was saved on {saved_on} ranks at position {state.position}, of a mix of {runs} "
-        f"runs, which resumes there on {either(possible)} ranks with num_canonical={runs}; found "
-        f"{num_replicas} ranks and num_canonical={num_canonical}"
+        f"{name}: expected the {runs} runs of the state, which was saved on {saved_on} ranks at "
+        f"position {state.position}, found {num_replicas} ranks and num_canonical={num_canonical}; "
+        f"resume on {either(possible)} ranks with num_canonical={runs}, and change to others "
+        "between epochs"
     )
 
 

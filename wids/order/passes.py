@@ -544,7 +544,8 @@ class EpochSampler(Sampler[T]):
 
         Raises:
             StateError: The state is damaged, or belongs to another dataset or other settings; or
-                the sampler mixes datasets, and its runs are not those of the state.
+                the sampler mixes datasets or aligns buckets, and its runs are not those of the
+                state.
         """
         _, num_replicas = self._replica()
         saved = State.from_json(state)
@@ -555,7 +556,7 @@ class EpochSampler(Sampler[T]):
         self._locate(state, place)
         if place.history:
             if not self._is_elastic:
-                raise other_runs(saved, num_replicas, self.num_canonical)
+                raise other_runs(type(self).__name__, saved, num_replicas, self.num_canonical)
             if self._is_over(place):  # fewer items than ranks were left, and are left out
                 place = EpochPlace(place.epoch + 1)
         # A pass that is still being read belongs to the time before the restore.

@@ -324,35 +324,6 @@ class Rounds:
         raise NotImplementedError
 
 
-class FirstRounds(Rounds):
-    """The batches of an epoch with the runs with which it began.
-
-    `RoundsAgain` in `wids.order.aligned` divides them again when the number of ranks has changed.
-    """
-
-    def sequence(self, run: int) -> IntArray:
-        """Return the batches that a run has, without those that repeat others.
-
-        With `drop_last`, those that are left out since other runs have fewer are among them.
-
-        Returns:
-            Their rounds, the runs that made them, and their numbers there, shape ``(3, n)``.
-        """
-        raise NotImplementedError
-
-    def own_lengths(self, run: int) -> IntArray:
-        """Return the number of samples in each batch that a run made, by its number."""
-        raise NotImplementedError
-
-    def own_buckets(self, run: int) -> IntArray:
-        """Return the number of the bucket of each of these batches."""
-        raise NotImplementedError
-
-    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
-        """Yield these batches from a number on, many at a time."""
-        raise NotImplementedError
-
-
 class Piece(NamedTuple):
     """Neighbouring batches of those that a run made, by their numbers."""
 
@@ -371,11 +342,12 @@ def between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
         start, stop = start - (last - first), stop - (last - first)
 
 
-class DealtRounds(FirstRounds):
+class DealtRounds(Rounds):
     """An epoch in which each run makes batches of its own, and ``B`` are made in all (ORDER-41).
 
     There are ``B / num_runs`` rounds. A run keeps the first of its own batches. What it has beyond
-    fills the places of runs that made fewer.
+    fills the places of runs that made fewer. `RemainingRounds` deals them out again when the number
+    of ranks has changed.
 
     Args:
         num_runs: Number of runs.
@@ -392,6 +364,14 @@ class DealtRounds(FirstRounds):
     @property
     def _num_batches(self) -> IntArray:
         """Number of batches that each run makes."""
+        raise NotImplementedError
+
+    def own_lengths(self, run: int) -> IntArray:
+        """Return the number of samples in each batch that a run makes, by its number."""
+        raise NotImplementedError
+
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
+        """Yield these batches from a number on, many at a time."""
         raise NotImplementedError
 
     def _has_batches(self, count: int) -> bool:
@@ -440,7 +420,14 @@ class DealtRounds(FirstRounds):
         own = Piece(run, 0, int(self._num_own[run]))
         return [own, *between(chain(self._beyond, self._repeated), start, stop)]
 
-    def sequence(self, run: int) -> IntArray:  # noqa: D102 - inherited
+    def sequence(self, run: int) -> IntArray:
+        """Return the batches that a run has, without those that repeat others.
+
+        With `drop_last`, those that are left out follow those of the last run.
+
+        Returns:
+            Their rounds, the runs that made them, and their numbers there, shape ``(3, n)``.
+        """
         start, stop = self._edges[run : run + 2].tolist()
         if run == self._num_runs - 1:  # with `drop_last`, what is left out comes last
             stop = max(stop, self._num_beyond)
@@ -529,20 +516,12 @@ class SeparateRounds(DealtRounds):
         num_partial = (self._counts % self._buckets.sizes).sum() if self._drop_last else 0
         return super()._surplus - int(num_partial)
 
-    def own_buckets(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        full, partial = self._own(run)
-        return np.concatenate((full.astype(np.int64), np.flatnonzero(partial)))
-
     def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        full, partial = self._own(run)
-        return np.concatenate((self._buckets.sizes[full], partial[partial > 0]))
-
-    def _own(self, run: int) -> tuple[npt.NDArray[Any], IntArray]:
-        """Return the buckets of full batches, and what is left of each bucket."""
         sizes = self._buckets.sizes
         numbers = map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
         full, counts = full_batches(numbers, sizes)
-        return full, np.zeros_like(counts) if self._drop_last else counts % sizes
+        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
+        return np.concatenate((sizes[full], partial[partial > 0]))
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         run_blocks = self._run_blocks(run)

@@ -402,14 +402,19 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
             for number, name in ((num_replicas, "num_replicas"), (num_canonical, "num_canonical"))
         )
         self._rank = None if rank is None else at_least(0, rank, "rank")
-        stated = {"num_replicas": num_replicas, "rank": rank, "mesh": mesh}
-        stated = {k: v for k, v in (stated | {"replication": replication}).items() if v is not None}
-        if ("mesh" in stated or "replication" in stated) and len(stated) > 1:
+        arguments = {
+            "num_replicas": num_replicas,
+            "rank": rank,
+            "mesh": mesh,
+            "replication": replication,
+        }
+        names = [name for name, value in arguments.items() if value is not None]
+        if ("mesh" in names or "replication" in names) and len(names) > 1:
             raise ValueError(
                 f"{type(self).__name__}: expected either mesh, or replication, or rank and "
-                f"num_replicas, found {' and '.join(stated)}; choose one"
+                f"num_replicas, found {' and '.join(names)}; choose one"
             )
-        self._is_told = bool(stated)
+        self._is_told = bool(names)
         self._replication = 1 if replication is None else at_least(1, replication, "replication")
         self._num_peers = self._replication
         if mesh is not None:
@@ -561,15 +566,15 @@ def _compare(name: str, length: int, digest: str, mesh: Any) -> None:
         # By gloo, since objects need a GPU of this rank otherwise, which may not be chosen yet.
         own = None if "gloo" in dist.get_backend() else dist.new_group(backend="gloo")
         groups = [own]
-    found = [(dist.get_rank(), length, digest)]
+    counts = [(dist.get_rank(), length, digest)]
     for group in groups:  # along one dimension after the other
         parts: list[list[tuple[int, int, str]]] = [[]] * dist.get_world_size(group)
-        dist.all_gather_object(parts, found, group=group)
-        found = sorted(each for part in parts for each in part)
+        dist.all_gather_object(parts, counts, group=group)
+        counts = sorted(each for part in parts for each in part)
     if own is not None:
         dist.destroy_process_group(own)
-    rank, first, digest = found[0]
-    for other, second, each in found:
+    rank, first, digest = counts[0]
+    for other, second, each in counts:
         if (second, each) != (first, digest):
             raise MismatchError(
                 f"{name}: expected the same samples on all ranks, found {first} on rank {rank} and "
