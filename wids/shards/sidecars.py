@@ -234,7 +234,7 @@ def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
         if nbytes is not None and is_large and not store.find(remote_file):
             with suppress(RangeError):  # a server without ranges: fetch the whole pack
                 read = fetcher.range_reader(url, nbytes)
-                compared = partial(read, any_version=True)
+                compared = fetcher.range_reader(url, nbytes, is_compared=True)
                 keep = partial(_kept, store, remote_file)
                 return RangePack(compared, nbytes, num_shards, keep, read)
         try:

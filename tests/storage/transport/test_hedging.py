@@ -25,7 +25,7 @@ from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import hedging
 from wids.storage.transport.gate import gate
-from wids.storage.transport.hedging import _Pace
+from wids.storage.transport.hedging import Pace
 from wids.storage.transport.retry import cancelled_by
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import TransientError
@@ -282,7 +282,7 @@ def test_a_stream_that_is_dropped_ends_at_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn and its connection are free again without a search for cycles."""
-    monkeypatch.setattr(hedging, "_SILENT_S", math.inf)  # it may be, but is not sent twice
+    monkeypatch.setattr(hedging, "SILENT_S", math.inf)  # it may be, but is not sent twice
     url = server.page("/a", DATA)
     gc.disable()
     try:
@@ -328,13 +328,13 @@ def test_at_most_one_request_in_twenty_is_sent_twice(server: Server) -> None:
 
 def test_one_request_is_kept_for_what_has_stalled() -> None:
     """Late ones are sent twice only while that leaves one; nothing needs to be known of others."""
-    pace = _Pace()
+    pace = Pace()
     assert (pace.lets_hedge(is_stalled=True), pace.lets_hedge(is_stalled=False)) == (True, False)
     pace.num_requests = 20
     assert pace.lets_hedge(is_stalled=False)
-    pace.num_hedges = 1
+    pace._num_hedges = 1
     assert (pace.lets_hedge(is_stalled=True), pace.lets_hedge(is_stalled=False)) == (True, False)
-    pace.num_hedges = 2
+    pace._num_hedges = 2
     assert not pace.lets_hedge(is_stalled=True)
 
 
