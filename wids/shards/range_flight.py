@@ -44,7 +44,11 @@ def fly(
         if isinstance(shard, WidsError):
             found[number] = shard
         elif isinstance(shard, RemoteShard):
-            own = shard.ranges(wanted[number])
+            try:
+                own = shard.ranges(wanted[number])
+            except WidsError as error:
+                found[number] = error
+                continue
             if shard.takes(sum(each.stop - each.start for each in own)):
                 found[number] = shard
                 ranges += [(shard, number, each) for each in own]

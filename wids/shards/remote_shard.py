@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
+from wids.errors import MismatchError, NotFoundError, WidsError
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
@@ -157,8 +157,14 @@ class RemoteShard(PooledShard):
         return samples
 
     def ranges(self, local_indices: Sequence[int]) -> list[MemberRange]:
-        """Return the ranges that `read_many` reads for some samples."""
+        """Return the ranges that `read_many` reads for some samples.
+
+        Raises:
+            WidsError: The shard is known to be broken.
+        """
         self.check()
+        with self._watch():
+            pass
         return self._ranges({member for i in local_indices for member in self._members_of(i)})
 
     def to_read(self, wanted: MemberRange) -> tuple[ReadRange, int, int]:
@@ -173,7 +179,7 @@ class RemoteShard(PooledShard):
         """
         # The memory of the range is free for the next one then.
         with self._watch():
-            if isinstance(arrived, FetchError):
+            if isinstance(arrived, WidsError):
                 raise arrived
         view = memoryview(arrived)
         return {member: self._value(member, wanted.start, view) for member in wanted.members}
@@ -281,6 +287,8 @@ class RemoteShard(PooledShard):
 
     def _read_ranges(self, ranges: Sequence[MemberRange]) -> dict[int, Value]:
         """Return the members of ranges."""
+        with self._watch():  # nothing is requested of a broken shard
+            pass
         self._count((each.start, each.stop) for each in ranges)
         values: dict[int, Value] = {}
         for members in read_all(
@@ -300,7 +308,7 @@ class RemoteShard(PooledShard):
 
         def use(_: int, arrived: Arrived) -> memoryview:
             with watch():
-                if isinstance(arrived, FetchError):
+                if isinstance(arrived, WidsError):
                     raise arrived
             return memoryview(arrived)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from wids.errors import FetchError, MismatchError
+from wids.errors import FetchError, MismatchError, WidsError
 from wids.storage.download import check_complete
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
@@ -75,6 +75,10 @@ class RangeReader:
                 part.
             FetchError: It cannot be read.
         """
+        return read_all([(self, start, stop)], _bytes_of)[0]
+
+    def by_stream(self, start: int, stop: int) -> memoryview:
+        """Do what `view` does, by a stream of the transport."""
         return with_retries(lambda: self._attempt(start, stop), self.plan.patience.again())
 
     @property
@@ -171,7 +175,7 @@ class RangeReader:
 Read: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 """Reads the bytes from a start to a stop, as a `RangeReader` does."""
 
-Arrived: TypeAlias = "bytes | memoryview | FetchError"
+Arrived: TypeAlias = "bytes | memoryview | WidsError"
 """A part of a file, or why it could not be read."""
 
 T = TypeVar("T")
@@ -194,10 +198,10 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
         call, start, stop = parts[number]
         arrived: Arrived
         try:
-            arrived = (call.view if isinstance(call, RangeReader) else call)(start, stop)
+            arrived = (call.by_stream if isinstance(call, RangeReader) else call)(start, stop)
         except CancelledError:
             raise
-        except FetchError as error:
+        except WidsError as error:
             arrived = error
         take(number, arrived)
 
@@ -217,6 +221,12 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
         others.update(requests[number][0] for number in left)
     in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return [made[number] for number in range(len(parts))]
+
+
+def _bytes_of(_: int, arrived: Arrived) -> memoryview:
+    if isinstance(arrived, WidsError):
+        raise arrived
+    return memoryview(arrived)
 
 
 Span: TypeAlias = tuple[int, int]

@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final, TypeAlias
 
-from wids.errors import FetchError
+from wids.errors import FetchError, WidsError
 from wids.storage import stages
 from wids.storage.transport import hedging, retry
 from wids.storage.transport.connections import (
@@ -72,10 +72,10 @@ class Range:
         start: Position of the first byte.
         stop: Position after the last byte.
         tag: Returns the version that it must be of, for If-Range; None for any.
-        check: Called with the head of the response and the tag that was sent; raises `FetchError`
+        check: Called with the head of the response and the tag that was sent; raises `WidsError`
             if it is of another file.
         finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
-            or raises `FetchError`.
+            or raises `WidsError`.
         patience: How long to wait.
         may_hedge: Whether it is requested twice if it is late.
     """
@@ -91,7 +91,7 @@ class Range:
     may_hedge: bool
 
 
-Taker: TypeAlias = "Callable[[int, memoryview | FetchError], None]"
+Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 """Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
 no view are where the next ones are received: fresh memory costs as much as all else."""
 
@@ -168,6 +168,7 @@ class _Server:
         ready: The reads to request, the first one first.
         asked: A read whose turn has not come, and the turn.
         passed: Reads whose turn has come, and which have no connection yet.
+        num_connecting: Connections that are being made; each of these reads has one, or more.
     """
 
     name: str
@@ -175,6 +176,7 @@ class _Server:
     ready: deque[_Read] = field(default_factory=deque)
     asked: tuple[_Read, Turn] | None = None
     passed: deque[tuple[_Read, Turn]] = field(default_factory=deque)
+    num_connecting: int = 0
 
 
 class _Exchange:
@@ -321,12 +323,14 @@ class _Loop:
                 self._send(server, read, turn, connection, is_first=False)
             else:
                 server.passed.append((read, turn))
-                self._connect(server, read.route)
+                if server.num_connecting < len(server.passed):
+                    self._connect(server, read.route)
 
     def _connect(self, server: _Server, route: Route) -> None:
         if self._connecting is None:
             self._connecting = _Connecting()
             self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
+        server.num_connecting += 1
         self._connecting.start(server, route.connect)
 
     def _use(self, server: _Server, made: Connection | BaseException, *, is_first: bool) -> None:
@@ -396,6 +400,7 @@ class _Loop:
 
     def _use_made(self) -> None:
         for server, made in () if self._connecting is None else self._connecting.made():
+            server.num_connecting -= 1
             self._use(server, made, is_first=True)
 
     def _receive(self, exchange: _Exchange) -> None:
@@ -413,11 +418,9 @@ class _Loop:
         except _UnusualError:
             self._end(exchange)
             self._leave_to_http(exchange.read)
-        except OSError as error:
+        except (OSError, WidsError) as error:
             if not _is_wait(error):
                 self._fail(exchange, error)
-        except FetchError as error:
-            self._fail(exchange, error)
         else:
             self._finish(exchange)
 
@@ -495,7 +498,7 @@ class _Loop:
             return
         try:
             data = read.wanted.finish(stream, exchange.buffer)
-        except FetchError as error:
+        except WidsError as error:
             self._failed(read, error, time.monotonic() - exchange.sent_s)
             return
         read.attempts.succeeded()
@@ -504,7 +507,7 @@ class _Loop:
         del data
         _free(exchange.memory)
 
-    def _hand_out(self, read: _Read, outcome: memoryview | FetchError) -> None:
+    def _hand_out(self, read: _Read, outcome: memoryview | WidsError) -> None:
         read.is_done = True
         self._num_left -= 1
         if read.was_hedged:
@@ -526,10 +529,10 @@ class _Loop:
         exchange.connection.close()
         exchange.turn.leave(error)
 
-    def _fail(self, exchange: _Exchange, error: OSError | FetchError) -> None:
+    def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:
         """Drop a request that failed, and queue its read again or hand out the error."""
         read, spent_s = exchange.read, time.monotonic() - exchange.sent_s
-        if isinstance(error, FetchError):
+        if isinstance(error, WidsError):
             self._end(exchange, error)
             if isinstance(error, PastEndError):
                 self._leave_to_http(read)  # which finds out why
@@ -549,7 +552,7 @@ class _Loop:
         *,
         is_first: bool,
         spent_s: float,
-        found: FetchError | None = None,
+        found: WidsError | None = None,
     ) -> None:
         if isinstance(error, ConnectionError) and not is_first and not read.is_done:
             # A server may close an idle connection at any time, so another one is used.
@@ -558,7 +561,7 @@ class _Loop:
             return
         self._failed(read, found or connection_error(read.wanted.url, error), spent_s)
 
-    def _failed(self, read: _Read, error: FetchError, spent_s: float) -> None:
+    def _failed(self, read: _Read, error: WidsError, spent_s: float) -> None:
         """Queue a read again, later, or hand out its error; unless it has another request."""
         read.num_racing -= 1
         if read.is_done or read.num_racing:
@@ -635,7 +638,7 @@ def _free(memory: bytearray) -> None:
             _spare.append(memory)
 
 
-def _is_wait(error: OSError) -> bool:
+def _is_wait(error: Exception) -> bool:
     """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
     return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
 
