@@ -3,9 +3,9 @@
     python benchmarks/coordinators.py [--shards 1e4 3e4] [--folder DIR] [--work create …]
 
 The executor here answers at once with the description of a shard of one sample, which nobody
-writes. All else is real: the plan, the journal, the pack, the spec and its table. Each run is a
-process of its own, which states the peak of what Python and numpy have allocated (tracemalloc), of
-which the bytes a shard are the slope between two numbers of shards.
+writes. All else is real: the plan, the journal, the dataset index, the spec and its table. Each run
+is a process of its own, which states the peak of what Python and numpy have allocated
+(tracemalloc), of which the bytes a shard are the slope between two numbers of shards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from large_packs import PER_SHARD, create
+from large_dataset_indexes import PER_SHARD, create
 from large_specs import write_spec
 
 import wids
@@ -95,7 +95,7 @@ def run(work: str, folder: str) -> int:
         if part is not None:
             job.run_part(part, executor)
             return len(job.shards())
-        options: Any = {"name": None, "info": None, "has_pack": True}
+        options: Any = {"name": None, "info": None, "has_index": True}
         return len(job.run(executor, lambda _: None, **options).shards)
     executor = Answering(lambda task: described(task.path, task.source))
     with wids.ShardListDataset(f"{folder}/train.json", transformations=[], raw="bytes") as dataset:

@@ -3,10 +3,10 @@
     python benchmarks/crops.py [--rounds 30] [--files 100]
 
 Each crop is 2 s of a wav of 10 s (16 kHz, one channel, 16 bits), as a tensor of float32. This
-library reads samples of a tar with a pack, whose checksums it compares; soundfile seeks in a file.
-They take turns in this process, so that other load affects them alike. A ratio is this library's
-time by soundfile's: the median of all turns, with the quartiles. ``wids[fast]`` has the checksums
-of zlib-ng or isal, and ``wids`` those of zlib.
+library reads samples of a tar with a dataset index, whose checksums it compares; soundfile seeks in
+a file. They take turns in this process, so that other load affects them alike. A ratio is this
+library's time by soundfile's: the median of all turns, with the quartiles. ``wids[fast]`` has the
+checksums of zlib-ng or isal, and ``wids`` those of zlib.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Crop = Callable[[int], torch.Tensor]
 
 
 def write_files(folder: Path, count: int) -> Path:
-    """Write wavs of noise, and a tar of them with a spec and a pack; return the spec."""
+    """Write wavs of noise, and a tar of them with a spec and a dataset index; return the spec."""
     from wids.shards.fields.encode import encode
 
     noise = np.random.default_rng(0)

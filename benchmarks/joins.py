@@ -38,7 +38,7 @@ READ_ROWS = ("one dataset", "joined", "joined, other order", "files by a frame")
 
 
 def write_tars(folder: Path, name: str, keys: list[str], names: Iterable[str], size: int) -> str:
-    """Write shards of some fields, and return the path of their spec, which names their pack."""
+    """Write shards of some fields, and return the path of their spec, which has a dataset index."""
     pictures = [io.BytesIO() for _ in range(8)]
     for number, picture in enumerate(pictures):
         Image.new("RGB", (32, 32), (number * 30, 40, 90)).save(picture, "JPEG")
@@ -52,7 +52,9 @@ def write_tars(folder: Path, name: str, keys: list[str], names: Iterable[str], s
                     info = tarfile.TarInfo(key + field)
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-    spec = wids.build_spec(sorted(folder.glob(f"{name}-*.tar")), pack=folder / f"{name}.index")
+    spec = wids.build_spec(
+        sorted(folder.glob(f"{name}-*.tar")), dataset_index=folder / f"{name}.index"
+    )
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**spec.document(), "index": str(folder / f"{name}.index")}))
     return str(path)

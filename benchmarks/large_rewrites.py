@@ -2,10 +2,10 @@
 
     python benchmarks/large_rewrites.py [--samples 1e6 1e7 1e8] [--folder DIR]
 
-The dataset is that of `large_packs.py`: shards of 10,000 samples, here sparse files of their
-length, with a pack. Each plan is a process of its own, which states its peak of memory, and how far
-the peak is above that of a process that has opened the dataset: for the dataset's own order, and
-for a random one.
+The dataset is that of `large_dataset_indexes.py`: shards of 10,000 samples, here sparse files of
+their length, with a dataset index. Each plan is a process of its own, which states its peak of
+memory, and how far the peak is above that of a process that has opened the dataset: for the
+dataset's own order, and for a random one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from large_packs import PER_SHARD, create, own_peak_nbytes
+from large_dataset_indexes import PER_SHARD, create, own_peak_nbytes
 
 import wids
 from wids.publish.rewriting.rewrite import prepare_rewrite
@@ -29,7 +29,7 @@ _ORDERS = ("open", "own", "random")
 
 
 def make(folder: str, num_samples: int) -> None:
-    """Write the pack, the spec and the shards."""
+    """Write the dataset index, the spec and the shards."""
     create(folder, num_samples, repeated=False)
     spec = wids.load_spec(f"{folder}/train.json")
     for shard in spec.shards:

@@ -54,7 +54,7 @@ class Site:
         self.bucket.mkdir(parents=True)
         self.data.write(self.bucket)
         shards = self.data.shards(self.bucket)
-        spec = wids.build_spec(shards, pack=self.bucket / "train.index", progress=False)
+        spec = wids.build_spec(shards, dataset_index=self.bucket / "train.index", progress=False)
         spec.save(self.bucket / "train.json")
         document = json.loads((self.bucket / "train.json").read_text(encoding="utf-8"))
         document.pop("index")

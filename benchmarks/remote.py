@@ -116,7 +116,7 @@ def sample(folder: Path, sizes: Sizes, rounds: int) -> dict[str, list[float]]:
     www = folder / "large"
     www.mkdir()
     write_tar(www / "large.tar", 0, sizes.large_samples, sizes.large_nbytes)
-    wids.build_spec(str(www / "large.tar"), pack=www / "large.index")
+    wids.build_spec(str(www / "large.tar"), dataset_index=www / "large.index")
     shard = {"url": "large.tar", "nsamples": sizes.large_samples}
     (www / "large.json").write_text(json.dumps({"index": "large.index", "shardlist": [shard]}))
     found: dict[str, list[float]] = {"seconds": [], "plain": [], "bytes": []}

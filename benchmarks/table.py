@@ -189,7 +189,7 @@ class Files:
     def find_key(self) -> Request:
         folder = self.folder / "keys"
         folder.mkdir(exist_ok=True)
-        spec = keys.write_shards(folder, self.sizes.key_shards, 20)["pack"]
+        spec = keys.write_shards(folder, self.sizes.key_shards, 20)["dataset index"]
         wanted = [f"{number:08d}" for number in self.indices(1000, self.sizes.key_shards * 20)]
         return {"work": "find_key", "spec": spec, "keys": wanted}
 
@@ -212,18 +212,18 @@ class Files:
         right = joins.write_tars(self.folder, "right", joins.shuffled(names), [".cap"], 1250)
         return {"work": "join", "specs": [left, right], "count": len(names)}
 
-    # With a pack, whose headers and members have checksums, beside the same without one.
+    # With a dataset index, whose headers and members have checksums, beside the same without one.
 
     def packed(self, spec: str) -> str:
-        """Return a spec of the same shards, with a pack."""
+        """Return a spec of the same shards, with a dataset index."""
         from wids import build_spec
 
         path = Path(spec).with_suffix(".packed.json")
         if not path.exists():
             shards = [shard["url"] for shard in json.loads(Path(spec).read_text())["shardlist"]]
-            pack = path.with_suffix(".index")
-            document = build_spec(shards, pack=pack).document()
-            path.write_text(json.dumps({**document, "index": str(pack)}))
+            dataset_index = path.with_suffix(".index")
+            document = build_spec(shards, dataset_index=dataset_index).document()
+            path.write_text(json.dumps({**document, "index": str(dataset_index)}))
         return str(path)
 
     def mixed(self) -> str:
@@ -278,20 +278,22 @@ SECONDS: dict[str, Any] = {"is_absolute": True, "references": ()}
 VERIFY: dict[str, Any] = {"references": ("beside",), "beside": Files.unverified}
 
 
-def packed_row(
+def indexed_row(
     name: str,
     request: Callable[[Files], Request],
     must: float,
     aim: float,
     beside: Callable[[Files], Request] | None = None,
 ) -> Row:
-    """Return a row of work with a pack, to the same work without one, or to other work."""
+    """Return a row of work with a dataset index, to the same work without one, or to other work."""
 
-    def with_pack(files: Files) -> Request:
+    def with_dataset_index(files: Files) -> Request:
         found = request(files)
         return {**found, "spec": files.packed(found["spec"])}
 
-    return Row(name, with_pack, must, aim, references=("beside",), beside=beside or request)
+    return Row(
+        name, with_dataset_index, must, aim, references=("beside",), beside=beside or request
+    )
 
 
 ROWS = [
@@ -311,12 +313,16 @@ ROWS = [
     Row("table of a million .json, seconds", Files.table_json, 6.0, 4.0, **SECONDS),
     Row("first join of a million keys, seconds", Files.join, 2.0, 1.0, **SECONDS),
     Row("100 kB, verify always to never", Files.verified, 1.3, 1.2, **VERIFY),
-    packed_row("dataset[i], pack to none", Files.single, 1.05, 1.0),
-    packed_row("__getitems__, pack to none", Files.batched, 1.05, 1.0),
-    packed_row("dataset[i], pack, 20 kB to neither", Files.one_large, 1.05, 1.0, Files.single),
-    packed_row("__getitems__, the same", Files.one_large_batched, 1.05, 1.0, beside=Files.batched),
-    packed_row("random access, lru_size=10, pack to none", Files.thrash, 1.5, 1.3),
-    packed_row("DataLoader epoch, 2 workers, pack to none", Files.loader_epoch, 1.3, 1.15),
+    indexed_row("dataset[i], dataset index to none", Files.single, 1.05, 1.0),
+    indexed_row("__getitems__, dataset index to none", Files.batched, 1.05, 1.0),
+    indexed_row(
+        "dataset[i], dataset index, 20 kB to neither", Files.one_large, 1.05, 1.0, Files.single
+    ),
+    indexed_row("__getitems__, the same", Files.one_large_batched, 1.05, 1.0, beside=Files.batched),
+    indexed_row("random access, lru_size=10, dataset index to none", Files.thrash, 1.5, 1.3),
+    indexed_row(
+        "DataLoader epoch, 2 workers, dataset index to none", Files.loader_epoch, 1.3, 1.15
+    ),
     Row("opening 100,000 shards by a spec, seconds", Files.load_spec, 1.0, 0.3, is_absolute=True),
     Row("import wids, seconds", Files.import_library, 0.3, 0.15, is_absolute=True),
     Row(

@@ -336,7 +336,7 @@ def remote_sample(spec: str, cache: str, index: int) -> float:
     import wids
 
     dataset = wids.ShardListDataset(spec, cache_dir=cache, transformations=[], access="range")
-    dataset[0]  # connects, and has the pack
+    dataset[0]  # connects, and has the dataset index
     start = clock()
     dataset[index]
     return clock() - start

@@ -44,11 +44,11 @@ class Site:
         for shard, body in zip(self.shards, self.bodies, strict=True):
             shard.update({name: compute(body) for name, compute in what.items()})
 
-    def pack(self) -> None:
-        """Publish the pack."""
+    def dataset_index(self) -> None:
+        """Publish the dataset index."""
         wids.build_spec(
             [str(self.folder / s["url"]) for s in self.shards],
-            pack=self.folder / "train.index",
+            dataset_index=self.folder / "train.index",
         )
         self.server.page("/train.index", (self.folder / "train.index").read_bytes())
 

@@ -143,8 +143,8 @@ def test_counting(server: Server, tmp_path: Path, log: pytest.LogCaptureFixture)
 
 
 def test_an_index_that_cannot_be_used(train: Path, log: pytest.LogCaptureFixture) -> None:
-    """A pack that is damaged is named with its damage."""
-    spec = wids.build_spec(str(train.parent / "*.tar"), pack=str(train.parent / "a.index"))
+    """A dataset index that is damaged is named with its damage."""
+    spec = wids.build_spec(str(train.parent / "*.tar"), dataset_index=str(train.parent / "a.index"))
     (train.parent / "a.index").write_bytes(b"damaged")
     with wids.ShardListDataset(spec) as dataset:
         assert dataset[0][".cls"] == 0

@@ -51,7 +51,7 @@ def served(server: Server, folder: Path) -> str:
 
 
 def indexed(server: Server, folder: Path) -> str:
-    """The same with a pack."""
+    """The same with a dataset index."""
     url = served(server, folder)
     spec = folder / "site" / "train.json"
     assert run("create", *sorted((folder / "site").glob("*.tar")), "-o", spec, "-j", 1)[0] == 0
@@ -99,7 +99,7 @@ def with_document(change: Callable[[dict[str, Any], str], object]) -> Scene:
     return scene
 
 
-def _names_pack(document: dict[str, Any], server: str) -> None:
+def _names_dataset_index(document: dict[str, Any], server: str) -> None:
     document["index"] = f"{server}/gone.index?token=other-SECRET"
 
 
@@ -117,7 +117,7 @@ def _counts(document: dict[str, Any], _: str) -> None:
 
 SCENES: dict[str, Scene] = {
     "as it is": served,
-    "with a pack": indexed,
+    "with a dataset index": indexed,
     "no spec": lambda server, _: f"{server.url}/train.json",
     "forbidden": spec_page(always=Fault(403)),
     "busy": spec_page(always=Fault(503)),
@@ -129,7 +129,7 @@ SCENES: dict[str, Scene] = {
     "not JSON": spec_page(body=b"<html>"),
     "a JSON list": spec_page(body=b"[1]"),
     "cut spec": spec_page(always=Fault(after_nbytes=20)),
-    "missing pack": with_document(_names_pack),
+    "missing dataset index": with_document(_names_dataset_index),
     "wrong counts": with_document(_counts),
     "missing shard": shard_page(status=404),
     "forbidden shard": shard_page(always=Fault(403)),
@@ -305,7 +305,8 @@ def test_commands(
 ) -> None:
     """No command prints or logs a secret, whatever it is named and whatever fails.
 
-    Neither do names of files, packs, tables and copies have one; specs and journals have URLs.
+    Neither do names of files, dataset indexes, tables and copies have one; specs and journals have
+    URLs.
     """
     monkeypatch.setattr("wids.look.page.server.Browser.serve", looked_at)
 
@@ -373,15 +374,15 @@ CALLS: dict[str, Callable[[str], object]] = {
         (s := wids.load_spec(url)),
         str(s.shards),
         s.shards[0],
-        s.all_packs(),
+        s.all_dataset_indexes(),
     ],
     "its table": lambda url: str(wids.DatasetSpec((), table=SavedTable(url, "1")).table),
     "a shard's values": lambda url: f"{wids.ShardSpec('a.tar', index=url, extras={'from': url})}",
     "a saved table": wids.load_table,
     "a look": lambda url: [repr(look := wids.peek(url)), look[0]["__key__"], look._repr_html_()],
     "verified": lambda url: [str(problem) for problem in wids.verify_spec(url)],
-    "built": lambda url: repr(wids.build_spec(_pattern(url), pack="new.index")),
-    "built there": lambda url: repr(wids.build_spec(_pattern(url), pack=url)),
+    "built": lambda url: repr(wids.build_spec(_pattern(url), dataset_index="new.index")),
+    "built there": lambda url: repr(wids.build_spec(_pattern(url), dataset_index=url)),
     "appended": lambda url: wids.append_shards(url, _pattern(url)),
     "packed": lambda url: wids.pack_folder("folder", url),
     "a folder there": lambda url: wids.pack_folder(url, "new"),
@@ -490,7 +491,7 @@ def test_a_server_that_repeats_the_request(
 ) -> None:
     """Nothing of the path and query of a request is shown, also not without a host (SEC-38).
 
-    A page in place of a pack is not stored.
+    A page in place of a dataset index is not stored.
     """
     files = tmp_path / "site"
     files.mkdir()

@@ -12,7 +12,7 @@ from peers.states import load_json, save_json
 
 
 class Wids(Peer):
-    """Plain tars, with their indexes in a pack, as README recommends."""
+    """Plain tars, with their indexes in a dataset index, as README recommends."""
 
     modules = ("wids",)
 
@@ -82,7 +82,7 @@ class Wids(Peer):
     def publish(self, data: Data, folder: str) -> None:
         import wids
 
-        spec = wids.build_spec(list(data.shards), pack=f"{folder}/train.index")
+        spec = wids.build_spec(list(data.shards), dataset_index=f"{folder}/train.index")
         spec.save(f"{folder}/train.json")
 
     def remote_epoch(self, data: Data, url: str, cache: str) -> Iterator[list[Any]]:

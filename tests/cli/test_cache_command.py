@@ -62,8 +62,8 @@ def num_files(folder: Path) -> int:
 def full_cache(
     site: Site, train: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A cache folder with a remote dataset, its pack and table, and a local dataset."""
-    site.pack()
+    """A cache folder with a remote dataset, its dataset index and table, and a local dataset."""
+    site.dataset_index()
     local = site.folder / "train.json"
     wids.build_spec([str(site.folder / shard["url"]) for shard in site.shards]).save(local)
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "other"))
@@ -74,7 +74,7 @@ def full_cache(
     site.shards[:] = document["shardlist"]
     spec = site.spec(index="train.index", table=document["table"])
     with wids.ShardListDataset(spec) as dataset:
-        assert dataset[0][".txt"] == EXPECTED[0]  # by range, from the pack
+        assert dataset[0][".txt"] == EXPECTED[0]  # by range, from the dataset index
         assert texts(dataset) == EXPECTED
         assert len(wids.load_table(dataset)) == 20
     for path in train.parent.glob("*.tar"):
@@ -96,7 +96,7 @@ LEFT = {f"train-0.{'a' * 16}.tmp"}
 
 
 def test_one_dataset_is_cleared(full_cache: Path, site: Site, train: Path) -> None:
-    """Its copies and their indexes, its pack and its table; other datasets stay."""
+    """Its copies and their indexes, its dataset index and its table; other datasets stay."""
     assert names_in(full_cache) == REMOTE | LOCAL | LEFT
     assert "kB  in 14 files in " in run("cache")[1]
     spec = f"{site.server.url}/train.json"

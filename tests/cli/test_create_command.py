@@ -1,4 +1,4 @@
-"""``wids create``: shards → a spec and a pack."""
+"""``wids create``: shards → a spec and a dataset index."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shards(tmp_path: Path) -> Path:
     ],
 )
 def test_create(form: str, shards: Path) -> None:
-    """Paths, a pattern, a folder and names on standard input give the same spec and pack."""
+    """Paths, a pattern, a folder and names on standard input give the same files."""
     names = sorted(map(str, shards.glob("*.tar")))
     arguments = {
         "paths": names[::-1],  # the spec has them sorted
@@ -158,7 +158,7 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
-    """Ctrl-C leaves no spec, no pack and no process; the next run reads what is missing."""
+    """Ctrl-C leaves no file and no process; the next run reads what is missing."""
     for number in range(40):
         members = sample_members(number * 2000, number * 2000 + 2000)
         write_tar(tmp_path / f"a-{number:03d}.tar", members)
@@ -207,7 +207,7 @@ def test_a_folder_that_is_missing_is_named(shards: Path) -> None:
 
 
 def test_bases(shards: Path) -> None:
-    """Shards with the same name cannot share a base; a local base leaves the pack in its place."""
+    """Shards with the same name cannot share a base; with a local base the dataset index stays."""
     (shards / "x").mkdir()
     shutil.copy(shards / "train-000000.tar", shards / "x")
     names = [shards / "train-000000.tar", shards / "x" / "train-000000.tar"]

@@ -1,4 +1,4 @@
-"""``wids diff``: what differs between two datasets, by their packs."""
+"""``wids diff``: what differs between two datasets, by their dataset indexes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import wids
 
 def publish(folder: Path, name: str, keys: dict[str, str]) -> Path:
     tar = write_tar(folder / f"{name}.tar", [(f"{k}.txt", v.encode()) for k, v in keys.items()])
-    wids.build_spec([tar], pack=folder / f"{name}.index").save(folder / f"{name}.json")
+    wids.build_spec([tar], dataset_index=folder / f"{name}.index").save(folder / f"{name}.json")
     tar.unlink()  # nothing reads it
     return folder / f"{name}.json"
 
@@ -45,9 +45,9 @@ def test_json(both: tuple[Path, Path]) -> None:
 
 
 def test_what_cannot_be_compared(both: tuple[Path, Path], tmp_path: Path) -> None:
-    """A dataset without a pack is an error that says what to do, not a difference."""
+    """A dataset without a dataset index is an error that says what to do, not a difference."""
     tar = write_tar(tmp_path / "bare.tar", [("a.txt", b"1")])
     status, out, err = run("diff", both[0], tar)
     assert (status, out) == (1, "")
-    assert f"{tar}: expected a pack" in err
+    assert f"{tar}: expected a dataset index" in err
     assert "wids create" in err

@@ -29,7 +29,9 @@ def test_info(shards: Path) -> None:
 
     text = run("info", spec)[1]
     assert re.search(r"samples +20\n +shards +3\n", text)
-    assert re.search(r"^\.txt +6 B +100% +█{10}$", text, re.MULTILINE), "read from the pack"
+    assert re.search(r"^\.txt +6 B +100% +█{10}$", text, re.MULTILINE), (
+        "read from the dataset index"
+    )
     found = json.loads(run("info", "--json", spec)[1])
     assert (found["name"], found["num_samples"], found["num_shards"]) == ("train", 20, 3)
     assert found["nbytes"] == sum(path.stat().st_size for path in shards.glob("*.tar"))
@@ -59,9 +61,9 @@ def test_tables_fit_the_window(shards: Path) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_fields_of_a_remote_dataset(server: Server, tmp_path: Path) -> None:
-    """The fields come from its pack; no shard is read, and a pack that is away costs seconds."""
+    """The fields come from its dataset index; no shard is read, and a missing one costs seconds."""
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     spec = site.spec(index="train.index")
     server.log.clear()
     status, out, err = run("info", spec)

@@ -62,7 +62,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_pack(photos: Path) -> None:
+def test_dataset_index(photos: Path) -> None:
     """The output has the counts, what was left out and why, and the two next commands."""
     (photos / ".DS_Store").touch()
     (photos / "cat" / "Makefile").touch()

@@ -110,7 +110,7 @@ def test_a_part_that_is_run_again(work: Work, folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--map", f"{__name__}:large", "--version", "1"]])
 def test_a_merge_that_was_killed_at_its_very_end(options: list[str], folder: Path) -> None:
-    """Spec and pack are published, and the journal is gone: the merge is done."""
+    """Spec and dataset index are published, and the journal is gone: the merge is done."""
     for output in ("expected", "out"):
         assert rewrite(output, "--part", "1/1", *options)[0] == 0
     printed = rewrite("expected", "--merge", *options)[1]

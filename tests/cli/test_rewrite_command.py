@@ -180,7 +180,7 @@ def test_a_resumed_run_prints_what_is_kept(
 
 
 def published(folder: Path) -> Path:
-    """Publish shards of 4, 3, 0 and 5 samples, with a pack, a saved table and two journals."""
+    """Publish shards of 4, 3, 0 and 5 samples, with dataset index, saved table and two journals."""
     optional("pyarrow")
     folder.mkdir()
     spec = str(write_shards(folder, [4, 3, 0, 5]))
@@ -305,7 +305,9 @@ def test_only_files_of_datasets_are_deleted(
     assert main(command) == 1
     err = capsys.readouterr().err
     for path in others:
-        assert f"{path}: not deleted: expected a shard, a pack, a table or a journal" in err
+        assert (
+            f"{path}: not deleted: expected a shard, a dataset index, a table or a journal" in err
+        )
         assert path.exists()
     assert not (tmp_path / "in/train-000001.tar").exists()
 

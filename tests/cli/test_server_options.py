@@ -22,7 +22,7 @@ def site(server: Server, tmp_path: Path) -> str:
     folder = tmp_path / "published"
     folder.mkdir()
     paths = sorted(write_bare_shards(folder).glob("*.tar"))
-    spec = wids.build_spec([str(path) for path in paths], pack=folder / "train.index")
+    spec = wids.build_spec([str(path) for path in paths], dataset_index=folder / "train.index")
     spec.save(folder / "train.json")
     for path in folder.iterdir():
         server.page(f"/{path.name}", path.read_bytes(), needs=("Authorization", SECRET))
@@ -66,7 +66,7 @@ def test_every_command_that_reads_urls(
 def test_secrets_are_in_no_file_and_no_message(
     site: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A spec, a pack, a journal, the cache and errors show no option (SEC-54)."""
+    """A spec, a dataset index, a journal, the cache and errors show no option (SEC-54)."""
     shards = site.replace("train.json", "train-{000000..000002}.tar")
     options = ["--header", f"Authorization: {SECRET}", "--storage-option", "secret=a-secret-token"]
     output = tmp_path / "out.json"

@@ -24,7 +24,7 @@ LENGTH, NUM_SHARDS, NBYTES = 40, 4, 2000
 
 @pytest.fixture
 def spec(tmp_path: Path, server: Server) -> str:
-    """Four shards of 40 samples with a pack."""
+    """Four shards of 40 samples with a dataset index."""
     paths = []
     for number in range(NUM_SHARDS):
         start = number * LENGTH
@@ -33,7 +33,9 @@ def spec(tmp_path: Path, server: Server) -> str:
             for n in range(start, start + LENGTH)
         ]
         paths.append(str(write_tar(tmp_path / f"{number}.tar", members)))
-    wids.build_spec(paths, pack=tmp_path / "s.index", digests=True).save(tmp_path / "s.json")
+    wids.build_spec(paths, dataset_index=tmp_path / "s.index", digests=True).save(
+        tmp_path / "s.json"
+    )
     for path in [*paths, "s.index", "s.json"]:
         server.page(f"/{Path(path).name}", (tmp_path / path).read_bytes())
     return server.url + "/s.json"
@@ -145,7 +147,7 @@ def test_a_joined_pass_announces_both_sides(spec: str, server: Server, tmp_path:
     """Each shard of both sides is fetched once."""
     names = [f"{n:05d}" for n in range(LENGTH * NUM_SHARDS)]
     path = write_tar(tmp_path / "o.tar", [(f"{name}.txt", b"x") for name in names])
-    wids.build_spec([str(path)], pack=tmp_path / "o.index").save(tmp_path / "o.json")
+    wids.build_spec([str(path)], dataset_index=tmp_path / "o.index").save(tmp_path / "o.json")
     for name in ("o.tar", "o.index", "o.json"):
         server.page(f"/{name}", (tmp_path / name).read_bytes())
     with (

@@ -136,7 +136,7 @@ def test_a_dataset_of_broken_shards_alone_is_an_error(tmp_path: Path) -> None:
 def test_remote_shards(tmp_path: Path, server: Server, how: str, access: Any) -> None:
     """Shards on servers are passed over as local ones are, and requested once (VIEW-7)."""
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     body = BREAKS[how](site.bodies[1])
     if body is None:
         del server.pages["/train-1.tar"]
@@ -331,7 +331,7 @@ def test_a_joined_dataset_passes_over_shards_of_both_sides(tmp_path: Path) -> No
         folder = tmp_path / side
         folder.mkdir()
         paths = [str(settle(path)) for path in map(Path, map(str, _written(folder)))]
-        wids.build_spec(paths, pack=folder / "train.index").save(folder / "train.json")
+        wids.build_spec(paths, dataset_index=folder / "train.index").save(folder / "train.json")
     for side in ("own", "other"):
         own = ShardListDataset(tmp_path / "own" / "train.json", on_error="skip")
         with own.join(ShardListDataset(tmp_path / "other" / "train.json"), prefix="b") as joined:

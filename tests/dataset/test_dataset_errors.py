@@ -204,7 +204,9 @@ def test_a_damaged_sample_says_what_to_do(tmp_path: Path) -> None:
         [sys.executable, "-m", *words], capture_output=True, text=True, check=True
     )
     assert ".cls" in found.stdout
-    wids.build_spec(list(map(str, shards)), pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec(list(map(str, shards)), dataset_index=tmp_path / "a.index").save(
+        tmp_path / "a.json"
+    )
     data = bytearray(shards[1].read_bytes())
     data[1536 + 700] ^= 1
     shards[1].write_bytes(data)

@@ -161,7 +161,7 @@ def test_resuming_counts_positions(spec: list[str], num_workers: int) -> None:
 def test_damaged_bytes_are_skipped(tmp_path: Path) -> None:
     """A member that is not what was indexed costs its sample, not its batch."""
     path = write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"text %d" % n) for n in range(3)])
-    wids.build_spec([str(path)], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([str(path)], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     data = bytearray(path.read_bytes())
     data[data.index(b"text 1") + 5] ^= 1
     path.write_bytes(data)

@@ -38,7 +38,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
             members += [(f"{n:03d}.bin", b"x")] if n % 5 == 0 else []
         shards.append(write_tar(folder / f"pets-{number}.tar", members))
-    document = wids.build_spec(shards, pack=folder / "pets.index").document(str(folder))
+    document = wids.build_spec(shards, dataset_index=folder / "pets.index").document(str(folder))
     (folder / "pets.json").write_text(json.dumps({**document, "classes": NAMES}))
     return folder / "pets.json"
 

@@ -184,7 +184,7 @@ def opener(folder: Path, names: list[str]) -> Callable[[str], Any]:
 
 
 def create(folder: Path, *options: str) -> int:
-    """Describe the shards of `published` here, as its spec and pack do."""
+    """Describe the shards of `published` here, as its spec and dataset index do."""
     for path in sorted((folder / "published").glob("train-*.tar")):
         shutil.copy(path, path.name)
     shards = [f"{HERE}/train-{number:06d}.tar" for number in range(3)]

@@ -74,7 +74,7 @@ def published(folder: Path) -> None:
     own = []
     for number, shard in enumerate(shards[:2]):
         name = f"own-{number:06d}.index"
-        wids.build_spec([shard], pack=target / name, progress=False)
+        wids.build_spec([shard], dataset_index=target / name, progress=False)
         own.append({"url": shard.name, "index": name})
     document(target / "own.json", shardlist=own, author={"name": "nobody"})
     parts = [
@@ -128,7 +128,7 @@ def headers(folder: Path) -> None:
     server = Server()
     try:
         url = server.page(f"/{path.name}", path.read_bytes())
-        spec = wids.build_spec([url], pack=target / "headers.index", progress=False)
+        spec = wids.build_spec([url], dataset_index=target / "headers.index", progress=False)
     finally:
         server.close()
     (shard,) = spec.shards
@@ -288,7 +288,7 @@ def journals(folder: Path) -> None:
 
 
 def cache(folder: Path) -> None:
-    """A cache folder: a copy and its index, an index without its copy, two packs, and a join."""
+    """A cache folder: a copy, its index, one without its copy, two dataset indexes, and a join."""
     with tempfile.TemporaryDirectory() as temporary:
         used = Path(temporary) / "cache"
         read: list[str] = []

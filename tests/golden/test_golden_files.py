@@ -66,7 +66,7 @@ INDEXED = {
     folder: [name for name in names if name != "published/bare.json"]
     for folder, names in DATASETS.items()
 }
-"""Those whose spec names a pack, or one of each shard."""
+"""Those whose spec names a dataset index, or one of each shard."""
 
 JOURNALS = {
     folder: sorted(path.name for path in (folder / "journals").iterdir()) for folder in GENERATIONS
@@ -170,7 +170,7 @@ def test_lightning_resumes_from_a_checkpoint(folder: Path) -> None:
     assert list(islice(sampler, order_cases.NUM_NEXT)) == case["continued"][0]["next"]
 
 
-# Datasets: specs, packs, indexes, keys.
+# Datasets: specs, dataset indexes, indexes, keys.
 
 
 @each("name", DATASETS)
@@ -179,30 +179,33 @@ def test_a_dataset_has_its_samples(
 ) -> None:
     """Its samples, keys, counts, weights and further entries are those that it had.
 
-    No line in the log says that a pack was not used (SPEC-1, SPEC-2, SPEC-44, INDEX-5, INDEX-7).
+    No line in the log says that a dataset index was not used (SPEC-1, SPEC-2, SPEC-44, INDEX-5,
+    INDEX-7).
     """
     with caplog.at_level(logging.INFO, "wids"):
         found = kept.facts(whole / name)
     assert json.loads(json.dumps(found)) == values(folder)["facts"][name]
     assert "pack" not in caplog.text
-    lines = [line for line in caplog.messages if name != "published/bare.json"]  # without a pack
+    lines = [
+        line for line in caplog.messages if name != "published/bare.json"
+    ]  # without a dataset index
     assert not [line for line in lines if "index" in line]
 
 
 def test_a_list_is_one_dataset(folder: Path, whole: Path) -> None:
-    """Specs and tars in a list are one dataset, with their packs (SPEC-14, SPEC-44)."""
+    """Specs and tars in a list are one dataset, with their dataset indexes (SPEC-14, SPEC-44)."""
     found = kept.facts([whole / name for name in kept.SEVERAL])
     assert json.loads(json.dumps(found)) == values(folder)["several"]["list"]
 
 
 @each("name", DATASETS)
 def test_a_dataset_has_the_problems_it_had(name: str, folder: Path, whole: Path) -> None:
-    """`verify_spec` compares shards with pack and spec, and finds what it found."""
+    """`verify_spec` compares shards with dataset index and spec, and finds what it found."""
     assert kept.problems(whole / name) == values(folder)["problems"][name]
 
 
 @each("name", INDEXED)
-def test_the_packs_alone_are_enough_to_read_remote_shards(
+def test_the_dataset_indexes_alone_are_enough_to_read_remote_shards(
     name: str, folder: Path, whole: Path, server: Server
 ) -> None:
     """With ``access="range"`` a shard without a usable index would be an error."""
@@ -361,8 +364,10 @@ def test_a_cached_copy_is_used_without_fetching(
             _ = dataset[stop]
 
 
-def test_a_stored_join_and_the_records_of_packs_are_used(whole: Path, cache: Path) -> None:
-    """Packs have their copies and records, and a join its stored positions (CACHE-36, JOIN-6)."""
+def test_a_stored_join_and_the_records_of_dataset_indexes_are_used(
+    whole: Path, cache: Path
+) -> None:
+    """Dataset indexes have copies and records, and a join its positions (CACHE-36, JOIN-6)."""
     read: list[str] = []
     options: dict[str, Any] = {
         "handlers": {"golden": kept.opener(whole, read)},
@@ -387,7 +392,7 @@ def test_a_stored_join_and_the_records_of_packs_are_used(whole: Path, cache: Pat
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Shards, packs and specs are written as the newest generation has them, byte for byte.
+    """Shards, dataset indexes and specs are those of the newest generation, byte for byte.
 
     (PACK-13, REWRITE-7) A format that changes needs a generation of its own.
     """
@@ -445,7 +450,7 @@ def _differs(spec: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixtu
         return True
 
 
-def test_a_flipped_bit_of_a_shards_own_pack_shows(whole: Path, server: Server) -> None:
+def test_a_flipped_bit_of_a_shards_own_dataset_index_shows(whole: Path, server: Server) -> None:
     """Its index is not used, and without an index nothing is read by range (INDEX-3)."""
     for path in (whole / "published").iterdir():
         server.page(f"/{path.name}", path.read_bytes())
@@ -458,9 +463,9 @@ def test_a_flipped_bit_of_a_shards_own_pack_shows(whole: Path, server: Server) -
             kept.facts(f"{server.url}/own.json", access="range")
 
 
-def _keys_start(pack: bytes) -> int:
+def _keys_start(dataset_index: bytes) -> int:
     """Return where the tables of keys begin: without them, keys are searched for."""
-    return int.from_bytes(pack[64:72], "little")
+    return int.from_bytes(dataset_index[64:72], "little")
 
 
 def test_a_flipped_bit_of_a_table_shows(folder: Path, whole: Path, tmp_path: Path) -> None:

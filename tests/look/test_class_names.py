@@ -28,7 +28,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for field, data in {".cls": b"%d" % (n % 3), ".txt": b"text %d" % n}.items()
     ]
     shard = write_tar(folder / "pets.tar", members)
-    spec = wids.build_spec([shard], pack=folder / "pets.index")
+    spec = wids.build_spec([shard], dataset_index=folder / "pets.index")
     document = {**spec.document(str(folder)), "classes": NAMES}
     (folder / "pets.json").write_text(json.dumps(document))
     return folder / "pets.json"

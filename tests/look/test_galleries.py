@@ -87,7 +87,9 @@ def test_the_order_of_a_seed_is_that_of_the_page(spec: Path) -> None:
 def test_notes_say_what_is_shown(tmp_path: Path) -> None:
     """A random order has no range of indices; a view no size of its own; local files no cache."""
     shard = write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(9)])
-    with wids.ShardListDataset(wids.build_spec([shard], pack=tmp_path / "a.index")) as dataset:
+    with wids.ShardListDataset(
+        wids.build_spec([shard], dataset_index=tmp_path / "a.index")
+    ) as dataset:
         gallery = dataset.show(4, seed=1)
         assert "4 of 9 samples, in the random order of seed 1; next()" in gallery._repr_html_()
         following = gallery.next()

@@ -132,7 +132,7 @@ def test_noticed_truncation_stays_noticed(path: Path, changed: str) -> None:
     """Once a batch has found a shard or an index truncated, single reads fail too."""
     write_tar(path, sample_members(0, 3000))
     spec = load_spec([(str(path), 3000)])
-    build_spec(spec, pack=path.with_name("a.index"))
+    build_spec(spec, dataset_index=path.with_name("a.index"))
     assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 
@@ -158,11 +158,11 @@ print(dataset.get_by_key("s00399")["__index__"])
 
 
 @pytest.mark.long
-def test_truncated_pack_is_ignored(path: Path) -> None:
-    """A pack that loses its end is ignored for shards that are opened later (INDEX-8)."""
+def test_truncated_dataset_index_is_ignored(path: Path) -> None:
+    """A dataset index that loses its end is ignored for shards that are opened later (INDEX-8)."""
     other = write_tar(path.with_name("b.tar"), sample_members(400, 3400))
     spec = load_spec([(str(path), 400), (str(other), 3000)])
-    build_spec(spec, pack=path.with_name("a.index"))
+    build_spec(spec, dataset_index=path.with_name("a.index"))
     assert path.with_name("a.index").stat().st_size > 64 << 10  # smaller ones are not mapped
     replace(spec, index=str(path.with_name("a.index"))).save(path.with_name("a.json"))
 

@@ -82,7 +82,7 @@ def published(folder: Path, server: Server) -> int:
         )
     spec = wids.build_spec(
         [str(folder / f"train-{shard}.tar") for shard in range(NUM_SHARDS)],
-        pack=folder / "train.index",
+        dataset_index=folder / "train.index",
     )
     spec.save(folder / "train.json")
     paths = [path for path in folder.iterdir() if path.is_file()]

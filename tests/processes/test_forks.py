@@ -33,7 +33,7 @@ def test_a_fork_amid_an_import(tmp_path: Path, server: Server, way: str) -> None
     """A process that is forked while a thread imports a module can import it, whoever reads."""
     served = serve_shards(tmp_path, server)
     paths = [str(tmp_path / f"{number}.tar") for number in range(len(served))]
-    build_spec(paths, pack=tmp_path / "train.index").save(tmp_path / "train.json")
+    build_spec(paths, dataset_index=tmp_path / "train.index").save(tmp_path / "train.json")
     document = json.loads((tmp_path / "train.json").read_text())
     for entry, shard in zip(document["shardlist"], served, strict=True):
         entry["url"] = shard["url"]

@@ -29,7 +29,7 @@ from tabs import Chromium, Tab
 import wids
 from wids.look.page.pages import Pages
 from wids.look.page.questions import Scans
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.index import index_tar
 from wids.tables.search import Hits
 
@@ -563,7 +563,7 @@ def test_problems_are_shown_once(chromium: Chromium, tmp_path: Path) -> None:
     chromium.causes("banner: ", "0.tar", "ERR_CONNECTION_REFUSED", "status of 404")
     members = [(f"{n}.jpg", picture(n)) for n in range(60)]
     shards = [write_tar(tmp_path / f"{n}.tar", members) for n in range(2)]
-    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec(shards, dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     shards[0].write_bytes(b"?" * 2048)
     with browsing(tmp_path / "a.json") as client:
         tab = Tab(chromium, client.parts.geturl())
@@ -613,7 +613,7 @@ def test_a_remote_million(chromium: Chromium, server: Server, tmp_path: Path) ->
     for name in names:
         server.page(f"/{name}", shard)
     with (tmp_path / "tiny.index").open("w+b") as file:
-        write_pack(file, [(name, len(shard), index) for name in names])
+        write_dataset_index(file, [(name, len(shard), index) for name in names])
     server.page("/tiny.index", (tmp_path / "tiny.index").read_bytes())
     shards = [{"url": name} for name in names]
     document = {"name": "tiny", "index": "tiny.index", "classes": SEASONS, "shardlist": shards}

@@ -33,14 +33,14 @@ EXPECTED = [f"text {n}" for n in range(3000)]
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
-    """Three shards of a thousand samples, with spec and pack, in one folder."""
+    """Three shards of a thousand samples, with spec and dataset index, in one folder."""
     folder = tmp_path / "www"
     folder.mkdir()
     paths = []
     for number in range(3):
         members = sample_members(number * 1000, number * 1000 + 1000)
         paths.append(write_tar(folder / f"train {number}.tar", members))
-    wids.build_spec(list(map(str, paths)), pack=folder / "train.index")
+    wids.build_spec(list(map(str, paths)), dataset_index=folder / "train.index")
     return paths
 
 

@@ -89,7 +89,9 @@ def test_sftp(tmp_path: Path) -> None:
         write_tar(folder / f"train {n}.tar", sample_members(n * 100, n * 100 + 100))
         for n in range(2)
     ]
-    wids.build_spec(list(map(str, paths)), pack=folder / "train.index").save(folder / "train.json")
+    wids.build_spec(list(map(str, paths)), dataset_index=folder / "train.index").save(
+        folder / "train.json"
+    )
     expected = [f"text {n}" for n in range(200)]
     with sftp_server(folder, "me", "secret-word") as port:
         site = f"sftp://127.0.0.1:{port}"

@@ -55,7 +55,7 @@ def check(pattern: str, folder: Path) -> None:
         part = client.get("shard/0/field/3/.mp4", Range="bytes=1000-1009")[2]
         assert part == bytes([3]) * 10
     costs: list[Any] = []
-    spec = wids.build_spec(pattern, pack=folder / "film.index", on_cost=costs.append)
+    spec = wids.build_spec(pattern, dataset_index=folder / "film.index", on_cost=costs.append)
     assert [(shard.num_samples, shard.sha256) for shard in spec.shards] == [(6, None)] * 2
     assert str(costs[0]).startswith("2 remote shards indexed by headers: ")
     with wids.ShardListDataset(spec, access="range", transformations=None) as dataset:

@@ -63,7 +63,7 @@ def write_input(folder: Path) -> Path:
         for name, data in members:
             (folder / "files").mkdir(exist_ok=True)
             (folder / "files" / name).write_bytes(data)
-    wids.build_spec(shards, name="in", pack=folder / "in.index").save(folder / "in.json")
+    wids.build_spec(shards, name="in", dataset_index=folder / "in.index").save(folder / "in.json")
     return folder / "in.json"
 
 
@@ -83,7 +83,7 @@ def build(spec: Path, folder: Path, executor: Executor | None) -> None:
     """Describe the shards."""
     shards = sorted(spec.parent.glob("in-*.tar"))
     journal, index = folder / "out.partial", folder / "out.index"
-    found = wids.build_spec(shards, pack=index, executor=executor, journal=journal)
+    found = wids.build_spec(shards, dataset_index=index, executor=executor, journal=journal)
     found.save(folder / "out.json")
     journal.unlink()
 

@@ -35,9 +35,9 @@ def expected(stop: int) -> list[str]:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A published dataset of 20 samples in shards of 8, 5 and 7, with its pack."""
+    """A published dataset of 20 samples in shards of 8, 5 and 7, with its dataset index."""
     path = write_shards(tmp_path, [8, 5, 7])
-    wids.build_spec(path, pack=tmp_path / "train.index").save(path)
+    wids.build_spec(path, dataset_index=tmp_path / "train.index").save(path)
     return path
 
 
@@ -55,7 +55,9 @@ def test_shards_are_added(spec: Path, tmp_path: Path) -> None:
     assert texts(spec) == expected(26)
     assert wids.load_spec(spec) == new
     assert wids.verify_spec(spec) == []
-    whole = wids.build_spec([shard.url for shard in new.shards], pack=tmp_path / "whole.index")
+    whole = wids.build_spec(
+        [shard.url for shard in new.shards], dataset_index=tmp_path / "whole.index"
+    )
     assert [s.entry() for s in whole.shards] == [s.entry() for s in new.shards]
     assert (tmp_path / "whole.index").read_bytes() == (tmp_path / "train.index").read_bytes()
 
@@ -93,7 +95,7 @@ def test_what_a_document_says_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_staged_dataset(tmp_path: Path) -> None:
-    """Of a dataset that will be at its base, spec, pack and new shards are still here (SPEC-36)."""
+    """Of a dataset that will be at its base, all new files are still here (SPEC-36)."""
     (tmp_path / "x").mkdir()
     write_shards(tmp_path / "x", [4])
     spec, base = tmp_path / "x" / "all.json", "https://example.com/d/"
@@ -161,20 +163,20 @@ def test_what_cannot_be_appended_to(
 
 
 def test_other_things_that_are_refused(spec: Path, tmp_path: Path, capsys: Any) -> None:
-    """The same shard twice, a pack of another dataset, options that would be lost."""
+    """The same shard twice, a dataset index of another dataset, options that would be lost."""
     new = more(tmp_path)
     with raises(ValueError, f"found {new}, which it already lists"):
         append_shards(spec, [new, new])
     assert main(["create", "--append", str(new), "-o", str(spec), "-n", "x"]) == 1
     assert "--name: expected it without --append" in capsys.readouterr().err
     other = more(tmp_path, "other.tar", 0, 3)
-    wids.build_spec([other], pack=tmp_path / "train.index")
-    with raises(wids.SpecError, "expected the pack of", "found one of other shards"):
+    wids.build_spec([other], dataset_index=tmp_path / "train.index")
+    with raises(wids.SpecError, "expected the dataset index of", "found one of other shards"):
         append_shards(spec, [new])
 
 
-def test_without_a_pack(tmp_path: Path) -> None:
-    """A dataset without a pack stays without one; the remark says what was not compared."""
+def test_without_a_dataset_index(tmp_path: Path) -> None:
+    """Without a dataset index it stays without one; the remark says what was not compared."""
     spec = write_shards(tmp_path, [4])
     found: list[wids.Problem] = []
     append_shards(spec, [more(tmp_path)], on_problem=found.append)
@@ -202,11 +204,11 @@ def test_states_saved_before(spec: Path, tmp_path: Path) -> None:
         assert list(resumed) == order[9:]
 
 
-@pytest.mark.parametrize("step", ["pack", "spec"])
+@pytest.mark.parametrize("step", ["dataset index", "spec"])
 def test_a_killed_append(spec: Path, tmp_path: Path, step: str) -> None:
-    """Killed before or after its pack is there, it leaves the old dataset; the next one finishes.
+    """Killed before or after its dataset index is there, it leaves the old dataset.
 
-    A reader of the old spec can use the new pack (SPEC-36).
+    A reader of the old spec can use the new dataset index (SPEC-36).
     """
     new = more(tmp_path)
     before = spec.read_bytes()
@@ -215,7 +217,7 @@ def test_a_killed_append(spec: Path, tmp_path: Path, step: str) -> None:
         plain = os.replace
 
         def replace(source: str, target: str) -> None:
-            if target.endswith(".index" if step == "pack" else ".json"):
+            if target.endswith(".index" if step == "dataset index" else ".json"):
                 os.kill(os.getpid(), signal.SIGKILL)
             plain(source, target)
 
@@ -235,12 +237,12 @@ def test_a_killed_append(spec: Path, tmp_path: Path, step: str) -> None:
     assert wids.verify_spec(spec) == []
 
 
-def test_a_pack_that_lacks_the_last_shards(spec: Path, tmp_path: Path) -> None:
+def test_a_dataset_index_that_lacks_the_last_shards(spec: Path, tmp_path: Path) -> None:
     """Only the shards that it lacks are read again, as after two appends met (SPEC-36)."""
-    pack = tmp_path / "train.index"
-    before = pack.read_bytes()
+    dataset_index = tmp_path / "train.index"
+    before = dataset_index.read_bytes()
     append_shards(spec, [more(tmp_path)])
-    pack.write_bytes(before)
+    dataset_index.write_bytes(before)
     for path in tmp_path.glob("train-*.tar"):
         path.rename(path.with_suffix(".away"))
     append_shards(spec, [more(tmp_path, "last.tar", 26, 30)])
@@ -300,7 +302,7 @@ def fill(writer: ShardWriter, start: int, stop: int) -> None:
 def test_verify_between_the_two_steps(
     spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The dataset is the old one, and a remark says why its pack has more (SPEC-36)."""
+    """The dataset is the old one, and a remark says why its dataset index has more (SPEC-36)."""
     before = spec.read_bytes()
 
     def killed() -> bool:
@@ -340,8 +342,8 @@ def test_verify_between_the_two_steps(
 def test_repeated_keys_between_the_two_steps(tmp_path: Path) -> None:
     """Keys of shards that the spec does not list yet are not its keys (SPEC-36)."""
     shards = [more(tmp_path, f"{n}.tar", start, start + 3) for n, start in enumerate([0, 2, 0])]
-    spec, pack = tmp_path / "a.json", tmp_path / "a.index"
-    whole = wids.build_spec(shards, pack=pack, on_problem=lambda _: None)
+    spec, dataset_index = tmp_path / "a.json", tmp_path / "a.index"
+    whole = wids.build_spec(shards, dataset_index=dataset_index, on_problem=lambda _: None)
     for count, expected_text in ((2, '1 key occurs in several shards: "s00002"'), (1, "")):
         replace(whole, shards=whole.shards[:count]).save(spec)
         found = [str(problem) for problem in wids.verify_spec(spec, on_remark=lambda _: None)]

@@ -1,4 +1,4 @@
-"""Shards → spec and pack."""
+"""Shards → spec and dataset index."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def shards(tmp_path: Path) -> list[Path]:
 
 
 def test_shards_are_counted_measured_hashed_and_indexed(shards: list[Path], tmp_path: Path) -> None:
-    """The spec describes the files as they are, and a pack built from the spec is the same."""
-    spec = build_spec(shards, name="train", pack=tmp_path / "train.index")
+    """The spec describes the files as they are; a dataset index built from it is the same."""
+    spec = build_spec(shards, name="train", dataset_index=tmp_path / "train.index")
 
     for shard_spec, path, count in zip(spec.shards, shards, (8, 5, 7), strict=True):
         data = path.read_bytes()
@@ -39,7 +39,7 @@ def test_shards_are_counted_measured_hashed_and_indexed(shards: list[Path], tmp_
         digest = hashlib.sha256(data).hexdigest()
         assert (shard_spec.nbytes, shard_spec.sha256) == (len(data), digest)
     assert (spec.name, spec.index) == ("train", str(tmp_path / "train.index"))
-    build_spec(spec, pack=tmp_path / "other.index")
+    build_spec(spec, dataset_index=tmp_path / "other.index")
     assert (tmp_path / "other.index").read_bytes() == (tmp_path / "train.index").read_bytes()
     spec.save(tmp_path / "train.json")
     with ShardListDataset(tmp_path / "train.json") as dataset:
@@ -70,9 +70,9 @@ def test_every_kind_of_executor_works(kind: str, shards: list[Path], tmp_path: P
     else:
         executor = ProcessPoolExecutor(2, mp_context=get_context(kind))
     with executor:
-        spec = build_spec(shards, pack=tmp_path / "a.index", executor=executor)
+        spec = build_spec(shards, dataset_index=tmp_path / "a.index", executor=executor)
 
-    assert spec.shards == build_spec(shards, pack=tmp_path / "b.index").shards
+    assert spec.shards == build_spec(shards, dataset_index=tmp_path / "b.index").shards
     assert (tmp_path / "a.index").read_bytes() == (tmp_path / "b.index").read_bytes()
 
 
@@ -80,9 +80,9 @@ def test_remote_shards_are_described(server: Server, shards: list[Path], tmp_pat
     """Each is downloaded once."""
     pages = [server.page(f"/{path.name}", path.read_bytes()) + "?token=x" for path in shards]
 
-    spec = build_spec(pages, pack=tmp_path / "a.index")
+    spec = build_spec(pages, dataset_index=tmp_path / "a.index")
 
-    local = build_spec(shards, pack=tmp_path / "b.index")
+    local = build_spec(shards, dataset_index=tmp_path / "b.index")
     assert [(s.num_samples, s.sha256) for s in spec.shards] == [
         (s.num_samples, s.sha256) for s in local.shards
     ]
@@ -115,10 +115,10 @@ def test_errors_name_the_shard(
 
 
 def test_keys_split_at_the_last_dot(tmp_path: Path) -> None:
-    """Spec and pack state the rule."""
+    """Spec and dataset index state the rule."""
     path = write_tar(tmp_path / "a.tar", [("x.1.txt", b"a"), ("x.2.txt", b"b")])
 
-    spec = build_spec([path], key_split="last", pack=tmp_path / "a.index")
+    spec = build_spec([path], key_split="last", dataset_index=tmp_path / "a.index")
     spec.save(tmp_path / "a.json")
 
     assert spec.shards[0].num_samples == 2

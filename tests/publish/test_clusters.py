@@ -17,7 +17,7 @@ from wids import RayExecutor
 @pytest.mark.long
 @pytest.mark.timeout(500)
 def test_dask(tmp_path: Path) -> None:
-    """On Dask every shard, spec, pack and table has the bytes of one process.
+    """On Dask every shard, spec, dataset index and table has the bytes of one process.
 
     In a process of its own, since tasks that were cancelled keep their arguments in Dask's loop.
     """

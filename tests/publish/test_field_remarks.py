@@ -97,7 +97,7 @@ def test_a_field_for_every_sample(tmp_path: Path) -> None:
 def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
     """The memory does not grow with the number of samples."""
     from wids.publish.problems import field_remarks
-    from wids.shards.indexes.pack import load_pack
+    from wids.shards.indexes.dataset_index import load_dataset_index
 
     peaks = []
     for num_shards in (2, 8):
@@ -105,9 +105,9 @@ def test_a_few_numbers_for_each_field(tmp_path: Path) -> None:
         for number in range(num_shards):
             path = tmp_path / f"{num_shards}-{number}.tar"
             paths.append(str(write_tar(path, samples([[".a", ".b"]] * 500, number * 500))))
-        pack = tmp_path / f"{num_shards}.index"
-        spec = wids.build_spec(paths, pack=pack)
-        loaded = load_pack(str(pack))
+        dataset_index = tmp_path / f"{num_shards}.index"
+        spec = wids.build_spec(paths, dataset_index=dataset_index)
+        loaded = load_dataset_index(str(dataset_index))
         assert loaded is not None
         tracemalloc.start()
         field_remarks(loaded, spec.shards)

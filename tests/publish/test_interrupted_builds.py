@@ -21,8 +21,10 @@ pytestmark = [
 
 def build(shards: list[Path], folder: Path) -> DatasetSpec:
     folder.mkdir(exist_ok=True)
-    pack = folder / "a.index"
-    return build_spec(shards, journal=folder / "journal", pack=pack, progress=False)
+    dataset_index = folder / "a.index"
+    return build_spec(
+        shards, journal=folder / "journal", dataset_index=dataset_index, progress=False
+    )
 
 
 @pytest.mark.parametrize("step", steps(23))

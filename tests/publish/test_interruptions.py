@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def write(folder: Path, if_exists: Any = "error") -> None:
-    """Write two shards of two samples, their pack and their spec."""
+    """Write two shards of two samples, their dataset index and their spec."""
     with ShardWriter(folder / "a-%d.tar", maxcount=2, if_exists=if_exists) as writer:
         for sample in SAMPLES[writer.num_samples :]:
             writer.write(sample)

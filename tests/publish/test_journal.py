@@ -58,7 +58,7 @@ def test_an_interrupted_run_is_resumed(
     for cut, expected in ((len(data), shards[2:]), (len(data) - 1, shards[1:]), (20, shards)):
         journal.write_bytes(data[:cut])
         asked.clear()
-        spec = build_spec(shards, journal=journal, pack=tmp_path / "a.index")
+        spec = build_spec(shards, journal=journal, dataset_index=tmp_path / "a.index")
         assert asked == list(map(str, expected))
         assert [shard.num_samples for shard in spec.shards] == [8, 5, 7]
     damaged = bytearray(data)

@@ -57,7 +57,7 @@ def kill_at(number: int, work: Callable[[], object]) -> bool:
     "work", [*(pytest.param(work, marks=pytest.mark.long) for work in (rewrite, pack)), write]
 )
 def test_the_next_run_leaves_nothing(work: Callable[[Path, Path], None], tmp_path: Path) -> None:
-    """Unfinished shards, packs, specs and locks are gone, however fresh they are."""
+    """Unfinished shards, dataset indexes, specs and locks are gone, however fresh they are."""
     write_shards(tmp_path, [5, 3])
     (tmp_path / "files").mkdir()
     for number in range(8):
@@ -80,4 +80,4 @@ def test_the_next_run_leaves_nothing(work: Callable[[Path, Path], None], tmp_pat
             path.unlink()
         output.rmdir()
         num_kills += 1
-    assert num_kills == 8, "two shards, pack and spec, each with its folder"
+    assert num_kills == 8, "two shards, dataset index and spec, each with its folder"

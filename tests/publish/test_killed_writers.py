@@ -93,7 +93,7 @@ def test_a_writer_that_is_slow_keeps_its_file(tmp_path: Path) -> None:
         assert len(shard) == 2
 
 
-def test_specs_and_packs_delete_what_a_killed_build_left(tmp_path: Path) -> None:
+def test_specs_and_dataset_indexes_delete_what_a_killed_build_left(tmp_path: Path) -> None:
     """The next one of the same name does, once it is old."""
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write(sample(0))
@@ -102,7 +102,9 @@ def test_specs_and_packs_delete_what_a_killed_build_left(tmp_path: Path) -> None
         killed(publishing.__enter__)
     make_old(tmp_path)
     assert len(names(tmp_path)) == 3
-    wids.build_spec([tmp_path / "a.tar"], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([tmp_path / "a.tar"], dataset_index=tmp_path / "a.index").save(
+        tmp_path / "a.json"
+    )
     assert names(tmp_path) == ["a.index", "a.json", "a.tar"]
 
 

@@ -24,7 +24,7 @@ from wids.publish.new_spec import first_places
 from wids.publish.rewriting import rewrite_plan
 from wids.publish.rewriting.rewrite import prepare_rewrite
 from wids.publish.spec_job import SpecJob, prepare_spec
-from wids.shards.indexes import pack_writer
+from wids.shards.indexes import dataset_index_writer
 from wids.shards.specs import saved_document, saving, shard_table, spec_tables
 from wids.shards.specs.spec_tables import ShardTable
 from wids.storage.transport import urls
@@ -52,7 +52,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec_tables, "_MAX_MADE", 16)
     monkeypatch.setattr(shard_table, "_PART_NBYTES", 1 << 12)
     monkeypatch.setattr(shard_table, "BLOCK_LENGTH", 32)
-    monkeypatch.setattr(pack_writer, "_SPOOLED_NBYTES", 512)
+    monkeypatch.setattr(dataset_index_writer, "_SPOOLED_NBYTES", 512)
     monkeypatch.setattr(executors, "_MAX_SUBMITTED", 16)
     monkeypatch.setattr(rewrite_plan, "_WINDOW", 100)
     # What is found in the latest 4,096 URLs is kept otherwise.
@@ -75,14 +75,14 @@ def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:
 def created(shards: list[Path], output: Path, **options: Any) -> wids.DatasetSpec:
     """Describe shards as ``wids create`` does."""
     job = job_of(list(map(str, shards)), output, **options)
-    return job.run(None, print, name="all", info="words", has_pack=True)
+    return job.run(None, print, name="all", info="words", has_index=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"base": "https://host/data"}])
 def test_many_shards_are_published_as_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """Spec and pack have the same bytes, and the result is the same spec, also as a pickle."""
+    """Spec and dataset index have the same bytes; the result is the same spec, also as a pickle."""
     shards = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(30)]
     few = created(shards, tmp_path / "few.json", **options)
     assert isinstance(few.shards, tuple)
@@ -93,19 +93,19 @@ def test_many_shards_are_published_as_few(
     assert pickle.loads(pickle.dumps(many)) == many  # noqa: S301 - made here
     first, second = (tmp_path / f"{name}.json" for name in ("few", "many"))
     assert first.read_text().replace("few.index", "many.index") == second.read_text()
-    packs = first.with_suffix(".index"), second.with_suffix(".index")
-    assert packs[0].read_bytes() == packs[1].read_bytes()
+    dataset_indexes = first.with_suffix(".index"), second.with_suffix(".index")
+    assert dataset_indexes[0].read_bytes() == dataset_indexes[1].read_bytes()
 
 
-def test_a_folder_that_is_missing_is_that_of_the_pack(
+def test_a_folder_that_is_missing_is_that_of_the_dataset_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the pack, and no temporary file, also where many shards need one."""
+    """The error names the dataset index, and no temporary file, also where many shards need one."""
     monkeypatch.setattr(saving, "_MAX_LISTED", 1)
     tars = [write_tar(tmp_path / f"{n}.tar", [(f"{n}.txt", b"a")]) for n in range(2)]
-    pack = tmp_path / "missing" / "new.index"
-    with raises(FileNotFoundError, str(pack)):
-        wids.build_spec(tars, pack=pack)
+    dataset_index = tmp_path / "missing" / "new.index"
+    with raises(FileNotFoundError, str(dataset_index)):
+        wids.build_spec(tars, dataset_index=dataset_index)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_many_shards_take_space_where_the_output_is(
     with wids.ShardListDataset(tars) as dataset:
         if work.startswith("create"):
             job: Any = job_of(tars, output / "new.json")
-            run = partial(job.run, None, print, name=None, info=None, has_pack=True)
+            run = partial(job.run, None, print, name=None, info=None, has_index=True)
             if work.endswith("stated"):
                 sizes = {Path(tar).name: 1 for tar in tars}
                 (tmp_path / "sizes.json").write_text(json.dumps(sizes))
@@ -211,7 +211,8 @@ def peak_nbytes(work: Callable[[], object]) -> int:
 def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None) -> None:
     """A coordinator keeps numbers of each shard: no name, no task, no entry.
 
-    With one sample in each shard, 120 B of these are the keys of the pack, up to a million.
+    With one sample in each shard, 120 B of these are the keys of the dataset index, up to a
+    million.
     """
     sizes = 1200, 2400
     tar = write_tar(tmp_path / "a.tar", [(f"{n:05d}.txt", b"a") for n in range(sizes[1])])
@@ -230,7 +231,7 @@ def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None
         executor = Answering(lambda task: described(task[0]))
         if part is not None:
             return job.run_part(part, executor)
-        return job.run(executor, lambda _: None, name=None, info=None, has_pack=True)
+        return job.run(executor, lambda _: None, name=None, info=None, has_index=True)
 
     def rewrite(count: int) -> object:
         job = prepare_rewrite(

@@ -1,4 +1,4 @@
-"""Remote shards → spec and pack by their headers alone: what it costs, and what readers do."""
+"""Remote shards → spec and dataset index by their headers alone: its cost, and its readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import raises, sample_members, write_tar
 from loopback import Fault, Page, Request, Server
 
 import wids
-from wids.shards.indexes.pack import RangePack, load_pack
+from wids.shards.indexes.dataset_index import RangeDatasetIndex, load_dataset_index
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.index import index_tar
 
@@ -42,17 +42,22 @@ def publish(server: Server, shards: list[Path], **options: Any) -> list[str]:
     return [server.page(f"/{path.name}", path.read_bytes(), **options) for path in shards]
 
 
-def packed(path: Path) -> list[Any]:
-    """Return the indexes of a pack of three shards."""
-    pack = load_pack(str(path))
-    assert pack is not None
-    return [pack.index(n, pack.tar_nbytes(n), "first") for n in range(len(pack))]
+def indexes_in(path: Path) -> list[Any]:
+    """Return the indexes of a dataset index of three shards."""
+    dataset_index = load_dataset_index(str(path))
+    assert dataset_index is not None
+    return [
+        dataset_index.index(n, dataset_index.tar_nbytes(n), "first")
+        for n in range(len(dataset_index))
+    ]
 
 
 def test_large_members_are_skipped(server: Server, shards: list[Path], tmp_path: Path) -> None:
     """A request for each large member and a few bytes make the index (INDEX-20)."""
     costs: list[Any] = []
-    spec = wids.build_spec(publish(server, shards), pack=tmp_path / "r.index", on_cost=costs.append)
+    spec = wids.build_spec(
+        publish(server, shards), dataset_index=tmp_path / "r.index", on_cost=costs.append
+    )
 
     whole_nbytes = sum(path.stat().st_size + (1 << 20) for path in shards)
     assert server.num_sent < 3 * (1.1 * (1 << 20) + 8 * (33 << 10))
@@ -62,12 +67,12 @@ def test_large_members_are_skipped(server: Server, shards: list[Path], tmp_path:
         f"3 remote shards indexed by headers: {len(server.log)} requests, "
         f"{server.num_sent / MB:.1f} MB (whole: 6 requests, {whole_nbytes / MB:.1f} MB); no digests"
     )
-    local = wids.build_spec(shards, pack=tmp_path / "l.index")
+    local = wids.build_spec(shards, dataset_index=tmp_path / "l.index")
     assert [(s.num_samples, s.nbytes, s.sha256) for s in spec.shards] == [
         (s.num_samples, s.nbytes, None) for s in local.shards
     ]
     for found, expected in zip(
-        packed(tmp_path / "r.index"), packed(tmp_path / "l.index"), strict=True
+        indexes_in(tmp_path / "r.index"), indexes_in(tmp_path / "l.index"), strict=True
     ):
         assert len(found.payload_crcs) == 0
         assert (found.head_crcs == expected.head_crcs).all()
@@ -79,7 +84,7 @@ def test_what_was_indexed_by_headers_is_read_and_verified(
 ) -> None:
     """Readers, the cache and verify do without digests and checksums (INDEX-22)."""
     urls = publish(server, shards)
-    wids.build_spec(urls, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec(urls, dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     entry = json.loads((tmp_path / "a.json").read_text())["shardlist"][0]
     assert sorted(entry) == ["filesize", "nsamples", "url"]
 
@@ -101,11 +106,11 @@ def test_small_members_are_streamed_with_digests(server: Server, tmp_path: Path)
     small = write_tar(tmp_path / "small.tar", sample_members(0, 9))
     costs: list[Any] = []
     spec = wids.build_spec(
-        publish(server, [path, small]), pack=tmp_path / "r.index", on_cost=costs.append
+        publish(server, [path, small]), dataset_index=tmp_path / "r.index", on_cost=costs.append
     )
 
     assert spec.shards[0].sha256 == wids.build_spec([path]).shards[0].sha256
-    assert all(len(index.payload_crcs) for index in packed(tmp_path / "r.index"))
+    assert all(len(index.payload_crcs) for index in indexes_in(tmp_path / "r.index"))
     assert sorted(server.requests) == ["/a.tar", "/a.tar", "/small.tar"]
     (cost,) = map(str, costs)
     assert cost == (
@@ -122,9 +127,9 @@ def test_digests_are_computed_if_they_are_wanted(
     urls, journal = publish(server, shards[:1]), tmp_path / "journal"
     plain = wids.build_spec(urls, journal=journal)
     assert plain.shards[0].sha256 is None
-    spec = wids.build_spec(urls, journal=journal, digests=True, pack=tmp_path / "r.index")
+    spec = wids.build_spec(urls, journal=journal, digests=True, dataset_index=tmp_path / "r.index")
     assert spec.shards[0].sha256 == wids.build_spec(shards[:1]).shards[0].sha256
-    assert len(packed(tmp_path / "r.index")[0].payload_crcs) == 24
+    assert len(indexes_in(tmp_path / "r.index")[0].payload_crcs) == 24
     num_requests = len(server.log)
     assert wids.build_spec(urls, journal=journal).shards == spec.shards
     assert len(server.log) == num_requests
@@ -249,13 +254,13 @@ def test_both_lanes_make_one_index(tar_format: int) -> None:
     assert (index.head_crcs == local.head_crcs).all()
 
 
-def test_pack_by_range_without_checksums(
+def test_dataset_index_by_range_without_checksums(
     server: Server, shards: list[Path], tmp_path: Path
 ) -> None:
-    """A remote pack of such indexes is valid too."""
-    wids.build_spec(publish(server, shards), pack=tmp_path / "a.index")
+    """A remote dataset index of such indexes is valid too."""
+    wids.build_spec(publish(server, shards), dataset_index=tmp_path / "a.index")
     data = (tmp_path / "a.index").read_bytes()
-    pack = RangePack(lambda start, stop: data[start:stop], len(data), 3)
-    index = pack.index(2, shards[2].stat().st_size, "first")
+    dataset_index = RangeDatasetIndex(lambda start, stop: data[start:stop], len(data), 3)
+    index = dataset_index.index(2, shards[2].stat().st_size, "first")
     assert index is not None
     assert len(index) == 8

@@ -110,7 +110,7 @@ def test_killed_at_any_step(work: Write, step: int, tmp_path: Path) -> None:
         seen.add(found and found[0])
         if was_killed:
             work(f"{number}/out", NEW, if_exists="replace")
-        # Unfinished specs and packs are deleted once they are a minute old (SPEC-16).
+        # Unfinished specs and dataset indexes are deleted once they are a minute old (SPEC-16).
         left = {n: d for n, d in contents(folder).items() if n[0] != "." or n.startswith(".out-0")}
         assert left == contents(tmp_path / "fresh"), f"killed at step {number}"
         if not was_killed:
@@ -233,7 +233,7 @@ def test_shards_of_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     """Only shards that the old spec lists are deleted; others of the names are stated."""
     (tmp_path / "elsewhere").mkdir()
     write("elsewhere/raw", OLD)
-    wids.build_spec("elsewhere/", pack="out.index").save("out.json")
+    wids.build_spec("elsewhere/", dataset_index="out.index").save("out.json")
     shard = (tmp_path / "elsewhere" / "raw-000000.tar").read_bytes()
     (tmp_path / "out-000007.tar").write_bytes(shard)
     write("out", NEW, if_exists="replace")
@@ -330,7 +330,7 @@ def test_a_local_spec_of_remote_shards(tmp_path: Path, monkeypatch: pytest.Monke
                 writer.write({"__key__": f"{number}", "txt": value})
 
     write_remote(OLD)
-    monkeypatch.setattr("wids.publish.shard_writer.new_pack", refuse)
+    monkeypatch.setattr("wids.publish.shard_writer.new_dataset_index", refuse)
     with raises(OSError, "a broken disk"):
         write_remote(NEW, if_exists="replace")
     assert not (tmp_path / "out.json").exists()

@@ -1,4 +1,4 @@
-"""Shards, packs and specs that are written to URLs."""
+"""Shards, dataset indexes and specs that are written to URLs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def writes(bucket: Bucket) -> list[str]:
 
 
 def test_a_dataset_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    """A `ShardWriter` publishes shards, then the pack, then the spec (SPEC-31)."""
+    """A `ShardWriter` publishes shards, then the dataset index, then the spec (SPEC-31)."""
     done: list[str] = []
     with ShardWriter(
         f"{bucket.url}/a/train-%06d.tar",
@@ -115,15 +115,15 @@ def test_one_tar(bucket: Bucket) -> None:
 
 
 def test_build_spec_and_save(bucket: Bucket, tmp_path: Path) -> None:
-    """Pack and spec go to URLs, and name what is beside them by relative names (SPEC-33)."""
+    """Dataset index and spec go to URLs; names of what is beside them are relative (SPEC-33)."""
     options = bucket.options
     for number in range(2):
         path = write_tar(tmp_path / f"{number}.tar", sample_members(number * 5, number * 5 + 5))
         bucket.system.put(str(path), f"{bucket.url}/x/{number}.tar")
     shards = [f"{bucket.url}/x/0.tar", f"{bucket.url}/x/1.tar"]
-    pack = f"{bucket.url}/x/both.index"
-    spec = wids.build_spec(shards, pack=pack, storage_options=options)
-    assert spec.index == pack
+    dataset_index = f"{bucket.url}/x/both.index"
+    spec = wids.build_spec(shards, dataset_index=dataset_index, storage_options=options)
+    assert spec.index == dataset_index
     spec.save(f"{bucket.url}/x/both.json", storage_options=options)
     document = json.loads(bucket.system.cat(f"{bucket.url}/x/both.json"))
     assert [entry["url"] for entry in document["shardlist"]] == ["0.tar", "1.tar"]
@@ -145,7 +145,7 @@ def test_a_remote_spec_names_no_local_file(bucket: Bucket, train: Path) -> None:
 @pytest.mark.parametrize(
     "missing", [pytest.param("train.index", marks=pytest.mark.long), "train.json"]
 )
-def test_no_permission_for_pack_or_spec(
+def test_no_permission_for_dataset_index_or_spec(
     bucket: Bucket, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The shards stay; the error names what could not be written, and a later run finishes."""
@@ -219,7 +219,7 @@ def test_a_killed_writer(bucket: Bucket, where: str, left: list[str], tmp_path: 
 def test_create_in_a_bucket(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """`wids create -o s3://…` writes pack and spec there (SPEC-33)."""
+    """`wids create -o s3://…` writes dataset index and spec there (SPEC-33)."""
     from wids.cli.main import main
 
     monkeypatch.chdir(tmp_path)

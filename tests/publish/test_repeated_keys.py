@@ -1,4 +1,4 @@
-"""Keys that occur in several shards: found with the pack and without it, named, never silent."""
+"""Keys that occur in several shards: found with a dataset index or without, and named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conftest import write_tar
 
 from wids import ShardWriter, build_spec, verify_spec
-from wids.shards.indexes import pack_writer
+from wids.shards.indexes import dataset_index_writer
 from wids.shards.tars.index import ShardIndex
 
 
@@ -32,12 +32,12 @@ def shards(tmp_path: Path) -> list[Path]:
 TEXT = '2 keys occur in several shards: "1" in a.tar and b.tar, "2" in a.tar and b.tar'
 
 
-@pytest.mark.parametrize("has_pack", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
 def test_build_and_verify_report_them(
-    has_pack: bool, shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    has_index: bool, shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A build warns; they are a problem for a verification."""
-    spec = build_spec(shards, pack=tmp_path / "a.index" if has_pack else None)
+    spec = build_spec(shards, dataset_index=tmp_path / "a.index" if has_index else None)
     assert TEXT in caplog.text
     (problem,) = verify_spec(spec)
     assert problem.shard == str(shards[1])
@@ -101,7 +101,7 @@ def test_equal_hashes_are_not_equal_keys(
     def colliding(shard_index: ShardIndex) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         return np.array([int(shard_index.key(n)) % 2 for n in range(len(shard_index))], np.uint64)
 
-    monkeypatch.setattr(pack_writer, "_key_hashes", colliding)
-    spec = build_spec([shards[0], shards[2]], pack=tmp_path / "a.index")
+    monkeypatch.setattr(dataset_index_writer, "_key_hashes", colliding)
+    spec = build_spec([shards[0], shards[2]], dataset_index=tmp_path / "a.index")
     assert verify_spec(spec) == []
-    assert len(verify_spec(build_spec(shards, pack=tmp_path / "a.index"))) == 1
+    assert len(verify_spec(build_spec(shards, dataset_index=tmp_path / "a.index"))) == 1

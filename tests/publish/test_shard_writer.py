@@ -1,4 +1,4 @@
-"""Samples → numbered shards, their spec and their pack."""
+"""Samples → numbered shards, their spec and their dataset index."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_shards_spec_and_pack(tmp_path: Path) -> None:
-    """Numbered shards, each published when it is complete, then a valid spec and pack."""
+def test_shards_spec_and_dataset_index(tmp_path: Path) -> None:
+    """Numbered shards, each published when it is complete, then a valid spec and dataset index."""
     done = []
     with ShardWriter(tmp_path / "train-%06d.tar", maxcount=10, post=done.append) as writer:
         fill(writer, numbered(0, 25))
@@ -61,7 +61,7 @@ def test_shards_spec_and_pack(tmp_path: Path) -> None:
             data = Path(shard.local_path()).read_bytes()
             assert (shard.nbytes, shard.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert writer.num_samples == 25
-    built = wids.build_spec(tmp_path / "train.json", pack=tmp_path / "again.index")
+    built = wids.build_spec(tmp_path / "train.json", dataset_index=tmp_path / "again.index")
     assert (tmp_path / "again.index").read_bytes() == (tmp_path / "train.index").read_bytes()
     assert built.shards == load_spec(tmp_path / "train.json").shards
 
@@ -88,7 +88,7 @@ def test_limits_that_no_shard_can_keep_to(options: dict[str, Any], tmp_path: Pat
 
 
 def test_same_samples_give_the_same_files(tmp_path: Path) -> None:
-    """Shards, pack and spec depend on the samples alone."""
+    """Shards, dataset index and spec depend on the samples alone."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         with ShardWriter(tmp_path / name / "a-%06d.tar", maxcount=7) as writer:

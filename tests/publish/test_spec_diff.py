@@ -1,4 +1,4 @@
-"""What two datasets do not have in common, by their packs alone."""
+"""What two datasets do not have in common, by their dataset indexes alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loopback import Server
 
 import wids
 from wids import MismatchError, SpecError
-from wids.publish.new_spec import new_pack
+from wids.publish.new_spec import new_dataset_index
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import ShardIndex, build_index
@@ -24,10 +24,10 @@ FIELDS = ("jpg", "json", "cls")
 
 
 def publish(folder: Path, *shards: list[Member], **options: bool) -> Path:
-    """Write shards with spec and pack; return the spec. The shards are deleted."""
+    """Write shards with spec and dataset index; return the spec. The shards are deleted."""
     folder.mkdir()
     tars = [write_tar(folder / f"{n}.tar", members) for n, members in enumerate(shards)]
-    wids.build_spec(tars, pack=folder / "all.index", **options).save(folder / "all.json")
+    wids.build_spec(tars, dataset_index=folder / "all.index", **options).save(folder / "all.json")
     for tar in tars:
         tar.unlink()
     return folder / "all.json"
@@ -85,8 +85,8 @@ def test_keys_of_several_shards_are_compared_as_often_as_they_occur(tmp_path: Pa
     assert differences(old, third) == ([], ["a", "a"], [], 1)
 
 
-def test_packs_of_parts_and_of_single_shards(tmp_path: Path) -> None:
-    """Whatever the pack that has the index of a shard."""
+def test_dataset_indexes_of_parts_and_of_single_shards(tmp_path: Path) -> None:
+    """Whatever the dataset index that has the index of a shard."""
     whole = publish(tmp_path / "whole", members("a=1"), members("b=2"))
     parts = [publish(tmp_path / k, members(f"{k}={v}")) for k, v in (("b", 2), ("a", 1))]
     document = {"datasets": [{"source_url": str(path)} for path in parts]}
@@ -103,21 +103,27 @@ def test_a_shard_without_checksums_is_an_error(tmp_path: Path, server: Server) -
     old = publish(tmp_path / "old", members("a=1"))
     tar = write_tar(tmp_path / "0.tar", members("a=1"))
     (tmp_path / "none.json").write_text(json.dumps({"shardlist": ["0.tar"]}))
-    with raises(MismatchError, f"{tar}: expected a pack", "found none", "wids create --digests"):
+    with raises(
+        MismatchError, f"{tar}: expected a dataset index", "found none", "wids create --digests"
+    ):
         wids.diff_specs(old, tmp_path / "none.json")
 
     # Headers alone are read of shards that are this long.
     write_tar(tar, [*members("a=1"), ("b.bin", bytes(4 << 20))])
     url = server.page("/0.tar", tar.read_bytes())
     for name in ("one", "two"):
-        wids.build_spec([url], pack=tmp_path / f"{name}.index").save(tmp_path / f"{name}.json")
+        wids.build_spec([url], dataset_index=tmp_path / f"{name}.index").save(
+            tmp_path / f"{name}.json"
+        )
     assert differences(tmp_path / "one.json", tmp_path / "two.json") == ([], [], [], 2)
-    with raises(MismatchError, "0.tar: expected a pack", "found one without them"):
+    with raises(MismatchError, "0.tar: expected a dataset index", "found one without them"):
         wids.diff_specs(old, tmp_path / "one.json")
 
 
-def test_remote_datasets_are_compared_by_their_packs(tmp_path: Path, server: Server) -> None:
-    """What is requested are documents and packs; shards are not there."""
+def test_remote_datasets_are_compared_by_their_dataset_indexes(
+    tmp_path: Path, server: Server
+) -> None:
+    """What is requested are documents and dataset indexes; shards are not there."""
     for name, texts in (("old", ("a=1", "b=2")), ("new", ("a=1", "b=3"))):
         spec = publish(tmp_path / name, members(*texts))
         for path in (spec, spec.with_suffix(".index")):
@@ -153,10 +159,10 @@ def shard_index(number: int, first: int) -> ShardIndex:
 def write_large(path: Path, indexes: dict[int, ShardIndex]) -> Path:
     nbytes = 10_240 + 30_000 * 1024
 
-    def packed() -> Iterator[tuple[str, int, ShardIndex]]:
+    def indexed() -> Iterator[tuple[str, int, ShardIndex]]:
         yield from ((f"{path.stem}-{n}.tar", nbytes, index) for n, index in indexes.items())
 
-    with new_pack(f"{path}.index", packed()):
+    with new_dataset_index(f"{path}.index", indexed()):
         pass
     shards = [ShardSpec(f"{path}-{n}.tar", len(i), nbytes) for n, i in indexes.items()]
     DatasetSpec(shards, index=f"{path}.index").save(f"{path}.json")

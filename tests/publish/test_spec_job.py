@@ -32,7 +32,7 @@ def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:
 
 def run(job: SpecJob) -> wids.DatasetSpec:
     """Run a job without processes."""
-    return job.run(None, lambda _: None, name=None, info="of tests", has_pack=True)
+    return job.run(None, lambda _: None, name=None, info="of tests", has_index=True)
 
 
 def test_a_job_says_that_another_one_wrote_the_spec(
@@ -53,7 +53,7 @@ def test_a_job_says_that_another_one_wrote_the_spec(
     assert len(caplog.records) == 1, "what was there before is replaced on purpose"
 
 
-def test_a_job_makes_a_spec_with_its_pack(tmp_path: Path) -> None:
+def test_a_job_makes_a_spec_with_its_dataset_index(tmp_path: Path) -> None:
     """The journal is there until the spec is saved, and the next job may append to it."""
     for number in range(3):
         write_tar(tmp_path / f"train-{number}.tar", sample_members(2 * number, 2 * number + 2))

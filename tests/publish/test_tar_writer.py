@@ -19,7 +19,7 @@ from conftest import raises
 
 from wids import Shard, ShardWriter, TarWriter, build_spec
 from wids.publish.tar_writer import header_function
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 
 SAMPLES: list[dict[str, Any]] = [
     {"__key__": "a", ".txt": "one", "cls": 1, "__index__": 7},
@@ -148,7 +148,7 @@ def test_failed_publication_leaves_nothing(tmp_path: Path) -> None:
     "options", [{}, {"user": "é", "mtime": 1.5}, {"mtime": 2**33, "group": "g" * 40}]
 )
 def test_index_of_the_finished_shard(options: dict[str, Any], tmp_path: Path) -> None:
-    """A writer has the index of the finished shard: the one that `build_spec` puts into a pack."""
+    """A writer has the index of the finished shard: the one that `build_spec` makes."""
     with TarWriter(tmp_path / "a.tar", **options) as writer:
         for sample in SAMPLES:
             writer.write(sample)
@@ -157,8 +157,8 @@ def test_index_of_the_finished_shard(options: dict[str, Any], tmp_path: Path) ->
     assert writer.index is not None
     assert [writer.index.key(i) for i in range(3)] == ["a", "猫/" + "k" * 120, "large"]
     with (tmp_path / "a.index").open("w+b") as file:
-        write_pack(file, [("a.tar", writer.nbytes, writer.index)])
-    build_spec([tmp_path / "a.tar"], pack=tmp_path / "b.index")
+        write_dataset_index(file, [("a.tar", writer.nbytes, writer.index)])
+    build_spec([tmp_path / "a.tar"], dataset_index=tmp_path / "b.index")
     assert (tmp_path / "a.index").read_bytes() == (tmp_path / "b.index").read_bytes()
 
 

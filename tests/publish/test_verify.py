@@ -16,12 +16,14 @@ from wids import build_spec, verify_spec
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A spec of six shards with everything stated, and its pack."""
+    """A spec of six shards with everything stated, and its dataset index."""
     paths = [
         write_tar(tmp_path / f"{number}.tar", sample_members(10 * number, 10 * number + 10))
         for number in range(6)
     ]
-    build_spec(paths, name="train", pack=tmp_path / "train.index").save(tmp_path / "train.json")
+    build_spec(paths, name="train", dataset_index=tmp_path / "train.index").save(
+        tmp_path / "train.json"
+    )
     return tmp_path / "train.json"
 
 
@@ -122,7 +124,8 @@ def test_bytes_after_the_end_are_a_problem(spec: Path) -> None:
     assert len(found) == 2
     assert "1.tar" in found[0]
     assert found[1] == (
-        f"{spec.parent}/train.index: its index of 1.tar does not match the shard; rebuild the pack"
+        f"{spec.parent}/train.index: its index of 1.tar does not match the shard; "
+        "rebuild the dataset index"
     )
 
 
@@ -161,31 +164,33 @@ def test_all_damaged_samples_are_named(tmp_path: Path) -> None:
     assert (damaged.keys, pickle.keys) == (("a", "c", "d"), ())
 
 
-def test_the_pack_is_compared(spec: Path) -> None:
-    """A pack of other shards, of another number of shards, a damaged and a missing one."""
+def test_the_dataset_index_is_compared(spec: Path) -> None:
+    """A dataset index of other shards, of another number of shards, a damaged and a missing one."""
     folder = spec.parent
-    pack = folder / "train.index"
-    build_spec([folder / "0.tar"], pack=pack)
+    dataset_index = folder / "train.index"
+    build_spec([folder / "0.tar"], dataset_index=dataset_index)
     assert problems(spec) == [
-        f"{pack}: expected the indexes of 6 shards, found 1",
+        f"{dataset_index}: expected the indexes of 6 shards, found 1",
     ]
-    build_spec([folder / f"{n}.tar" for n in (1, 0, 2, 3, 4, 5)], pack=pack)
+    build_spec([folder / f"{n}.tar" for n in (1, 0, 2, 3, 4, 5)], dataset_index=dataset_index)
     assert [line.split("of ")[1][:5] for line in problems(spec)] == ["0.tar", "1.tar"]
-    pack.write_bytes(b"?")
+    dataset_index.write_bytes(b"?")
     assert "found another or a damaged file" in problems(spec)[0]
-    pack.unlink()
-    assert problems(spec)[0].startswith(f"{pack}: ")
+    dataset_index.unlink()
+    assert problems(spec)[0].startswith(f"{dataset_index}: ")
     assert len(problems(spec)) == 1
 
 
 def test_damaged_tables_of_keys_are_a_problem(spec: Path) -> None:
-    """A pack whose tables of keys are damaged is a problem, and hides no repeated key."""
-    pack = spec.parent / "train.index"
+    """A dataset index whose tables of keys are damaged is a problem, and hides no repeated key."""
+    dataset_index = spec.parent / "train.index"
     write_tar(spec.parent / "5.tar", sample_members(0, 10))
     paths = [spec.parent / f"{number}.tar" for number in range(6)]
-    build_spec(paths, pack=pack, on_problem=lambda _: None).save(spec)
-    flip(pack, -1)
-    damaged = f"{pack}: expected tables of keys, found them damaged; rebuild the pack"
+    build_spec(paths, dataset_index=dataset_index, on_problem=lambda _: None).save(spec)
+    flip(dataset_index, -1)
+    damaged = (
+        f"{dataset_index}: expected tables of keys, found them damaged; rebuild the dataset index"
+    )
     found = problems(spec)
     assert found[1:] == [damaged]
     assert "10 keys occur in several shards" in found[0]

@@ -20,8 +20,8 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_single_samples_by_range(site: Site) -> None:
-    """With a pack, one sample costs one request for its bytes."""
-    site.pack()
+    """With a dataset index, one sample costs one request for its bytes."""
+    site.dataset_index()
     with wids.ShardListDataset(site.spec(index="train.index"), raw="bytes") as dataset:
         assert dataset[10][".txt"] == "text 10"
         assert dataset[10]["__index__"] == 10
@@ -32,7 +32,7 @@ def test_single_samples_by_range(site: Site) -> None:
 
 def test_a_copy_that_appears_later_is_used(site: Site) -> None:
     """When another process has fetched the shard, the server is not asked again."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     with wids.ShardListDataset(url) as dataset, wids.ShardListDataset(url) as other:
         assert dataset[0][".txt"] == "text 0"
@@ -45,7 +45,7 @@ def test_a_copy_that_appears_later_is_used(site: Site) -> None:
 @pytest.mark.parametrize("read", ["iteration", "slice"])
 def test_large_reads_fetch_the_whole_shard(site: Site, read: str) -> None:
     """Passes and long slices make one request for each shard."""
-    site.pack()
+    site.dataset_index()
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
         if read == "iteration":
             assert texts(dataset) == EXPECTED
@@ -64,7 +64,7 @@ def test_only_by_range(site: Site, own_cache: Path) -> None:
     with wids.ShardListDataset(site.spec(), access="range") as dataset:
         with raises(FetchError, "/train-0.tar: expected an index", "wids create"):
             dataset[0]
-    site.pack()
+    site.dataset_index()
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
         assert texts(dataset) == EXPECTED
         assert texts(dataset.__getitems__(range(20))) == EXPECTED
@@ -77,7 +77,7 @@ def test_a_shard_that_is_replaced_between_two_reads(site: Site) -> None:
 
     What has the checksum of the index is right in both (INDEX-10).
     """
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     options = {"access": "range", "lru_size": 1}
     with (
@@ -101,7 +101,7 @@ def test_a_shard_that_is_replaced_between_two_reads(site: Site) -> None:
 
 def test_mirrors_with_tags_of_their_own(site: Site) -> None:
     """The checksums of the index decide whether the bytes are those of the tar (CACHE-30)."""
-    site.pack()
+    site.dataset_index()
     for path, page in list(site.server.pages.items()):
         site.server.pages[path] = Mirrors(page.body)
     url = site.spec(index="train.index")
@@ -153,7 +153,7 @@ def test_an_index_that_is_left_in_the_cache(site: Site, own_cache: Path) -> None
 
 def test_a_server_without_ranges(site: Site) -> None:
     """access="auto" fetches the whole shard instead."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     for page in site.server.pages.values():
         page.has_ranges = False
@@ -166,7 +166,7 @@ def test_a_server_without_ranges(site: Site) -> None:
 
 
 def test_get_by_key(site: Site) -> None:
-    """A key is found through the pack; without one, no shard is fetched to search."""
+    """A key is found through the dataset index; without one, no shard is fetched to search."""
     with wids.ShardListDataset(site.spec()) as dataset:
         with raises(FetchError, "/train-0.tar: expected its index", "wids create", "'s00010'"):
             dataset.get_by_key("s00010")
@@ -177,7 +177,7 @@ def test_get_by_key(site: Site) -> None:
         assert "/train-1.tar" in str(caught.value)
         texts(dataset)
         assert dataset.get_by_key("s00010")[".txt"] == "text 10"
-    site.pack()
+    site.dataset_index()
     site.server.log.clear()
     with wids.ShardListDataset(
         site.spec(index="train.index"), cache_dir=site.folder / "c"
@@ -191,7 +191,7 @@ def test_get_by_key(site: Site) -> None:
 
 def test_fields_of_remote_samples(site: Site) -> None:
     """Only the bytes of the wanted fields are requested."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     with wids.ShardListDataset(url, fields=[".cls"], access="range") as dataset:
         assert {k for k in dataset[10] if not k.startswith("__")} == {".cls"}

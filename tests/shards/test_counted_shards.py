@@ -107,7 +107,7 @@ def test_looking_takes_little_time(mixed: list[Path], monkeypatch: pytest.Monkey
 
 
 def test_remote_shards_are_not_fetched_for_it(site: Site) -> None:
-    """The first shard that is opened is checked; without a pack nothing is known of the others."""
+    """The first shard that is opened is checked; nothing is known of the others."""
     spec = site.spec()
     with wids.ShardListDataset(spec, fields=["text"]) as dataset:
         with pytest.warns(UserWarning, match=r'"\.text"; they have "\.txt", "\.cls"'):
@@ -116,9 +116,9 @@ def test_remote_shards_are_not_fetched_for_it(site: Site) -> None:
     assert site.asked() == ["/train-0.tar", "/train-1.tar"]
 
 
-def test_pack_knows_the_fields_of_all_shards(site: Site) -> None:
+def test_dataset_index_knows_the_fields_of_all_shards(site: Site) -> None:
     """With a published index a wrong field of remote shards is an error, and no shard is read."""
-    site.pack()
+    site.dataset_index()
     with wids.ShardListDataset(site.spec(index="train.index"), fields=["text"]) as dataset:
         with raises(ValueError, 'found ".text", which no shard has; the shards have ".txt"'):
             dataset[0]

@@ -236,7 +236,7 @@ def test_a_remote_shard_that_is_stated_to_be_empty(server: Server, tmp_path: Pat
         wids.ShardListDataset([(large, 0)])
 
     empty = write_tar(tmp_path / "1.tar", [])
-    spec = wids.build_spec([path, empty], pack=tmp_path / "train.index")
+    spec = wids.build_spec([path, empty], dataset_index=tmp_path / "train.index")
     spec.save(tmp_path / "train.json")
     for name in ("train.json", "train.index", "1.tar"):
         server.page(f"/{name}", (tmp_path / name).read_bytes())

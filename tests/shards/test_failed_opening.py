@@ -1,4 +1,4 @@
-"""Shards, packs and joined files that cannot be opened: nothing stays open after an error."""
+"""Shards, dataset indexes and joined files that cannot be opened: nothing stays open."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Opens the copy of a remote shard, a copy that was changed, its pack, and a local shard."""
+    """Opens the copy of a remote shard, a changed copy, the dataset index, and a local shard."""
     # So that these small files are mapped, as larger ones are.
     monkeypatch.setattr("wids.storage.files._SMALL_NBYTES", 0)
     monkeypatch.setenv("WIDS_CACHE", str(tmp_path / "cache"))
     path = settle(write_tar(tmp_path / "a.tar", sample_members(0, 8)))
-    wids.build_spec([str(path)], pack=tmp_path / "a.index")
+    wids.build_spec([str(path)], dataset_index=tmp_path / "a.index")
     remote = {
         "shardlist": [{"url": "mem://host/a.tar", "nsamples": 8}],
         "index": "mem://host/a.index",
@@ -46,7 +46,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def work() -> None:
         with wids.ShardListDataset(remote, handlers={"mem": open_file}) as dataset:
-            assert dataset[3][".txt"] == "text 3"  # looks for the pack, to read by range
+            assert dataset[3][".txt"] == "text 3"  # looks for the dataset index, to read by range
             assert [sample[".txt"] for sample in dataset][7] == "text 7"
             with sidecars.open_file(dataset.reader.store, "mem://host/a.index") as file:
                 file.read()

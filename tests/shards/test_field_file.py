@@ -21,7 +21,7 @@ LARGE = random.Random(0).randbytes(3_000_000)
 
 
 def written(folder: Path, films: list[bytes]) -> Path:
-    """Write films into a shard with a spec and a pack; return the spec."""
+    """Write films into a shard with a spec and a dataset index; return the spec."""
     folder.mkdir()
     with wids.TarWriter(folder / "films-0.tar") as writer:
         for number, data in enumerate(films):

@@ -243,11 +243,11 @@ def test_stated_lengths_are_compared(server: Server, tmp_path: Path) -> None:
         look.index()
 
 
-def test_local_and_packed_shards_need_no_glimpse(server: Server, tmp_path: Path) -> None:
+def test_local_and_indexed_shards_need_no_glimpse(server: Server, tmp_path: Path) -> None:
     """What has an index, or a copy, is opened as for a dataset."""
     path = write_tar(tmp_path / "local.tar", sample_members(0, 7), tarfile.USTAR_FORMAT)
     url = server.page("/local.tar", path.read_bytes())
-    wids.build_spec([url], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([url], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     server.log.clear()
     for shards in ([path], tmp_path / "a.json"):
         look = look_at(shards, tmp_path / "cache")

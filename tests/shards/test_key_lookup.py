@@ -1,4 +1,4 @@
-"""Keys lead to samples in constant time, with a pack and without one, whatever happens to tars."""
+"""Keys lead to samples in constant time, with a dataset index and without one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from wids.errors import FetchError, JoinError, MismatchError, ShardFormatError
 from wids.shards.opener import ShardOpener
 
 
-def pack(spec_path: Path) -> None:
-    """Make a pack of the shards of a spec, and name it in the spec."""
-    wids.build_spec(spec_path, pack=spec_path.parent / "train.index")
+def dataset_index(spec_path: Path) -> None:
+    """Make a dataset index of the shards of a spec, and name it in the spec."""
+    wids.build_spec(spec_path, dataset_index=spec_path.parent / "train.index")
     document = json.loads(spec_path.read_text())
     spec_path.write_text(json.dumps({**document, "index": "train.index"}))
 
 
-@pytest.fixture(params=[True, False], ids=["pack", "table"])
+@pytest.fixture(params=[True, False], ids=["dataset index", "table"])
 def spec_path(request: pytest.FixtureRequest, train: Path) -> Path:
-    """20 samples in shards of 8, 5 and 7, with a pack and without."""
+    """20 samples in shards of 8, 5 and 7, with a dataset index and without."""
     if request.param:
-        pack(train)
+        dataset_index(train)
     return train
 
 
@@ -51,7 +51,7 @@ def sizes_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_each_shard_is_looked_at_once(train: Path, sizes_asked: list[str]) -> None:
     """Later only the shard that was found is checked; a key that no shard has asks for none."""
-    pack(train)
+    dataset_index(train)
     with wids.ShardListDataset(train) as dataset:
         sizes_asked.clear()
         assert dataset.find_key("s00018") == 18
@@ -70,7 +70,9 @@ def test_each_shard_is_looked_at_once(train: Path, sizes_asked: list[str]) -> No
         assert dataset.get_stats() == (0, 0), "no shard is opened to find a key"
 
 
-def test_indexes_are_read_once_without_a_pack(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_are_read_once_without_a_dataset_index(
+    train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first key opens all shards, later ones only the shard that has it."""
     with wids.ShardListDataset(train, lru_size=1) as dataset:
         assert dataset.find_key("s00018") == 18
@@ -120,7 +122,7 @@ def test_a_replaced_shard_is_never_wrong(spec_path: Path, length: str) -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_a_key_of_a_replaced_shard_is_found_again(train: Path) -> None:
     """If the shard of the key was replaced, all shards are looked at again, at once."""
-    pack(train)
+    dataset_index(train)
     tar = train.parent / "train-000001.tar"
     with wids.ShardListDataset(train) as dataset:
         assert dataset.find_key("s00009") == 9
@@ -148,26 +150,26 @@ def test_the_first_of_repeated_keys_is_found(tmp_path: Path) -> None:
                 assert view.get_by_key("s00001")["__index__"] == indices[first]
             assert dataset[::-1].find_key("s00001") == dataset[::-1].keys().index("s00001", 1) == 2
             assert dataset.find_key("s00007") == 4
-        pack(spec_path)
+        dataset_index(spec_path)
 
 
-def test_a_rule_of_the_callers_does_not_use_the_pack(tmp_path: Path) -> None:
-    """Keys by the last dot are others than those that the pack has (INDEX-7)."""
+def test_a_rule_of_the_callers_does_not_use_the_dataset_index(tmp_path: Path) -> None:
+    """Keys by the last dot are others than those that the dataset index has (INDEX-7)."""
     write_tar(tmp_path / "train-000000.tar", [("a.b.txt", b"1"), ("a.c.txt", b"2")])
     spec_path = tmp_path / "train.json"
     spec_path.write_text(json.dumps({"shardlist": [{"url": "train-000000.tar"}]}))
-    pack(spec_path)
+    dataset_index(spec_path)
     with wids.ShardListDataset(spec_path, key_split="last") as dataset:
         assert [dataset.find_key(key) for key in ("a.b", "a.c")] == [0, 1]
     with wids.ShardListDataset(spec_path) as dataset:
         assert dataset.find_key("a") == 0
 
 
-def test_a_pack_of_one_shard_does_not_answer_for_the_dataset(train: Path) -> None:
-    """Keys of a shard with a pack of its own, which the dataset's pack lacks, are found."""
-    pack(train)
+def test_a_dataset_index_of_one_shard_does_not_answer_for_the_dataset(train: Path) -> None:
+    """Keys of a shard with a dataset index of its own, which the dataset index lacks, are found."""
+    dataset_index(train)
     other = write_tar(train.parent / "other.tar", sample_members(70, 75))
-    wids.build_spec(str(other), pack=train.parent / "other.index")
+    wids.build_spec(str(other), dataset_index=train.parent / "other.index")
     document = json.loads(train.read_text())
     document["shardlist"].append({"url": "other.tar", "index": "other.index"})
     train.write_text(json.dumps(document))
@@ -175,9 +177,9 @@ def test_a_pack_of_one_shard_does_not_answer_for_the_dataset(train: Path) -> Non
         assert dataset.find_key("s00072") == 22
 
 
-def test_a_part_of_what_was_packed(train: Path) -> None:
-    """A spec that lists fewer shards than its pack finds their keys, and no others."""
-    pack(train)
+def test_a_part_of_what_was_indexed(train: Path) -> None:
+    """A spec that lists fewer shards than its dataset index finds their keys, and no others."""
+    dataset_index(train)
     document = json.loads(train.read_text())
     train.write_text(json.dumps({**document, "shardlist": document["shardlist"][:2]}))
     with wids.ShardListDataset(train) as dataset:
@@ -188,7 +190,7 @@ def test_a_part_of_what_was_packed(train: Path) -> None:
 
 def test_shards_with_other_counts_are_an_error_when_they_are_reached(train: Path) -> None:
     """A position is never counted into the next shard."""
-    pack(train)
+    dataset_index(train)
     document = json.loads(train.read_text())
     document["shardlist"][1]["nsamples"] = 3
     train.write_text(json.dumps(document))
@@ -213,7 +215,7 @@ def test_damaged_shards_are_an_error_only_when_they_are_reached(train: Path) -> 
 
 
 def test_remote_shards_are_searched_as_they_are_fetched(tmp_path: Path, server: Server) -> None:
-    """Without a pack, shards that were fetched are searched, and none is fetched for it."""
+    """Without a dataset index, fetched shards are searched, and none is fetched for it."""
     site = Site(tmp_path / "site", server)
     with wids.ShardListDataset(site.spec()) as dataset:
         dataset.fetch_shard(0)
@@ -256,16 +258,20 @@ def test_threads_forks_and_pickles_find_the_same(spec_path: Path) -> None:
     st.booleans(),
 )
 def test_find_is_what_a_search_through_the_tars_finds(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[list[str]], is_packed: bool
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[str]], is_in_dataset_index: bool
 ) -> None:
     """Keys in any shards, several times too: the positions are those of the standard library."""
     folder = tmp_path_factory.mktemp("shards")
     for number, keys in enumerate(shards):
         write_tar(folder / f"{number}.tar", [(f"{key}.txt", b"") for key in keys])
     paths = [str(folder / f"{number}.tar") for number in range(len(shards))]
-    spec = wids.build_spec(paths, pack=folder / "p.index") if is_packed else wids.load_spec(paths)
+    spec = (
+        wids.build_spec(paths, dataset_index=folder / "p.index")
+        if is_in_dataset_index
+        else wids.load_spec(paths)
+    )
     spec.save(folder / "spec.json")
-    if is_packed:
+    if is_in_dataset_index:
         document = json.loads((folder / "spec.json").read_text())
         (folder / "spec.json").write_text(json.dumps({**document, "index": "p.index"}))
     stored = []
@@ -303,7 +309,7 @@ def fastest(work: Callable[[], object], rounds: int) -> float:
 
 @pytest.mark.alone
 def test_a_key_takes_no_longer_among_many_shards(tmp_path: Path) -> None:
-    """Among 3,000 shards less than twice as long as among 30, with a pack and without one."""
+    """Among 3,000 shards less than twice as long as among 30, with a dataset index or without."""
 
     def each_s(spec_path: Path, num_samples: int) -> float:
         keys = [f"k{(number * 7919) % num_samples:08d}" for number in range(200)]
@@ -315,11 +321,11 @@ def test_a_key_takes_no_longer_among_many_shards(tmp_path: Path) -> None:
     few.mkdir()
     many.mkdir()
     paths = [(write_many(few, 30, 10), 300), (write_many(many, 3000, 10), 30_000)]
-    for is_packed in (False, True):
+    for is_in_dataset_index in (False, True):
         few_s, many_s = (each_s(*arguments) for arguments in paths)
-        assert many_s < 2 * few_s, is_packed
+        assert many_s < 2 * few_s, is_in_dataset_index
         for spec_path, _ in paths:
-            pack(spec_path)
+            dataset_index(spec_path)
 
 
 @pytest.mark.parametrize(("stored", "asked"), [("NFD", "NFC"), ("NFC", "NFD")])

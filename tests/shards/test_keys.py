@@ -72,7 +72,7 @@ def test_nothing_is_read_before_it_is_asked(tmp_path: Path, server: Server) -> N
         with raises(FetchError, "/train-0.tar: expected its index, to have its keys", "create"):
             keys[0]
         assert site.asked() == []
-    site.pack()
+    site.dataset_index()
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
         assert list(dataset.keys()) == KEYS
         assert dataset.get_stats() == (0, 0), "no shard is opened"

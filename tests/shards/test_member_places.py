@@ -15,9 +15,9 @@ import wids
 
 @pytest.fixture
 def site(tmp_path: Path, server: Server) -> Site:
-    """Shards of 8, 5 and 7 samples, with a pack."""
+    """Shards of 8, 5 and 7 samples, with a dataset index."""
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     return site
 
 

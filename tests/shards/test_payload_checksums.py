@@ -1,4 +1,4 @@
-"""One flipped bit: in a copy, in a local shard with a pack, on the way from a server."""
+"""One flipped bit: in a copy, in a local shard with a dataset index, on the way from a server."""
 
 from __future__ import annotations
 
@@ -192,25 +192,27 @@ def test_workers_fetch_a_damaged_copy_once_more(site: Site, first_copy: Path) ->
 
 
 @pytest.fixture
-def packed(site: Site) -> Path:
-    """The folder of local shards with a spec and a pack."""
+def indexed(site: Site) -> Path:
+    """The folder of local shards with a spec and a dataset index."""
     paths = [str(site.folder / shard["url"]) for shard in site.shards]
-    wids.build_spec(paths, name="t", pack=site.folder / "t.index").save(site.folder / "t.json")
+    wids.build_spec(paths, name="t", dataset_index=site.folder / "t.index").save(
+        site.folder / "t.json"
+    )
     return site.folder
 
 
-def test_damaged_local_shard_is_an_error(packed: Path) -> None:
+def test_damaged_local_shard_is_an_error(indexed: Path) -> None:
     """It names the file and the member, and what to do; the file stays (INDEX-10)."""
-    path = packed / "train-0.tar"
+    path = indexed / "train-0.tar"
     flip(path)
-    with wids.ShardListDataset(packed / "t.json") as dataset:
+    with wids.ShardListDataset(indexed / "t.json") as dataset:
         for read in READS:
             with raises(ShardFormatError, str(path), '"s00003.txt"', "restore the file") as caught:
                 read(dataset)
             del caught
         others = [i for i in range(20) if i != BAD]
         assert [s[".txt"] for s in dataset.__getitems__(others)] == [EXPECTED[i] for i in others]
-    with wids.ShardListDataset(packed / "t.json", on_error=lambda error: error) as dataset:
+    with wids.ShardListDataset(indexed / "t.json", on_error=lambda error: error) as dataset:
         found = dataset.__getitems__([BAD - 1, BAD, BAD + 1])
         assert [isinstance(sample, ShardFormatError) for sample in found] == [False, True, False]
         assert "delete" not in str(found[1])
@@ -227,7 +229,7 @@ def test_local_shard_without_checksums_is_read_as_it_is(site: Site) -> None:
 
 
 def by_range(site: Site, **options: Any) -> wids.ShardListDataset:
-    site.pack()
+    site.dataset_index()
     site.state(filesize=len)
     return wids.ShardListDataset(site.spec(index="train.index"), access="range", **options)
 
@@ -258,6 +260,6 @@ def test_bit_that_flips_on_the_way_is_read_once_more(site: Site, read: Read) -> 
     assert site.asked().count("/train-0.tar") == 2  # also in a batch that has it twice
 
 
-def test_unknown_value_is_refused(packed: Path) -> None:
+def test_unknown_value_is_refused(indexed: Path) -> None:
     with raises(ValueError, 'verify: expected "auto", "always" or "never", found \'yes\''):
-        wids.ShardListDataset(packed / "t.json", verify="yes")  # type: ignore[arg-type]
+        wids.ShardListDataset(indexed / "t.json", verify="yes")  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_all_shards_of_a_batch_are_requested_at_once(site: Site, access: Any) ->
     """The requests for three shards are in flight together, those for their indexes before."""
     for number, shard in enumerate(site.shards):
         path = site.folder / f"index-{number}"
-        wids.build_spec([str(site.folder / shard["url"])], pack=path)
+        wids.build_spec([str(site.folder / shard["url"])], dataset_index=path)
         site.server.page(f"/{path.name}", path.read_bytes())
         shard["index"] = path.name
     answer_together(site.server, "/index-", 3)
@@ -69,12 +69,12 @@ def test_all_shards_of_a_batch_are_requested_at_once(site: Site, access: Any) ->
 
 def test_both_sides_of_a_join_are_requested_at_once(site: Site, tmp_path: Path) -> None:
     """The shards of the one side in one flight, and those of the other in another."""
-    site.pack()
+    site.dataset_index()
     paths = []
     for number in range(2):
         names = [f"s{n:05d}" for n in range(number * 10, number * 10 + 10)]
         paths.append(write_tar(tmp_path / f"o-{number}.tar", [(f"{n}.json", b"{}") for n in names]))
-    spec = wids.build_spec(list(map(str, paths)), pack=tmp_path / "o.index")
+    spec = wids.build_spec(list(map(str, paths)), dataset_index=tmp_path / "o.index")
     spec.save(tmp_path / "o.json")
     for path in (*paths, tmp_path / "o.index", tmp_path / "o.json"):
         site.server.page(f"/{path.name}", path.read_bytes())
@@ -94,7 +94,7 @@ def test_both_sides_of_a_join_are_requested_at_once(site: Site, tmp_path: Path) 
 def large_site(tmp_path: Path, server: Server) -> Site:
     """Return two shards of 100 samples."""
     site = Site(tmp_path / "site", server, [100, 100])
-    site.pack()
+    site.dataset_index()
     return site
 
 
@@ -149,7 +149,7 @@ def test_many_reads_transfer_at_most_twice_the_shard(
 
 def test_a_shard_that_fails_concerns_its_own_samples(site: Site) -> None:
     """``on_error`` gets the error of each sample of one shard; the others are read."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     del site.server.pages["/train-1.tar"]
     for access in ("auto", "range"):
@@ -165,7 +165,7 @@ def test_a_shard_that_fails_concerns_its_own_samples(site: Site) -> None:
 
 def test_a_shard_without_an_index_is_fetched(site: Site) -> None:
     """With access="auto"; with access="range" its samples fail, and others are read."""
-    site.pack()
+    site.dataset_index()
     (site.folder / "train-2.tar").write_bytes(site.bodies[2] + bytes(512))
     site.server.page("/train-2.tar", site.bodies[2] + bytes(512))
     site.shards[2]["filesize"] = len(site.bodies[2]) + 512
@@ -181,7 +181,7 @@ def test_a_shard_without_an_index_is_fetched(site: Site) -> None:
 
 def test_a_server_without_ranges_sends_whole_shards(site: Site) -> None:
     """A batch with access="auto" fetches its shards from a server that ignores ranges."""
-    site.pack()
+    site.dataset_index()
     for page in site.server.pages.values():
         page.has_ranges = False
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
@@ -191,7 +191,7 @@ def test_a_server_without_ranges_sends_whole_shards(site: Site) -> None:
 
 def test_a_batch_of_one_shard_open_at_a_time(site: Site) -> None:
     """A pool that holds one shard does not close those of the flight."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     with wids.ShardListDataset(url, access="range", lru_size=1) as dataset:
         assert texts(dataset.__getitems__(range(20))) == EXPECTED
@@ -210,7 +210,7 @@ def test_responses_are_released_when_their_samples_are_cut(
         made.append(bytearray(nbytes))
         return made[-1]
 
-    site.pack()
+    site.dataset_index()
     options: Any = {"access": "range", "raw": raw, "transformations": None}
     with wids.ShardListDataset(site.spec(index="train.index"), **options) as dataset:
         monkeypatch.setattr(range_loop, "_memory", memory)
@@ -224,7 +224,7 @@ def test_responses_are_released_when_their_samples_are_cut(
 @pytest.mark.parametrize("together", [True, False])
 def test_a_damaged_member_concerns_its_own_sample(site: Site, together: bool) -> None:
     """Its neighbours in the same range are read, in a batch and one by one."""
-    site.pack()
+    site.dataset_index()
     page = site.server.pages["/train-0.tar"]
     page.body = page.body.replace(b"text 2", b"TEXT 2")
 

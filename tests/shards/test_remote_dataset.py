@@ -187,8 +187,8 @@ def test_tokens_stay_with_the_first_document(site: Site) -> None:
 
 
 def test_headers(site: Site) -> None:
-    """``storage_options`` are used for document, shards and pack."""
-    site.pack()
+    """``storage_options`` are used for document, shards and dataset index."""
+    site.dataset_index()
     url = site.spec(index="train.index")
     for page in site.server.pages.values():
         page.needs = ("X-Token", "T")
@@ -253,7 +253,7 @@ class WithUrl(wids.ShardListDataset):
 
 def test_batches_of_a_subclass_are_read_as_others(site: Site) -> None:
     """Samples that come one by one are requested together, and a pass fetches whole shards."""
-    site.pack()
+    site.dataset_index()
     spec = site.spec(index="train.index")
     with WithUrl(spec) as dataset:
         dataset[9]
@@ -279,7 +279,7 @@ class Reversed(wids.ShardListDataset):
 
 def test_a_subclass_reads_other_samples_than_its_indices_say(site: Site) -> None:
     """What was requested in vain changes no sample."""
-    site.pack()
+    site.dataset_index()
     with Reversed(site.spec(index="train.index")) as dataset:
         assert texts(dataset.__getitems__([0, 14, 19])) == [EXPECTED[n] for n in (19, 5, 0)]
 
@@ -300,7 +300,7 @@ class Waiting(wids.ShardListDataset):
 
 def test_a_batch_of_one_thread_reads_nothing_for_another(site: Site) -> None:
     """A batch of one thread is not read by another; one that ends leaves those of others."""
-    site.pack()
+    site.dataset_index()
     with Waiting(site.spec(index="train.index")) as dataset:
         dataset.began, dataset.may_end = threading.Event(), threading.Event()
         with ThreadPoolExecutor(1) as thread:
@@ -359,7 +359,7 @@ def test_copies_that_are_kept(site: Site, own_cache: Path) -> None:
 
 def test_pickled_forked_and_used(site: Site) -> None:
     """A dataset that was used can be pickled and forked, in every access mode."""
-    site.pack()
+    site.dataset_index()
     for access in ("auto", "download", "range"):
         with wids.ShardListDataset(site.spec(index="train.index"), access=access) as dataset:
             assert dataset[0][".txt"] == "text 0"

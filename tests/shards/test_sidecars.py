@@ -1,4 +1,4 @@
-"""Copies of packs, tables and joined files: compared with what was recorded of them."""
+"""Copies of dataset indexes, tables and joined files: compared with what was recorded of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_file_without_a_record(
 @pytest.fixture
 def site(tmp_path: Path, server: Server) -> Site:
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     return site
 
 
@@ -102,22 +102,23 @@ def first_key(site: Site) -> str:
         return str(dataset.keys()[0])
 
 
-def test_another_pack_in_place_of_a_pack(site: Site, own_cache: Path) -> None:
-    """A sound pack of other shards under the name of a copy is not believed (CACHE-36)."""
+def test_another_dataset_index_in_place_of_a_dataset_index(site: Site, own_cache: Path) -> None:
+    """A sound dataset index of other shards under the name of a copy is not believed (CACHE-36)."""
     assert first_key(site) == "s00000"
     (copy,) = (own_cache / "shards").glob("*-train.index")
     other = [("other.txt", b"text 0"), ("other.cls", b"0"), *sample_members(1, 8)]
     write_tar(site.folder / "train-0.tar", other)
     wids.build_spec(
-        [str(site.folder / shard["url"]) for shard in site.shards], pack=site.folder / "o.index"
+        [str(site.folder / shard["url"]) for shard in site.shards],
+        dataset_index=site.folder / "o.index",
     )
     overwrite(copy, (site.folder / "o.index").read_bytes())
     assert first_key(site) == "s00000"
     assert num_bodies(site.server, "/train.index") == 2
 
 
-def test_a_damaged_pack_is_fetched_again(site: Site, own_cache: Path) -> None:
-    """A disk that damages a copy does not change its time; the pack has checksums (CACHE-36)."""
+def test_a_damaged_dataset_index_is_fetched_again(site: Site, own_cache: Path) -> None:
+    """A disk that damages a copy does not change its time; checksums show it (CACHE-36)."""
     assert first_key(site) == "s00000"
     (copy,) = (own_cache / "shards").glob("*-train.index")
     overwrite(copy, copy.read_bytes()[:-300], keeps_time=True)
@@ -125,7 +126,7 @@ def test_a_damaged_pack_is_fetched_again(site: Site, own_cache: Path) -> None:
     assert num_bodies(site.server, "/train.index") == 2
 
 
-def test_a_pack_that_was_published_damaged_is_fetched_once(site: Site) -> None:
+def test_a_dataset_index_that_was_published_damaged_is_fetched_once(site: Site) -> None:
     """The copy is what the server sends, so another one would be no better (CACHE-36)."""
     body = site.server.pages["/train.index"].body
     site.server.page("/train.index", body[:-300])

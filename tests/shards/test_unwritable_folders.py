@@ -86,7 +86,7 @@ def test_each_process_warns(
     assert in_child(has_warned)
 
 
-def test_young_shards_and_packs_need_no_folder(
+def test_young_shards_and_dataset_indexes_need_no_folder(
     train: Path, blocked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     """Nothing would be stored, so there is no warning."""
@@ -94,7 +94,7 @@ def test_young_shards_and_packs_need_no_folder(
     for path in train.parent.glob("*.tar"):
         os.utime(path, (time.time() + LONG_S,) * 2)  # still young when it is read
     read(str(train))
-    wids.build_spec(str(train), pack=train.parent / "train.index").save(train)
+    wids.build_spec(str(train), dataset_index=train.parent / "train.index").save(train)
     for path in train.parent.glob("*.tar"):
         settle(path)
     read(str(train))

@@ -16,11 +16,11 @@ SHARD_NBYTES = 215_040
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
-    """Four shards of a hundred samples, and the pack of their indexes."""
+    """Four shards of a hundred samples, and the dataset index."""
     paths = [
         write_tar(tmp_path / f"{n}.tar", sample_members(n * 100, n * 100 + 100)) for n in range(4)
     ]
-    wids.build_spec([str(path) for path in paths], pack=tmp_path / "all.index")
+    wids.build_spec([str(path) for path in paths], dataset_index=tmp_path / "all.index")
     return paths
 
 

@@ -338,7 +338,7 @@ def test_odd_names_of_shards(tmp_path: Path) -> None:
 def test_remote_files(tmp_path: Path, server: Server, own_cache: Path) -> None:
     """They are stored in the cache, and fetched again after another was published."""
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     for number, numbers in enumerate(SHARDS):
         server.page(f"/train-{number}.caps.json", as_object(captions(numbers)).encode())
 
@@ -372,7 +372,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
     """A remote file is read without being stored."""
     site = Site(tmp_path / "site", server)
     (tmp_path / "file").touch()
-    site.pack()
+    site.dataset_index()
     server.page("/train-0.json", as_object(captions(SHARDS[0])).encode())
     with wids.ShardListDataset(
         site.spec(index="train.index"), cache_dir=tmp_path / "file" / "c", access="range"

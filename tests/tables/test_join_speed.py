@@ -16,7 +16,7 @@ from conftest import sample_members, write_tar
 from join_shards import shuffled
 
 import wids
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import build_index
 from wids.tables.join_keys import DatasetKeys, match_keys
@@ -33,7 +33,7 @@ def fastest(work: Callable[[], Any], rounds: int) -> float:
 
 
 def write_indexed(folder: Path, name: str, keys: list[str], length: int) -> Path:
-    """Write a pack of shards whose tars are only as long as they should be; return their spec."""
+    """Write a dataset index of tars that are only as long as they should be; return their spec."""
     shards, entries = [], []
     for start in range(0, len(keys), length):
         names = [f"{key}.txt".encode() for key in keys[start : start + length]]
@@ -46,7 +46,7 @@ def write_indexed(folder: Path, name: str, keys: list[str], length: int) -> Path
         shards.append((path.name, path.stat().st_size, index))
         entries.append({"url": path.name, "nsamples": len(names)})
     with (folder / f"{name}.index").open("w+b") as file:
-        write_pack(file, shards)
+        write_dataset_index(file, shards)
     spec = folder / f"{name}.json"
     spec.write_text(json.dumps({"shardlist": entries, "index": f"{name}.index"}))
     return spec

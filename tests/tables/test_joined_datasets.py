@@ -105,11 +105,11 @@ def test_pickles_and_forks(joined: wids.ShardListDataset) -> None:
 
 
 def publish(site: Site, name: str, keys: list[str], cuts: list[int]) -> str:
-    """Publish another dataset on the server of a site, with a pack; return its URL."""
+    """Publish another dataset on the server of a site, with a dataset index; return its URL."""
     folder = site.folder / name
     folder.mkdir()
     paths = shards(write_side(folder, name, keys, cuts, ".cap"), name)
-    spec = wids.build_spec(paths, pack=folder / f"{name}.index")
+    spec = wids.build_spec(paths, dataset_index=folder / f"{name}.index")
     for path in [*paths, str(folder / f"{name}.index")]:
         site.server.page(f"/{Path(path).name}", Path(path).read_bytes())
     entries = [{**shard.entry(), "url": Path(shard.url).name} for shard in spec.shards]
@@ -145,7 +145,7 @@ def test_limits_count_each_url_once(tmp_path: Path, server: Server) -> None:
     """The cache has one file for a URL, whichever sides of joins read it."""
     site = Site(tmp_path / "site", server, [5] * 8)
     site.state(filesize=len)
-    site.pack()
+    site.dataset_index()
     total = sum(map(len, site.bodies))
     caps = publish(site, "caps", [f"s{number:05d}" for number in range(40)], [10, 20, 30])
     cap_sizes = [path.stat().st_size for path in sorted((site.folder / "caps").glob("*.tar"))]
@@ -220,7 +220,7 @@ def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> No
     """Each remote shard of either side once, before it is read."""
     site = Site(tmp_path / "site", server)
     site.state(filesize=len)
-    site.pack()
+    site.dataset_index()
     url = publish(site, "caps", KEYS, [10])
     left = wids.ShardListDataset(site.spec(index="train.index"), access="download")
     result = left.join(wids.ShardListDataset(url, access="download"))
@@ -246,7 +246,7 @@ def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> No
 def test_a_join_by_range_reads_only_what_it_needs(tmp_path: Path, server: Server) -> None:
     """Single samples of both sides come by range; `only` fetches nothing else."""
     site = Site(tmp_path / "site", server)
-    site.pack()
+    site.dataset_index()
     url = publish(site, "caps", shuffled(KEYS), [3, 12])
     with wids.ShardListDataset(site.spec(index="train.index")) as left:
         result = left.join(wids.ShardListDataset(url))

@@ -41,7 +41,7 @@ def pictures(tmp_path: Path) -> Path:
         )
         for shard in range(2)
     ]
-    spec = wids.build_spec([str(path) for path in paths], pack=tmp_path / "p.index")
+    spec = wids.build_spec([str(path) for path in paths], dataset_index=tmp_path / "p.index")
     spec.save(tmp_path / "p.json")
     return tmp_path / "p.json"
 

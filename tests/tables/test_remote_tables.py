@@ -23,7 +23,7 @@ LABELS = [n % 7 for n in range(12)]
 
 
 class Site:
-    """Two shards of six samples with pictures of 200 kB, a spec and a pack, on a server."""
+    """Two shards of six samples with pictures of 200 kB, spec and dataset index, on a server."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.server = server
@@ -37,7 +37,7 @@ class Site:
             path = write_tar(folder / f"p-{shard}.tar", members)
             self.bodies[f"/{path.name}"] = path.read_bytes()
             names.append(path)
-        spec = wids.build_spec([str(name) for name in names], pack=folder / "p.index")
+        spec = wids.build_spec([str(name) for name in names], dataset_index=folder / "p.index")
         self.document = spec.document(str(folder))
         for name, body in self.bodies.items():
             server.page(name, body)
@@ -52,8 +52,8 @@ class Site:
         """Return how many requests there were for whole shards."""
         return sum(r.path in self.bodies and r.range is None for r in self.server.log)
 
-    def without_pack(self) -> str:
-        """Publish a spec that names no pack."""
+    def without_dataset_index(self) -> str:
+        """Publish a spec that names no dataset index."""
         document = {k: v for k, v in self.document.items() if k != "index"}
         return self.server.page("/q.json", document)
 
@@ -64,7 +64,7 @@ def site(tmp_path: Path, server: Server) -> Site:
 
 
 def test_small_fields_are_read_by_range(site: Site) -> None:
-    """Where that reads less than fetching, which a pack tells."""
+    """Where that reads less than fetching, which a dataset index tells."""
     with wids.ShardListDataset(site.url) as dataset:
         assert dataset.table([".cls"])[".cls"].to_pylist() == LABELS
         assert site.num_whole() == 0
@@ -114,7 +114,7 @@ def test_access_decides_where_it_is_stated(site: Site) -> None:
 
 def test_shards_without_an_index_are_fetched(site: Site) -> None:
     """Or refused, where nothing may be fetched."""
-    url = site.without_pack()
+    url = site.without_dataset_index()
     with wids.ShardListDataset(url, access="range") as dataset:
         with raises(FetchError, "expected an index to read it by range"):
             dataset.table([".cls"])
@@ -171,7 +171,7 @@ def test_a_damaged_copy_is_fetched_again(site: Site, own_cache: Path) -> None:
 def test_a_damaged_local_shard_is_an_error(tmp_path: Path) -> None:
     """If its index was published, and has checksums."""
     path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"2")])
-    spec = wids.build_spec([str(path)], pack=tmp_path / "a.index")
+    spec = wids.build_spec([str(path)], dataset_index=tmp_path / "a.index")
     spec.save(tmp_path / "a.json")
     data = path.read_bytes()
     path.write_bytes(flipped(data, data.index(b"b.cls") + 512))
@@ -196,7 +196,7 @@ def test_commands_say_what_they_fetch(
     output = ["-c", "n=.cls", "-o", str(tmp_path / "n.parquet"), "-j", "1"]
     assert main(["table", site.url, *output]) == 0
     assert "reading columns" not in capsys.readouterr().err
-    url = site.without_pack()
+    url = site.without_dataset_index()
     monkeypatch.setattr("wids.shards.costs.LIMIT_NBYTES", 1000)
     for command in (["table", url, *output], ["info", url, "-c", "n=.cls"]):
         with pytest.raises(SystemExit):
@@ -213,7 +213,7 @@ def test_the_first_of_several_errors_is_raised(site: Site, tmp_path: Path) -> No
         write_tar(tmp_path / f"bad-{n}.tar", [(f"{n}{k}.json", b"{" * n) for k in range(3)])
         for n in range(4)
     ]
-    spec = wids.build_spec(paths, pack=tmp_path / "bad.index")
+    spec = wids.build_spec(paths, dataset_index=tmp_path / "bad.index")
     for path in [*paths, tmp_path / "bad.index"]:
         site.server.page(f"/{path.name}", path.read_bytes())
     url = site.server.page("/bad.json", spec.document(str(tmp_path)))

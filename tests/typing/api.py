@@ -157,7 +157,9 @@ def preparing() -> None:
         shards: list[wids.ShardSpec] = writer.shards
     wids.build_spec(["a.tar"], executor=wids.RayExecutor(num_cpus=2))
     with ThreadPoolExecutor() as executor:
-        spec: wids.DatasetSpec = wids.build_spec(shards, executor=executor, pack=Path("a.index"))
+        spec: wids.DatasetSpec = wids.build_spec(
+            shards, executor=executor, dataset_index=Path("a.index")
+        )
         spec = wids.build_spec(shards, digests=True, on_cost=print)
         problems: list[wids.Problem] = wids.verify_spec(spec, decode=True, executor=executor)
         difference: wids.SpecDiff = wids.diff_specs(spec, Path("b.json"), storage_options={})

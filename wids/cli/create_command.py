@@ -1,4 +1,4 @@
-"""``wids create``: write a JSON spec of shards and the pack of their indexes."""
+"""``wids create``: write a JSON spec of shards and the dataset index."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Describe the shards and write spec and pack."""
+    """Describe the shards and write spec and dataset index."""
     from wids.publish.executors import process_pool
     from wids.publish.spec_job import prepare_spec
 
@@ -115,8 +115,8 @@ def run(options: argparse.Namespace) -> int:
         if options.append:
             spec = job.append(executor, on_problem)
         else:
-            has_pack = not options.no_index
-            spec = job.run(executor, on_problem, name=options.name, info=info, has_pack=has_pack)
+            has_index = not options.no_index
+            spec = job.run(executor, on_problem, name=options.name, info=info, has_index=has_index)
     return _report(options, spec.shards, problems)
 
 

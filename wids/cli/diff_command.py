@@ -1,4 +1,4 @@
-"""``wids diff``: compare the samples of two datasets by their packs, without reading shards."""
+"""``wids diff``: compare the samples of two datasets by their indexes, without reading shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("old", help="a JSON spec or its URL, whose pack has checksums")
+    parser.add_argument("old", help="a JSON spec or its URL, whose dataset index has checksums")
     parser.add_argument("new", help="another one")
     add_flag(parser, "--json", "print one JSON object: lists of keys, and the number of the rest")
     add_reading(parser)

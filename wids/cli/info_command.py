@@ -103,7 +103,7 @@ def _found(
     names = [shard.url for shard in spec.shards if shard.nbytes is None]
     num_remote = sum(not urls.is_local(name) for name in names)
     # What a document says is shown as it is, and a listing has only files that exist.
-    if is_document(path) or spec.all_packs() or not names or num_remote > _MAX_ASKED:
+    if is_document(path) or spec.all_dataset_indexes() or not names or num_remote > _MAX_ASKED:
         return spec
     answers = ask_lengths(Fetcher(_impatient(options)), names, is_tolerant=True)
     try:
@@ -130,8 +130,8 @@ def _impatient(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
-    """Return the fields of a dataset as a table if it has a pack, else ``""``."""
-    if not spec.all_packs():
+    """Return the fields of a dataset as a table if it has a dataset index, else ``""``."""
+    if not spec.all_dataset_indexes():
         return ""
     from wids.shards.sample_access import field_stats
 
@@ -141,7 +141,7 @@ def _fields_text(spec: DatasetSpec, options: argparse.Namespace) -> str:
         ) as dataset:
             stats = field_stats(dataset)
             facts = _media_text(dataset, stats)
-    except WidsError:  # a damaged pack; what the spec says is shown anyway
+    except WidsError:  # a damaged dataset index; what the spec says is shown anyway
         return ""
     return _table(stats) + facts
 
@@ -179,7 +179,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     from wids.shards.specs.naming import is_document
 
     # What a document says is shown at once; its servers may be slow or down.
-    if is_document(path) or spec.all_packs():
+    if is_document(path) or spec.all_dataset_indexes():
         return ""
     shards = peek(spec, storage_options=shared.storage_options(options))
     shards.read_on(1)

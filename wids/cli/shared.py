@@ -255,9 +255,9 @@ def spec_and_peek(
     from wids.dataset.peeking import create_command, peek
 
     spec = loaded_spec(options.spec, options)
-    # Packs are trusted, so that the command opens them only once.
-    num_packed = sum(pack.stop - pack.start for pack in spec.all_packs())
-    if num_packed == len(spec.shards) and not wanted:
+    # Dataset indexes are trusted, so that the command opens them only once.
+    num_indexed = sum(part.stop - part.start for part in spec.all_dataset_indexes())
+    if num_indexed == len(spec.shards) and not wanted:
         return spec, None
     shards = peek(
         spec,

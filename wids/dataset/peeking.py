@@ -116,7 +116,7 @@ def create_command(shards: Shards, spec: DatasetSpec) -> str:
         named = os.fspath(shards)
         name = f"{name}-indexed" if is_document(named) else name
         return f"wids create {shlex.quote(urls.redact(named))} -o {shlex.quote(name)}.json"
-    return f'wids.build_spec(shards, pack="{name}.index").save("{name}.json")'
+    return f'wids.build_spec(shards, dataset_index="{name}.index").save("{name}.json")'
 
 
 class Peek:
@@ -167,7 +167,7 @@ class Peek:
         spec = self._whole_spec
         shard_spec = spec.shards[number]
         self.number = number
-        self.spec = replace(spec, shards=(shard_spec,), index=None, packs=())
+        self.spec = replace(spec, shards=(shard_spec,), index=None, dataset_indexes=())
         self.dataset_name = shard_spec.dataset or spec.name
         self.title = self.dataset_name or dataset_name(spec.shards[0].url)
 
@@ -187,7 +187,9 @@ class Peek:
     def has_all_indexes(self) -> bool:
         """Whether every shard has an index, so that `ShardListDataset` downloads none to open."""
         opener = self._opener
-        return all(opener.is_packed(n) or opener.has_index(n) for n in range(self.num_shards))
+        return all(
+            opener.is_in_dataset_index(n) or opener.has_index(n) for n in range(self.num_shards)
+        )
 
     def shard(self, number: int) -> Peek:
         """Return the samples at the beginning of another shard.

@@ -315,7 +315,8 @@ _MAX_FIELDS: Final = 12
 def dataset_repr(dataset: Any) -> str:
     """Describe a dataset or view: its name, samples, shards, fields and transformations.
 
-    Reads nothing that is not at hand: fields are those of a shard that is open, or of a local pack.
+    Reads nothing that is not at hand: fields are those of a shard that is open, or of a local
+    dataset index.
     """
     name = f" {dataset.dataset_name!r}" if dataset.dataset_name else ""
     total = f"of {len(dataset.reader):,} " if dataset.is_view else ""
@@ -339,7 +340,7 @@ def _known_fields(dataset: Any) -> list[str]:
         for number in range(min(len(spec.shards), _MAX_SHARDS)):
             if reader.pool.peek(number) is not None:
                 return list(reader.field_names(reader.index(number).fields))
-        if any(pack.start == 0 and urls.is_local(pack.url) for pack in spec.all_packs()):
+        if any(part.start == 0 and urls.is_local(part.url) for part in spec.all_dataset_indexes()):
             index = reader.known_index(0)
             return [] if index is None else list(reader.field_names(index.fields))
     return []

@@ -261,7 +261,7 @@ def _facts(dataset: ReadableDataset) -> dict[str, str]:
         **({"classes": classes} if classes else {}),
         "available locally": _amount(num_local, num_checked, len(shards)),
         **({"cache": _from_home(dataset.reader.cache_folder)} if has_remote else {}),
-        "index": "published" if dataset.spec.all_packs() else "none published",
+        "index": "published" if dataset.spec.all_dataset_indexes() else "none published",
     }
 
 

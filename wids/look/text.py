@@ -150,7 +150,7 @@ def spec_rows(spec: DatasetSpec) -> dict[str, Any]:
         "num_shards": len(spec.shards),
         "nbytes": known_sum(shard.nbytes for shard in spec.shards),
         "classes": spec.classes,
-        "index": ", ".join(urls.redact(pack.url) for pack in spec.all_packs()) or None,
+        "index": ", ".join(urls.redact(part.url) for part in spec.all_dataset_indexes()) or None,
         "first": urls.redact(spec.shards[0].url),
         "last": urls.redact(spec.shards[-1].url),
     }

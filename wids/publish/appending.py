@@ -1,10 +1,10 @@
 """Append described shards to a published dataset.
 
-The old shards are not read: their entries in the spec and their indexes in the pack are copied as
-they are. The new pack begins like the old one, so a reader with the old spec can use it; it is
-published first, and the spec, which names the new shards, last.
+The old shards are not read: their entries in the spec and their indexes are copied as
+they are. The new dataset index begins like the old one, so a reader with the old spec can use it;
+it is published first, and the spec, which names the new shards, last.
 
-What is published is checked first, by its spec and pack, before anything is written.
+What is published is checked first, by its spec and dataset index, before anything is written.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.publish.new_spec import Describer, IndexingCost, written_pack
+from wids.publish.new_spec import Describer, IndexingCost, written_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem
-from wids.shards.indexes.pack import LocalPack, Pack, load_pack
-from wids.shards.indexes.pack_writer import join_packs
+from wids.shards.indexes.dataset_index import DatasetIndex, LocalDatasetIndex, load_dataset_index
+from wids.shards.indexes.dataset_index_writer import join_dataset_indexes
 from wids.shards.specs.loader import Shards, load_spec, load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, common_classes
 from wids.shards.specs.parsing import parse
@@ -59,12 +59,12 @@ class Published:
     key_split: KeySplit
 
     @property
-    def pack(self) -> str | None:
-        """Absolute path or URL of its pack; None if it has none."""
+    def dataset_index(self) -> str | None:
+        """Absolute path or URL of its dataset index; None if it has none."""
         index = self.spec.index
         if index is None or urls.is_local(self.target) == urls.is_local(index):
             return index
-        # The base is where the dataset will be, and the pack still lies beside the spec.
+        # The base is where the dataset will be, and the dataset index still lies beside the spec.
         return urls.join(urls.parent(self.target), os.path.basename(urls.path_of(index)))
 
 
@@ -114,15 +114,15 @@ def published(target: str, storage_options: upload.Options = None) -> Published:
     return Published(target, data, version, document, spec, base, rules.pop())
 
 
-def num_fitting(pack: Pack, shards: Sequence[ShardSpec]) -> int:
-    """Return how many of the first shards are in a pack, with their names, lengths and counts."""
+def num_fitting(indexes: DatasetIndex, shards: Sequence[ShardSpec]) -> int:
+    """Return how many of the first shards it has, with their names, lengths and counts."""
     for number, shard in enumerate(shards):
         name = os.path.basename(urls.path_of(shard.url))
         is_fitting = (
-            number < len(pack)
-            and (pack.is_named(number, name) or pack.is_named(number, urls.unquoted(name)))
-            and shard.nbytes in (None, pack.tar_nbytes(number))
-            and shard.num_samples == pack.num_samples[number]
+            number < len(indexes)
+            and (indexes.is_named(number, name) or indexes.is_named(number, urls.unquoted(name)))
+            and shard.nbytes in (None, indexes.tar_nbytes(number))
+            and shard.num_samples == indexes.num_samples[number]
         )
         if not is_fitting:
             return number
@@ -168,7 +168,7 @@ def entries(
 
 _MAX_ATTEMPTS: Final = 5
 _WAIT_S: Final = 600.0
-"""How long to wait for another appending process, which may have to copy a pack of a gigabyte."""
+"""How long to wait for another appending process, which may have to copy an index of a gigabyte."""
 
 
 def append_shards(
@@ -188,10 +188,10 @@ def append_shards(
 ) -> DatasetSpec:
     """Add shards to the end of a published dataset, without reading its shards again.
 
-    Spec and pack are replaced, the pack first: at any moment readers see the old dataset or the new
-    one. Several processes may append to a local spec at once; they wait for one another. Sampler
-    states saved earlier belong to the old order: they fit a dataset of the first shards, as the
-    example shows.
+    Spec and dataset index are replaced, the dataset index first: at any moment readers see the old
+    dataset or the new one. Several processes may append to a local spec at once; they wait for one
+    another. Sampler states saved earlier belong to the old order: they fit a dataset of the first
+    shards, as the example shows.
 
     Args:
         spec: Path or URL of the spec.
@@ -212,8 +212,8 @@ def append_shards(
 
     Raises:
         FileNotFoundError: There is no spec.
-        SpecError: The spec consists of other specs, or does not state all counts; or its pack is
-            missing or of another dataset.
+        SpecError: The spec consists of other specs, or does not state all counts; or its dataset
+            index is missing or of another dataset.
         ValueError: A shard is in the dataset already, has another ``key_split``, or would be named
             by a path that readers do not have.
         FetchError, ShardFormatError, UploadError: As for `build_spec`.
@@ -224,7 +224,7 @@ def append_shards(
         >>> for name in ("cats", "dogs"):
         ...     with wids.TarWriter(f"{name}.tar") as writer:
         ...         nbytes = writer.write({"__key__": name, "txt": name})
-        >>> wids.build_spec(["cats.tar"], name="pets", pack="pets.index").save("pets.json")
+        >>> wids.build_spec(["cats.tar"], name="pets", dataset_index="pets.index").save("pets.json")
         >>> spec = wids.append_shards("pets.json", ["dogs.tar"])
         >>> [shard.num_samples for shard in spec.shards]
         [1, 1]
@@ -258,9 +258,9 @@ def append_shards(
         )
         on_problem(Problem(old.spec.name, text, "remark"))
     describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
-    with describer.packed(new.shards, journal) as (described, pack):
+    with describer.indexed(new.shards, journal) as (described, indexes):
         return publish_appended(
-            *(target, described, pack, new.classes),
+            *(target, described, indexes, new.classes),
             base=base,
             on_problem=on_problem,
             storage_options=storage_options,
@@ -270,19 +270,19 @@ def append_shards(
 def publish_appended(
     target: str,
     shards: Sequence[ShardSpec],
-    pack: LocalPack,
+    indexes: LocalDatasetIndex,
     classes: Sequence[str] = (),
     *,
     base: str | os.PathLike[str] | None = None,
     on_problem: Callable[[Problem], None] = log_problem,
     storage_options: upload.Options = None,
 ) -> DatasetSpec:
-    """Publish a dataset with more shards at its end: first the pack, then the spec.
+    """Publish a dataset with more shards at its end: first the dataset index, then the spec.
 
     Args:
         target: Absolute path or URL of its spec.
         shards: The new shards, described.
-        pack: Their indexes.
+        indexes: Their dataset index.
         classes: Names of the classes of the new shards, if they are stated.
         base: As for `append_shards`.
         on_problem: As for `build_spec`.
@@ -301,7 +301,7 @@ def publish_appended(
             }
             # Another process may have been faster: start again from its result.
             with suppress(upload.ReplacedError):
-                return _publish(old, document, pack, on_problem, storage_options)
+                return _publish(old, document, indexes, on_problem, storage_options)
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
 
 
@@ -318,62 +318,65 @@ def _classes(old: Published, names: Sequence[str]) -> dict[str, list[str]]:
 def _publish(
     old: Published,
     document: dict[str, Any],
-    new: LocalPack,
+    new: LocalDatasetIndex,
     on_problem: Callable[[Problem], None],
     storage_options: upload.Options,
 ) -> DatasetSpec:
-    """Write pack and spec, unless the spec was replaced since it was read; return the new spec."""
+    """Write both files, unless the spec was replaced since it was read; return the new spec."""
     data = json.dumps(document).encode("ascii")
     spec = load_spec(old.target, read=lambda _, __: data)
-    if old.pack is not None:
+    if old.dataset_index is not None:
         with ExitStack() as stack:
-            with _old_packs(old, storage_options) as packs:  # closed when they were read
-                join = partial(join_packs, packs=[*packs, (new, len(new))])
-                joined = stack.enter_context(written_pack(old.pack, join, storage_options))
+            with _old_dataset_indexes(old, storage_options) as parts:  # closed when they were read
+                join = partial(join_dataset_indexes, parts=[*parts, (new, len(new))])
+                joined = stack.enter_context(
+                    written_dataset_index(old.dataset_index, join, storage_options)
+                )
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
             if upload.read(old.target, storage_options)[0] != old.data:
                 raise upload.ReplacedError(old.target)
     else:
-        text = "the spec names no pack, so keys of new shards were not compared with the others"
+        text = "the spec names no dataset index, so keys of new and old shards were not compared"
         on_problem(Problem(spec.name, text, "remark"))
     save_document(old.target, document, replaces=old.version, storage_options=storage_options)
     return spec
 
 
 @contextmanager
-def _old_packs(
+def _old_dataset_indexes(
     old: Published, storage_options: upload.Options
-) -> Iterator[list[tuple[LocalPack, int]]]:
-    """Yield the packs with the indexes of the old shards, and how many to take from each.
+) -> Iterator[list[tuple[LocalDatasetIndex, int]]]:
+    """Yield the dataset indexes with the indexes of the old shards, and how many to take from each.
 
-    The pack may have more than the old shards if an append was interrupted before it published its
-    spec, or fewer that fit if two appends to a URL collided. Missing ones are read again.
+    The dataset index may have more than the old shards if an append was interrupted before it
+    published its spec, or fewer that fit if two appends to a URL collided. Missing ones are read
+    again.
     """
-    shards, target = old.spec.shards, old.pack or ""
+    shards, target = old.spec.shards, old.dataset_index or ""
     if not upload.exists(target, storage_options):
-        raise _wrong_pack(old, target, "no file")
+        raise _wrong_dataset_index(old, target, "no file")
     with ExitStack() as stack:
         path = stack.enter_context(upload.local_copy(target, storage_options))
-        pack = load_pack(path, None, len(shards))
-        if pack is None:
-            raise _wrong_pack(old, target, "no pack")
-        stack.callback(pack.close)
-        num_shards = num_fitting(pack, shards)
+        indexes = load_dataset_index(path, None, len(shards))
+        if indexes is None:
+            raise _wrong_dataset_index(old, target, "no dataset index")
+        stack.callback(indexes.close)
+        num_shards = num_fitting(indexes, shards)
         if not num_shards:
-            raise _wrong_pack(old, target, "one of other shards")
-        packs = [(pack, num_shards)]
+            raise _wrong_dataset_index(old, target, "one of other shards")
+        parts = [(indexes, num_shards)]
         missing = shards[num_shards:]
         if missing:
-            rest = Describer(Fetcher(storage_options)).packed(missing)
-            packs.append((stack.enter_context(rest)[1], len(missing)))
-        yield packs
+            rest = Describer(Fetcher(storage_options)).indexed(missing)
+            parts.append((stack.enter_context(rest)[1], len(missing)))
+        yield parts
 
 
-def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
+def _wrong_dataset_index(old: Published, target: str, found: str) -> SpecError:
     return SpecError(
-        f"{urls.redact(target)}: expected the pack of {urls.redact(old.target)}, found {found}; "
-        "make both again with `wids create`"
+        f"{urls.redact(target)}: expected the dataset index of {urls.redact(old.target)}, "
+        f"found {found}; make both again with `wids create`"
     )
 
 
@@ -381,7 +384,8 @@ def _wrong_pack(old: Published, target: str, found: str) -> SpecError:
 def _one_at_a_time(target: str) -> Iterator[None]:
     """Wait until no other process of this machine appends to a local spec.
 
-    Servers compare versions instead. With a pack, the spec is compared before it is replaced, too.
+    Servers compare versions instead. With a dataset index, the spec is compared before it is
+    replaced, too.
 
     Raises:
         OSError: Another process did not finish.

@@ -27,8 +27,8 @@ class ShardRecord:
         num_samples: Number of samples.
         nbytes: Length of the tar in bytes.
         sha256: Digest of the tar, in hexadecimal digits; None if only its headers were read.
-        blob: Its index with checksums, serialized as in a pack; those of members only if these
-            were read.
+        blob: Its index with checksums, serialized as in a dataset index; those of members only if
+            these were read.
         source: Digest of what the shard was made from; ``""`` for an existing one.
         cut_short: Members that are pictures without their end, as far as that was looked at.
 

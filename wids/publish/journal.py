@@ -283,7 +283,7 @@ class Journal:
         return found, record.nbytes
 
     def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
-        """Yield base name, length and index of these shards, as a pack takes them."""
+        """Yield base name, length and index of these shards, as a dataset index takes them."""
         for task in tasks:
             found, nbytes = self.index(task)
             yield os.path.basename(urls.path_of(task[0])), nbytes, found

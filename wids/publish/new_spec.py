@@ -1,4 +1,4 @@
-"""Describe existing shards, and publish their spec and the pack of their indexes.
+"""Describe existing shards, and publish their spec and their dataset index.
 
 Every shard is read once, on any executor. The descriptions go into a journal, so that an
 interrupted run can be resumed.
@@ -31,8 +31,8 @@ from wids.publish.executors import results_of
 from wids.publish.journal import Journal, Task
 from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.costs import Cost, DownloadCost, estimate
-from wids.shards.indexes.pack import LocalPack, load_pack
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import private_mode
@@ -43,9 +43,10 @@ from wids.shards.tars.index import Repeated, ShardIndex, index_tar
 from wids.storage import fetch, upload
 from wids.storage.arrays import IntArray, LazySequence, chosen
 from wids.storage.download import Report
+from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
 from wids.storage.progress import PartsBar
 from wids.storage.reading_threads import ReadingThreads
-from wids.storage.remote_lengths import ENDLESS_NBYTES, known_lengths, known_sum, open_parts
+from wids.storage.remote_lengths import known_lengths, known_sum
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
@@ -54,29 +55,31 @@ _logger = logging.getLogger(__name__)
 
 
 _ANY: Final = 1 << 32
-"""More shards than any pack has: nobody else claims a length for one that was just written."""
+"""More shards than any dataset index has: nobody else claims a length for a new one."""
 
 
-def new_pack(
+def new_dataset_index(
     target: str | None,
     shards: Iterable[tuple[str, int, ShardIndex]],
     storage_options: upload.Options = None,
-) -> AbstractContextManager[LocalPack]:
-    """Provide a pack, which is published when the block ends.
+) -> AbstractContextManager[LocalDatasetIndex]:
+    """Provide a dataset index, which is published when the block ends.
 
     Args:
-        target: Path or URL; None for a temporary pack, deleted when the block ends.
-        shards: As for `write_pack`.
+        target: Path or URL; None for a temporary dataset index, deleted when the block ends.
+        shards: As for `write_dataset_index`.
         storage_options: As for `ShardListDataset`.
     """
-    return written_pack(target, lambda file: write_pack(file, shards), storage_options)
+    return written_dataset_index(
+        target, lambda file: write_dataset_index(file, shards), storage_options
+    )
 
 
 @contextmanager
-def written_pack(
+def written_dataset_index(
     target: str | None, write: Callable[[IO[bytes]], object], storage_options: upload.Options
-) -> Iterator[LocalPack]:
-    """Provide the pack that a function writes to a file; otherwise as `new_pack`."""
+) -> Iterator[LocalDatasetIndex]:
+    """Provide the dataset index that a function writes; otherwise as `new_dataset_index`."""
     with (
         tempfile.TemporaryFile()
         if target is None
@@ -85,12 +88,14 @@ def written_pack(
         write(file)
         file.flush()
         file.seek(0)
-        name = "a temporary pack" if target is None else urls.redact(target)
-        pack = load_pack(name, FileIO(file.fileno(), closefd=False), _ANY)
-        if pack is None:
-            raise OSError(f"{name}: expected the pack that was just written, found another file")
-        with closing(pack):  # closed before the file gets its name
-            yield pack
+        name = "a temporary dataset index" if target is None else urls.redact(target)
+        dataset_index = load_dataset_index(name, FileIO(file.fileno(), closefd=False), _ANY)
+        if dataset_index is None:
+            raise OSError(
+                f"{name}: expected the dataset index that was just written, found another file"
+            )
+        with closing(dataset_index):  # closed before the file gets its name
+            yield dataset_index
 
 
 FIRST_NBYTES: Final = 1 << 20
@@ -234,7 +239,7 @@ def build_spec(
     name: str | None = None,
     key_split: KeySplit | None = None,
     repeated: Repeated = "error",
-    pack: str | os.PathLike[str] | None = None,
+    dataset_index: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
@@ -259,9 +264,9 @@ def build_spec(
             the rule in the document, or else the first dot.
         repeated: What members of one name are: ``"error"``, since they may be two samples with one
             key, or ``"last"`` to describe the last of them.
-        pack: Path or URL to write the indexes of all shards to, which the spec will name. With it,
-            no machine has to scan these shards again, and keys are found by binary search. It is
-            valid for copies of the shards too: tars of the same names, lengths and headers.
+        dataset_index: Path or URL to write the indexes of all shards to, which the spec will name.
+            With it, no machine has to scan these shards again, and keys are found by binary search.
+            It is valid for copies of the shards too: tars of the same names, lengths and headers.
         executor: Where to do the work; any `concurrent.futures.Executor`, such as that of a Dask
             client. None for this thread.
         journal: File for completed work, so that an interrupted run can be resumed. Delete it when
@@ -271,7 +276,8 @@ def build_spec(
         on_cost: Called with the cost of reading remote shards, after their headers were read and
             before some are read whole: ``str(cost)`` states it, ``cost.unread`` is what remains to
             be downloaded. An exception from it ends the work, which the journal can resume.
-        on_problem: Called with what is wrong with the dataset as a whole, before the pack is
+        on_problem: Called with what is wrong with the dataset as a whole, before the dataset index
+            is
             published: keys that occur in several shards, and as remarks fields that only some
             samples have, and formats that are mixed. By default it is logged as a warning.
         allow_pipe: Whether a document may name ``pipe:`` commands.
@@ -288,35 +294,35 @@ def build_spec(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
         FileExistsError: ``journal`` is another file.
-        UploadError: The pack cannot be written to its URL.
+        UploadError: The dataset index cannot be written to its URL.
         ValueError: ``pack`` is a URL that cannot be written, such as ``https:``.
 
     Examples:
         >>> import wids
         >>> with wids.TarWriter("cats.tar") as writer:
         ...     nbytes = writer.write({"__key__": "0001", "txt": "a cat"})
-        >>> spec = wids.build_spec(["cats.tar"], name="cats", pack="cats.index")
+        >>> spec = wids.build_spec(["cats.tar"], name="cats", dataset_index="cats.index")
         >>> spec.save("cats.json")
         >>> spec.shards[0].num_samples, spec.shards[0].nbytes
         (1, 10240)
         >>> wids.verify_spec("cats.json")
         []
     """
-    pack_path = None if pack is None else upload.absolute(pack)
+    dataset_index_path = None if dataset_index is None else upload.absolute(dataset_index)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     describer = Describer(fetcher, key_split, repeated, digests, on_cost, executor, progress)
     dataset_name = spec.name if name is None else name
-    packing = describer.packed(spec.shards, journal, pack_path, storage_options)
-    with packing as (described, indexes):
+    describing = describer.indexed(spec.shards, journal, dataset_index_path, storage_options)
+    with describing as (described, indexes):
         for problem in dataset_problems(indexes, described, dataset_name):
             on_problem(problem)
     return replace(
         spec,
         shards=described,
         name=dataset_name,
-        index=pack_path or spec.index,
-        packs=() if pack_path else spec.packs,
+        index=dataset_index_path or spec.index,
+        dataset_indexes=() if dataset_index_path else spec.dataset_indexes,
     )
 
 
@@ -343,34 +349,34 @@ class Describer:
     progress: bool | None = None
 
     @contextmanager
-    def packed(
+    def indexed(
         self,
         shards: Sequence[ShardSpec],
         journal: str | os.PathLike[str] | None = None,
         target: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> Iterator[tuple[Sequence[ShardSpec], LocalPack]]:
-        """Yield shards as described, and their pack.
+    ) -> Iterator[tuple[Sequence[ShardSpec], LocalDatasetIndex]]:
+        """Yield shards as described, and their dataset index.
 
         Args:
             shards: The shards.
             journal: As for `build_spec`.
-            target: Path or URL of the pack, published when the block ends; None for a temporary
-                one.
-            storage_options: For the server of the pack.
+            target: Path or URL of the dataset index, published when the block ends; None for a
+                temporary one.
+            storage_options: For the server of the dataset index.
         """
         tasks = self.tasks(shards)
         with Journal(journal, mode=private_mode(shard.url for shard in shards)) as log:
             self.describe(shards, log)
             described = unsaved_shards(
                 (
-                    self._with_facts(shard, log.record(task), has_pack=target is not None)
+                    self._with_facts(shard, log.record(task), has_index=target is not None)
                     for shard, task in zip(shards, tasks, strict=True)
                 ),
                 target or journal,
             )
-            with new_pack(target, log.indexes(tasks), storage_options) as pack:
-                yield described, pack
+            with new_dataset_index(target, log.indexes(tasks), storage_options) as dataset_index:
+                yield described, dataset_index
 
     def tasks(self, shards: Sequence[ShardSpec]) -> Sequence[Task]:
         """Return the tasks of describing shards."""
@@ -430,7 +436,7 @@ class Describer:
                     log.add(record)
                     bar.finish(record.nbytes)
 
-    def _with_facts(self, shard: ShardSpec, record: ShardRecord, *, has_pack: bool) -> ShardSpec:
+    def _with_facts(self, shard: ShardSpec, record: ShardRecord, *, has_index: bool) -> ShardSpec:
         """Return the entry of a shard with the computed facts in place of the stated ones."""
         is_stated = record.sha256 is None and shard.nbytes in (None, record.nbytes)
         return replace(
@@ -440,7 +446,7 @@ class Describer:
             sha256=shard.sha256 if is_stated else record.sha256,
             md5sum=shard.md5sum if is_stated else None,
             key_split=self.key_split or shard.key_split,
-            index=None if has_pack else shard.index,
+            index=None if has_index else shard.index,
             extras={key: value for key, value in shard.extras.items() if key != COUNTS_FROM},
         )
 

@@ -1,9 +1,9 @@
 """Name and lock the files of a new dataset, and replace the one that has their names.
 
-`ShardNames` has the names of shards, and `Output` those of spec, pack and journal. Folders are
-listed; no shard is opened. One writer at a time holds the lock of its names (`only_writer`), and
-deletes unfinished files of killed writers at its beginning and its end: an executor may have had
-another worker do the work of a killed one.
+`ShardNames` has the names of shards, and `Output` those of spec, dataset index and journal. Folders
+are listed; no shard is opened. One writer at a time holds the lock of its names (`only_writer`),
+and deletes unfinished files of killed writers at its beginning and its end: an executor may have
+had another worker do the work of a killed one.
 
 When a dataset is replaced, there is no spec between the first new shard and the last, so no reader
 mixes shards of both. Only shards that the previous spec lists under the names of the new ones are
@@ -31,7 +31,7 @@ from wids.errors import SpecError, WidsError, message_of
 from wids.publish.journal import Journal, is_journal
 from wids.publish.problems import Problem
 from wids.publish.tar_writer import check_target
-from wids.shards.indexes.pack import MAGIC
+from wids.shards.indexes.dataset_index import MAGIC
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import is_document
@@ -212,8 +212,8 @@ class Output:
         return upload.is_local(self.names.folder)
 
     @property
-    def pack_path(self) -> str:
-        """Absolute path of the pack, or its URL."""
+    def dataset_index_path(self) -> str:
+        """Absolute path of the dataset index, or its URL."""
         return os.path.splitext(self.spec_path)[0] + ".index"
 
     @property
@@ -260,9 +260,9 @@ class Output:
         return load_spec(self.spec_path, allow_pipe=True, read=read)
 
     def check_unpublished(self) -> None:
-        """Raise FileExistsError if the spec or the pack exists."""
+        """Raise FileExistsError if the spec or the dataset index exists."""
         if self.spec_path:
-            self.check_absent(self.spec_path, self.pack_path)
+            self.check_absent(self.spec_path, self.dataset_index_path)
 
     def check_absent(self, *paths: str) -> None:
         """Raise FileExistsError if one of some files exists."""
@@ -363,11 +363,11 @@ class Output:
         return {shard.url for shard in spec.shards}
 
     def _states(self) -> list[tuple[str, int, int]] | None:
-        """Return what changes when a local shard or pack is replaced; None if one is remote."""
+        """Return what changes when a shard or the index is replaced; None if one is remote."""
         if not (urls.is_local(self.spec_path) and self.is_local):
             return None
         states = []
-        for path in (*self.existing_shards(), self.pack_path):
+        for path in (*self.existing_shards(), self.dataset_index_path):
             with suppress(FileNotFoundError):
                 status = os.stat(path)
                 states.append((path, status.st_ino, status.st_mtime_ns))
@@ -432,7 +432,7 @@ def _delete(path: str) -> None:
 def _sweep(output: Output, min_age_s: float | None) -> None:
     names = output.names
     files.sweep(names.folder, names.is_temporary, min_age_s=min_age_s)
-    for path in (output.spec_path, output.pack_path) if output.spec_path else ():
+    for path in (output.spec_path, output.dataset_index_path) if output.spec_path else ():
         files.sweep_beside(path, min_age_s=min_age_s)
 
 
@@ -444,9 +444,9 @@ _PARQUET: Final = b"PAR1"
 def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     """Return the files of a dataset that are not part of the one that replaces some of its shards.
 
-    These are shards, the saved table, journals of interrupted runs, and packs. Indexes of other
-    programs are not among them. Nothing is left behind if the new dataset has all shards of the old
-    one.
+    These are shards, the saved table, journals of interrupted runs, and dataset indexes. Indexes of
+    other programs are not among them. Nothing is left behind if the new dataset has all shards of
+    the old one.
 
     Args:
         old: The old dataset.
@@ -456,9 +456,9 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     shards = {real_path(shard.url) for shard in new.shards}
     if shards.issuperset(real_path(shard.url) for shard in old.shards):
         return []
-    kept = shards.union(map(real_path, chain(_tables(new), _packs(new))))
+    kept = shards.union(map(real_path, chain(_tables(new), _indexes(new))))
     found = dict.fromkeys(
-        [*(shard.url for shard in old.shards), *_tables(old), *_journals(document), *_packs(old)]
+        [*(shard.url for shard in old.shards), *_tables(old), *_journals(document), *_indexes(old)]
     )
     return [
         url
@@ -499,7 +499,9 @@ def _remove_local(path: str) -> None:
     with open(path, "rb") as file:
         is_known = file.read(len(MAGIC)).startswith((MAGIC, _PARQUET)) or tarfile.is_tarfile(path)
     if not is_known:
-        raise ValueError("expected a shard, a pack, a table or a journal, found another file")
+        raise ValueError(
+            "expected a shard, a dataset index, a table or a journal, found another file"
+        )
     os.unlink(path)
 
 
@@ -507,11 +509,11 @@ def _tables(spec: DatasetSpec) -> list[str]:
     return [] if spec.table is None else [spec.table.url]
 
 
-def _packs(spec: DatasetSpec) -> Iterator[str]:
-    """Yield the packs that a spec names, without indexes of other programs."""
+def _indexes(spec: DatasetSpec) -> Iterator[str]:
+    """Yield the dataset indexes that a spec names, without indexes of other programs."""
     own = (shard.index for shard in spec.shards if shard.index)
     own = (url for url in own if not urls.path_of(url).endswith((".idx", ".sqlite")))
-    return chain((pack.url for pack in spec.all_packs()), own)
+    return chain((part.url for part in spec.all_dataset_indexes()), own)
 
 
 def _journals(document: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 `field_remarks` counts fields: it reads the indexes in sequence, and keeps a few numbers for each
 field. `repeated_keys` finds keys that occur in several shards, of which a lookup finds only the
-first: the hashes in a pack have the candidates, and the keys of those that are named are compared.
-`table_problems` compares the table of shards with its document.
+first: the hashes in a dataset index have the candidates, and the keys of those that are named are
+compared. `table_problems` compares the table of shards with its document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from wids.errors import FetchError, printable
 from wids.shards.fields.codecs import BY_EXTENSION, CHOSEN_KINDS
-from wids.shards.indexes.pack import LocalPack
+from wids.shards.indexes.dataset_index import LocalDatasetIndex
 from wids.shards.specs import shard_table
 from wids.shards.specs.model import ShardSpec
 from wids.shards.specs.parsing import parse
@@ -44,8 +44,8 @@ class Problem:
     """Something that is wrong, or worth knowing. ``str`` has both parts in one line.
 
     Attributes:
-        shard: Path or URL of the shard, or of the pack; the name of the dataset for what is in
-            several shards.
+        shard: Path or URL of the shard, or of the dataset index; the name of the dataset for what
+            is in several shards.
         text: What was expected and what was found.
         severity: ``"error"`` for what a reader would notice as wrong; ``"remark"`` for what may be
             as its author wants it, such as a field that only some samples have.
@@ -87,20 +87,22 @@ Role = tuple[str, str]
 """What precedes the extension, and the kind of the extension."""
 
 
-def field_remarks(pack: LocalPack, shards: Sequence[ShardSpec], name: str = "") -> list[Problem]:
+def field_remarks(
+    indexes: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
+) -> list[Problem]:
     """Return remarks on the fields of each dataset.
 
     Args:
-        pack: The indexes of the shards.
-        shards: The shards that were packed, in order.
+        indexes: The indexes of the shards.
+        shards: Its shards, in order.
         name: Name of the dataset of shards without one.
     """
     fields: dict[str, _Fields] = {}
     for number, shard in enumerate(shards):
-        found = pack.index(number, pack.tar_nbytes(number), shard.key_split or "first")
+        found = indexes.index(number, indexes.tar_nbytes(number), shard.key_split or "first")
         if found is not None:
             fields.setdefault(shard.dataset or name, _Fields()).add(found)
-        pack.release()
+        indexes.release()
     return [
         Problem(dataset, text, "remark")
         for dataset, counted in fields.items()
@@ -201,31 +203,31 @@ Named: TypeAlias = tuple[str, ShardSpec, ShardSpec]
 """A key, and the first two shards that have it."""
 
 
-def repeated_keys(pack: LocalPack, shards: Sequence[ShardSpec]) -> list[Problem]:
-    """Return the keys that occur in several shards of a pack, as a list of at most one problem.
+def repeated_keys(indexes: LocalDatasetIndex, shards: Sequence[ShardSpec]) -> list[Problem]:
+    """Return the keys that occur in several shards, as a list of at most one problem.
 
     It names the first of them, each with two of its shards. Keys that shards of different datasets
     share do not count, nor do those of a shard that is listed twice.
 
     Args:
-        pack: The pack.
-        shards: The shards that were packed, in order.
+        indexes: The dataset index.
+        shards: Its shards, in order.
     """
-    ends = np.cumsum(pack.num_samples.astype(np.int64))
+    ends = np.cumsum(indexes.num_samples.astype(np.int64))
     _, datasets = dataset_names(shards, None)
     # Where two tars have one hash, a key of both is not found: one pair of shards in 2**64.
     tars = np.fromiter((hash(shard.url) for shard in shards), np.int64, len(shards))
 
     def samples(positions: IntArray) -> Iterator[tuple[str, ShardSpec]]:
         numbers = np.searchsorted(ends, positions, side="right")
-        starts = ends[numbers] - pack.num_samples[numbers].astype(np.int64)
+        starts = ends[numbers] - indexes.num_samples[numbers].astype(np.int64)
         local = (positions - starts).tolist()
         for number, local_index in zip(numbers.tolist(), local, strict=True):
-            yield _key(pack, number, local_index, shards[number]), shards[number]
+            yield _key(indexes, number, local_index, shards[number]), shards[number]
 
     num_keys = 0
     named: list[tuple[int, Named]] = []
-    for hashes, positions in pack.repeated_keys():
+    for hashes, positions in indexes.repeated_keys():
         numbers = np.searchsorted(ends, positions, side="right")
         order = np.lexsort((positions, datasets[numbers], hashes))
         numbers, in_order = numbers[order], positions[order]
@@ -258,9 +260,9 @@ def _groups_with_two(hashes: WordArray, datasets: IntArray, tars: IntArray) -> I
     return np.stack([starts, stops], axis=1)[np.logical_or.reduceat(is_other_tar, starts)]
 
 
-def _key(pack: LocalPack, number: int, local_index: int, shard: ShardSpec) -> str:
+def _key(indexes: LocalDatasetIndex, number: int, local_index: int, shard: ShardSpec) -> str:
     """Return the key of a sample; one that equals no other if its index is damaged."""
-    shard_index = pack.index(number, pack.tar_nbytes(number), shard.key_split or "first")
+    shard_index = indexes.index(number, indexes.tar_nbytes(number), shard.key_split or "first")
     return f"\0{number} {local_index}" if shard_index is None else shard_index.key(local_index)
 
 
@@ -281,15 +283,17 @@ def _names(first: ShardSpec, second: ShardSpec) -> str:
     return " and ".join(names)
 
 
-def dataset_problems(pack: LocalPack, shards: Sequence[ShardSpec], name: str = "") -> list[Problem]:
+def dataset_problems(
+    indexes: LocalDatasetIndex, shards: Sequence[ShardSpec], name: str = ""
+) -> list[Problem]:
     """Return an error for keys that occur in several shards, and remarks on fields.
 
     Args:
-        pack: The indexes of the shards.
-        shards: The shards that were packed, in order.
+        indexes: The indexes of the shards.
+        shards: Its shards, in order.
         name: Name of the dataset.
     """
-    return [*repeated_keys(pack, shards), *field_remarks(pack, shards, name)]
+    return [*repeated_keys(indexes, shards), *field_remarks(indexes, shards, name)]
 
 
 def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Write shards, then their pack and their spec: in one run or in parts, on any executor.
+"""Write shards, then their dataset index and their spec: in one run or in parts, on any executor.
 
 A journal has the complete shards, each with a digest of what it was made from, so that an
 interrupted run can be resumed (`unfinished_run`). A shard is written under a free name, or over
@@ -26,7 +26,7 @@ from wids.publish.executors import results_of
 from wids.publish.journal import JobPart, Journal, Task, collect_parts, has_parts, part_journal
 from wids.publish.new_shard import Publishing, ShardTask
 from wids.publish.output import Output, only_writer
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.saving import unsaved_shards
 from wids.shards.tars.index import ShardIndex
@@ -195,7 +195,7 @@ class ShardJob:
         return digest.hexdigest()
 
     def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
-        """Write the shards that are missing, then the pack and the spec.
+        """Write the shards that are missing, then the dataset index and the spec.
 
         Args:
             executor: Where to write; None for this thread.
@@ -238,7 +238,7 @@ class ShardJob:
             return unsaved_shards((shard.spec for shard in final), output.spec_path)
 
     def merge(self) -> DatasetSpec:
-        """Publish the pack and the spec of the shards that all parts have written.
+        """Publish the dataset index and the spec of the shards that all parts have written.
 
         A merge that was killed after it deleted the journals counts as complete.
 
@@ -323,15 +323,15 @@ class ShardJob:
             _logger.info(_KEPT, name, sum(schemes.values()), len(shards))
         if schemes["pipe"]:
             _logger.warning(_COMMANDS, name, schemes["pipe"])
-        spec = DatasetSpec(shards, output.name, output.pack_path, self.extras)
+        spec = DatasetSpec(shards, output.name, output.dataset_index_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
             # Only the spec that an earlier run saved may be there.
             there = output.saved_spec()
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
-        with upload.publishing(output.pack_path, storage_options=options) as file:
-            write_pack(file, map(_packed, self._final(log)))
+        with upload.publishing(output.dataset_index_path, storage_options=options) as file:
+            write_dataset_index(file, map(_dataset_index_entry, self._final(log)))
         spec.save(output.spec_path, storage_options=options)
         return spec
 
@@ -373,8 +373,8 @@ def no_sample_error(output: Output) -> PackError:
     return PackError(f"{name}: expected samples to write, found none: no sample is left")
 
 
-def _packed(shard: FinalShard) -> tuple[str, int, ShardIndex]:
-    """Return base name, length and index of a shard, as a pack takes them."""
+def _dataset_index_entry(shard: FinalShard) -> tuple[str, int, ShardIndex]:
+    """Return base name, length and index of a shard, as a dataset index takes them."""
     shard_index, nbytes = shard.index()
     return os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
 

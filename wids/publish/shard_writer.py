@@ -1,4 +1,4 @@
-"""Write samples to numbered tar shards, then the spec and the pack that describe them.
+"""Write samples to numbered tar shards, then the spec and the dataset index that describe them.
 
 Decides which shard gets a sample, and what happens to existing shards.
 """
@@ -17,7 +17,7 @@ from wids.publish.appending import publish_appended, published
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
 from wids.publish.new_shard import written_record
-from wids.publish.new_spec import described, new_pack
+from wids.publish.new_spec import described, new_dataset_index
 from wids.publish.output import Output, ShardNames, only_writer
 from wids.publish.problems import log_problem, repeated_keys
 from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ShardWriter(BlockWriter):
-    """Writes samples into numbered shards, and at the end their spec and their pack.
+    """Writes samples into numbered shards, and at the end their spec and their dataset index.
 
     Use it as a context manager. A shard appears under its name when it is complete. If the block
     ends with an exception, or the process is killed, only complete shards stay. To resume,
@@ -50,7 +50,7 @@ class ShardWriter(BlockWriter):
         post: Called with the path of each complete shard.
         start_shard: Number of the first shard.
         spec: Where to write the spec; True for the pattern without its number, ``train.json``;
-            False for none. The pack is written beside it, ``train.index``.
+            False for none. The dataset index is written beside it, ``train.index``.
         name: Name of the dataset in the spec; None for the stem of the spec's file name.
         if_exists: What to do if shards or the spec exist already: ``"error"``, ``"resume"`` to keep
             the shards and continue after them, ``"append"`` to add shards to a published dataset,
@@ -171,7 +171,7 @@ class ShardWriter(BlockWriter):
         return nbytes
 
     def _publish(self) -> None:
-        """Publish the last shard, the pack and the spec."""
+        """Publish the last shard, the dataset index and the spec."""
         self._check_not_failed()
         if self._writer is not None:
             self._finish_shard(self._writer)
@@ -211,7 +211,7 @@ class ShardWriter(BlockWriter):
             self.post(path)
 
     def _add(self, record: ShardRecord) -> None:
-        """Take a published shard into the spec and the pack."""
+        """Take a published shard into the spec and the dataset index."""
         self.shards.append(record.spec())
         self._number += 1
         self._journal.add(record)
@@ -249,7 +249,7 @@ class ShardWriter(BlockWriter):
         if old.key_split != "first":
             raise ValueError(
                 f'{urls.redact(output.spec_path)}: expected key_split="first" as this writer '
-                f'packs, found "{old.key_split}"'
+                f'dataset indexes, found "{old.key_split}"'
             )
         listed = {shard.url for shard in old.spec.shards}
         numbers = output.names.existing_numbers(output.start, output.storage_options)
@@ -304,19 +304,19 @@ class ShardWriter(BlockWriter):
         path, options = self._output.spec_path, self._output.storage_options
         indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
         if self._output.if_exists == "append":
-            with new_pack(None, indexes) as pack:
-                publish_appended(path, tuple(self.shards), pack, storage_options=options)
+            with new_dataset_index(None, indexes) as dataset_index:
+                publish_appended(path, tuple(self.shards), dataset_index, storage_options=options)
             self._forget_notes()
             return
         if self._output.if_exists == "error":
             self._output.check_unpublished()
-        with new_pack(self._output.pack_path, indexes, options) as pack:
-            for problem in repeated_keys(pack, self.shards):
+        with new_dataset_index(self._output.dataset_index_path, indexes, options) as dataset_index:
+            for problem in repeated_keys(dataset_index, self.shards):
                 log_problem(problem)
         name = self._dataset_name
         if name is None:
             name = os.path.splitext(os.path.basename(path))[0]
-        spec = DatasetSpec(tuple(self.shards), name, self._output.pack_path, self._extras)
+        spec = DatasetSpec(tuple(self.shards), name, self._output.dataset_index_path, self._extras)
         spec.save(path, storage_options=options)
         if self._output.if_exists == "replace":
             kept = {shard.url for shard in self.shards}

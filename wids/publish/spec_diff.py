@@ -1,4 +1,4 @@
-"""Compare the samples of two datasets by what their packs state of keys, fields and checksums.
+"""Compare the samples of two datasets by the keys, fields and checksums in their indexes.
 
 No shard is opened, so that millions of samples, and remote ones, are compared in seconds.
 """
@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import MismatchError
-from wids.shards.indexes.pack import key_hash
+from wids.shards.indexes.dataset_index import key_hash
 from wids.shards.read_options import cache_folder
-from wids.shards.sidecars import Packs
+from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, common_classes
 from wids.shards.tars.headers import to_bytes, to_text
@@ -62,12 +62,12 @@ def diff_specs(
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> SpecDiff:
-    """Compare the samples of two datasets by keys, fields, lengths and CRC-32, from their packs.
+    """Compare the samples of two datasets by keys, fields, lengths and CRC-32, from their indexes.
 
     Shards, the order of samples and that of the fields of a sample are not compared. A key that
     several shards have is compared as often as it occurs. No shard is opened: `verify_spec` tells
-    whether shards are what their packs state. Samples of shards that both have, and that differ in
-    nothing, take no memory; the others of the old dataset take about 150 bytes each.
+    whether shards are what their dataset indexes state. Samples of shards that both have, and that
+    differ in nothing, take no memory; the others of the old dataset take about 150 bytes each.
 
     Args:
         old: A dataset, in any form that a dataset takes.
@@ -79,7 +79,7 @@ def diff_specs(
         The keys of what differs.
 
     Raises:
-        MismatchError: A pack with the checksums of a shard is missing.
+        MismatchError: A dataset index with the checksums of a shard is missing.
         SpecError: ``old`` or ``new`` is malformed, or their classes differ, so that equal numbers
             are different classes.
         FetchError: A document cannot be read.
@@ -128,13 +128,13 @@ class _Side:
         self.spec: DatasetSpec = load_with(fetcher, shards, None, allow_pipe=allow_pipe)
         self.numbers = dict.fromkeys(range(len(self.spec.shards)))
         self.num_samples = 0
-        self._packs = Packs(self.spec, Cache(cache_folder(None), fetcher))
+        self._dataset_indexes = DatasetIndexes(self.spec, Cache(cache_folder(None), fetcher))
 
     def index(self, number: int) -> ShardIndex | None:
-        """Return the index of a shard in a pack, if there is one."""
-        self._packs.release()  # of the shard before
+        """Return the index of a shard in a dataset index, if there is one."""
+        self._dataset_indexes.release()  # of the shard before
         shard = self.spec.shards[number]
-        found = self._packs.index(number, shard.nbytes, shard.key_split or "first")
+        found = self._dataset_indexes.index(number, shard.nbytes, shard.key_split or "first")
         return None if found is None else found[0]
 
     def entries(self) -> Iterator[bytes]:
@@ -148,7 +148,7 @@ class _Side:
             if shard_index is None or len(shard_index.payload_crcs) != len(shard_index.sizes):
                 url = urls.redact(self.spec.shards[number].url)
                 raise MismatchError(
-                    f"{url}: expected a pack with the checksums of its samples, found "
+                    f"{url}: expected a dataset index with the checksums of its samples, found "
                     f"{'none' if shard_index is None else 'one without them'}; describe the shards "
                     "again with `wids create --digests`, which reads them once"
                 )
@@ -174,7 +174,8 @@ def _words(shard_index: ShardIndex) -> WordArray:
 def _leave_out_same_shards(old: _Side, new: _Side) -> None:
     """Leave out shards of one URL that are the same by their indexes.
 
-    A shard whose pack has no checksums of members is so too, unless its headers have changed.
+    A shard whose dataset index has no checksums of members is so too, unless its headers have
+    changed.
     """
     numbers = {new.spec.shards[number].url: number for number in new.numbers}
     for number in list(old.numbers):

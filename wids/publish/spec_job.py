@@ -1,4 +1,4 @@
-"""Make the spec and the pack of shards: in one run, in parts, or appended to another dataset.
+"""Make spec and dataset index of shards: in one run, in parts, or appended to another dataset.
 
 The descriptions stay in a journal until the spec is saved, so that an interrupted run can be
 resumed.
@@ -118,19 +118,19 @@ class SpecJob:
         *,
         name: str | None,
         info: str | None,
-        has_pack: bool,
+        has_index: bool,
     ) -> DatasetSpec:
-        """Describe the shards, and save spec and pack.
+        """Describe the shards, and save spec and dataset index.
 
         Args:
             executor: Where to do the work.
             on_problem: Called with what is wrong with the dataset.
             name: Name of the dataset; None for that of the document, or of the first shard.
             info: A description for the spec.
-            has_pack: Whether to write the pack.
+            has_index: Whether to write the dataset index.
         """
-        pack = os.path.splitext(self.output)[0] + ".index"
-        for path in (self.output, pack) if urls.is_local(self.output) else ():
+        dataset_index = os.path.splitext(self.output)[0] + ".index"
+        for path in (self.output, dataset_index) if urls.is_local(self.output) else ():
             # Whatever their age: the journal lets only one process at a time get here.
             sweep_beside(path, min_age_s=0)
         default = self.named.name or dataset_name(self.named.shards[0].url)
@@ -138,12 +138,12 @@ class SpecJob:
             spec = build_spec(
                 self.named,
                 name=default if name is None else name,
-                pack=pack if has_pack else None,
+                dataset_index=dataset_index if has_index else None,
                 executor=executor,
                 on_problem=on_problem,
                 **options,
             )
-            self._save(spec, info, pack)
+            self._save(spec, info, dataset_index)
         return spec
 
     def run_as_stated(self, *, name: str | None, info: str | None) -> DatasetSpec:
@@ -176,13 +176,13 @@ class SpecJob:
         self._save(spec, info, "")
         return spec
 
-    def _save(self, spec: DatasetSpec, info: str | None, pack: str) -> None:
+    def _save(self, spec: DatasetSpec, info: str | None, dataset_index: str) -> None:
         """Save a spec with a description, and where its shards will be published."""
         document = spec.lazy_document(urls.parent(self.output))
         if info is not None:
             document["info"] = info
         if self.base is not None:
-            self._set_base(document, self.base, pack)
+            self._set_base(document, self.base, dataset_index)
         if _file_at(self.output) != self.previous:
             _logger.warning(
                 "%s: another process wrote it while this one described the shards; this one "
@@ -213,15 +213,15 @@ class SpecJob:
         with suppress(FileNotFoundError):
             os.unlink(self.journal)
 
-    def _set_base(self, document: dict[str, Any], base: str, pack: str) -> None:
+    def _set_base(self, document: dict[str, Any], base: str, dataset_index: str) -> None:
         """State in a document where its shards will be published."""
         document["shardlist"] = LazySequence(_without_folder, document["shardlist"])
         document["base"] = base
         is_local = urls.is_local(self.output)
         if "index" in document and (urls.is_local(base) or not is_local):
             # A relative name would be looked for in the base. If only the base is remote, that is
-            # where the pack will be published.
-            document["index"] = pack if is_local else urls.relative(pack, base)
+            # where the dataset index will be published.
+            document["index"] = dataset_index if is_local else urls.relative(dataset_index, base)
 
     def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
         """Describe a part of the shards, and return what was found.

@@ -208,8 +208,8 @@ class TarWriter(BlockWriter):
         num_samples: Samples written so far.
         nbytes: Length of the finished tar in bytes; until it is closed, without its padding.
         sha256: Digest of the finished tar, in hexadecimal digits; ``""`` until it is closed.
-        index: Where the samples are in the finished tar, with checksums, for a pack; None until it
-            is closed, and for a stream.
+        index: Where the samples are in the finished tar, with checksums, for a dataset index; None
+            until it is closed, and for a stream.
 
     Examples:
         >>> import wids

@@ -22,15 +22,15 @@ from typing import Any, Final
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.executors import results_of
-from wids.publish.new_spec import new_pack
+from wids.publish.new_spec import new_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem, problem_of, table_problems
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
-from wids.shards.indexes.pack import LocalPack, load_pack
+from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
 from wids.shards.shard_facts import remote_file
 from wids.shards.specs.loader import Shards, load_with
-from wids.shards.specs.model import DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.model import DatasetSpec, IndexedShards, ShardSpec
 from wids.shards.specs.naming import is_document
 from wids.shards.tars.headers import (
     KeySplit,
@@ -59,8 +59,8 @@ _APPENDING: Final = (
 )
 
 Locate = Callable[[ShardSpec], "str | None"]
-Packs = dict[int, tuple[PackedShards, LocalPack]]
-"""The pack of each shard."""
+DatasetIndexes = dict[int, tuple[IndexedShards, LocalDatasetIndex]]
+"""The dataset index of each shard."""
 
 
 _Findings = tuple[list[Problem], ShardRecord | None]
@@ -79,12 +79,12 @@ def verify_spec(
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> list[Problem]:
-    """Compare shards with what a spec and its pack state.
+    """Compare shards with what a spec and its dataset index state.
 
     Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
-    occur twice, bytes after the end of the archive, the index in the pack, the table of shards
-    beside the document, and keys that occur in several shards; optionally also that every field
-    can be decoded.
+    occur twice, bytes after the end of the archive, the index in the dataset index, the table of
+    shards beside the document, and keys that occur in several shards; optionally also that every
+    field can be decoded.
 
     Args:
         shards: The shards, in any form that a dataset takes.
@@ -121,7 +121,7 @@ def verify_spec(
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
-    packed: list[ShardSpec] = []
+    indexed: list[ShardSpec] = []
     if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
         problems += table_problems(fetcher, os.fspath(shards))
     with ExitStack() as stack:
@@ -133,11 +133,13 @@ def verify_spec(
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
-        all_packs = () if locate else spec.all_packs()
-        packs, pack_problems = _opened_packs(stack, fetcher, all_packs, on_remark)
-        # The pack of all shards has all their keys, unlike packs of parts; and no others, unless
-        # more are being appended. Without sound tables of keys it has none.
-        whole = None if spec.index is None or 0 not in packs else packs[0][1]
+        all_dataset_indexes = () if locate else spec.all_dataset_indexes()
+        dataset_indexes, index_problems = _opened_indexes(
+            stack, fetcher, all_dataset_indexes, on_remark
+        )
+        # The dataset index of all shards has all their keys, unlike dataset indexes of parts; and
+        # no others, unless more are being appended. Without sound tables of keys it has none.
+        whole = None if spec.index is None or 0 not in dataset_indexes else dataset_indexes[0][1]
         if whole is not None and (len(whole) > len(spec.shards) or not whole.has_sound_keys()):
             whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
@@ -152,17 +154,17 @@ def verify_spec(
             for number, (shard, (found, record)) in enumerate(results):
                 problems.extend(found)
                 if record is not None:
-                    pack_problems.extend(_pack_mismatch(packs, number, record))
+                    index_problems.extend(_index_mismatch(dataset_indexes, number, record))
                     if whole is None and (shard_index := record.index()) is not None:
-                        packed.append(shard)
+                        indexed.append(shard)
                         yield os.path.basename(urls.path_of(shard.url)), record.nbytes, shard_index
                 bar.finish(sizes[shard.url])
 
-        made = stack.enter_context(new_pack(None, indexes()))
+        made = stack.enter_context(new_dataset_index(None, indexes()))
         if whole is None:
-            in_several = dataset_problems(made, packed, spec.name)
-        else:  # a wrong pack proves nothing
-            in_several = [] if pack_problems else dataset_problems(whole, spec.shards, spec.name)
+            in_several = dataset_problems(made, indexed, spec.name)
+        else:  # a wrong dataset index proves nothing
+            in_several = [] if index_problems else dataset_problems(whole, spec.shards, spec.name)
     remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
         others = f"such members are in {len(remarks) - 1:,} of the other shards too"
@@ -170,7 +172,7 @@ def verify_spec(
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
-    found = [*problems, *in_several, *pack_problems]
+    found = [*problems, *in_several, *index_problems]
     return [problem for problem in found if problem.severity == "error"]
 
 
@@ -185,7 +187,7 @@ def _examined(
     """Examine a shard, local or remote. Runs on the workers of an executor."""
     if locate is not None:
         path = locate(shard_spec)
-        # Without the index, which is compared with no pack.
+        # Without the index, which is compared with no dataset index.
         return ([] if path is None else _findings(shard_spec, path, path, decode)[0]), None
     name = urls.redact(shard_spec.url)
     try:
@@ -294,60 +296,62 @@ def _decode_problems(shard: Shard, name: str) -> list[Problem]:
     return problems
 
 
-def _opened_packs(
+def _opened_indexes(
     stack: ExitStack,
     fetcher: fetch.Fetcher,
-    all_packs: Iterable[PackedShards],
+    all_dataset_indexes: Iterable[IndexedShards],
     on_remark: Callable[[Problem], None],
-) -> tuple[Packs, list[Problem]]:
-    """Open packs until the stack closes; return them by shard, and problems of packs as a whole."""
-    packs: Packs = {}
+) -> tuple[DatasetIndexes, list[Problem]]:
+    """Open dataset indexes until the stack closes; return them by shard, and their problems."""
+    dataset_indexes: DatasetIndexes = {}
     problems = []
-    for shared in all_packs:
+    for shared in all_dataset_indexes:
         name, num_shards = urls.redact(shared.url), shared.stop - shared.start
         try:
             path = stack.enter_context(fetch.downloaded(fetcher, shared.url))
         except FetchError as error:
             problems.append(problem_of(name, error))
             continue
-        pack = load_pack(path, None, num_shards)
-        if pack is None:
+        indexes = load_dataset_index(path, None, num_shards)
+        if indexes is None:
             found = "another or a damaged file" if os.path.exists(path) else "no file"
-            problems.append(Problem(name, f"expected a pack of indexes, found {found}"))
+            problems.append(Problem(name, f"expected a dataset index, found {found}"))
             continue
-        stack.callback(pack.close)
-        packs.update(dict.fromkeys(range(shared.start, shared.stop), (shared, pack)))
+        stack.callback(indexes.close)
+        dataset_indexes.update(dict.fromkeys(range(shared.start, shared.stop), (shared, indexes)))
         texts = []
-        if len(pack) > num_shards:
+        if len(indexes) > num_shards:
             # As for readers: an append may be between its two steps (SPEC-36).
-            text = _APPENDING.format(count_text(len(pack), "shard"), f"{num_shards:,}")
+            text = _APPENDING.format(count_text(len(indexes), "shard"), f"{num_shards:,}")
             on_remark(Problem(name, text, "remark"))
-        elif len(pack) < num_shards:
-            texts += [f"expected the indexes of {num_shards} shards, found {len(pack)}"]
-        if not pack.has_sound_keys():
-            texts += ["expected tables of keys, found them damaged; rebuild the pack"]
+        elif len(indexes) < num_shards:
+            texts += [f"expected the indexes of {num_shards} shards, found {len(indexes)}"]
+        if not indexes.has_sound_keys():
+            texts += ["expected tables of keys, found them damaged; rebuild the dataset index"]
         problems += [Problem(name, text) for text in texts]
-    return packs, problems
+    return dataset_indexes, problems
 
 
-def _pack_mismatch(packs: Packs, number: int, record: ShardRecord) -> list[Problem]:
-    """Return what is wrong with the index of a shard in its pack, as a list of at most one."""
-    if number not in packs:
+def _index_mismatch(
+    dataset_indexes: DatasetIndexes, number: int, record: ShardRecord
+) -> list[Problem]:
+    """Return what is wrong with the published index of a shard, as a list of at most one."""
+    if number not in dataset_indexes:
         return []
-    shared, pack = packs[number]
-    pack.release()  # of the shard before
+    shared, indexes = dataset_indexes[number]
+    indexes.release()  # of the shard before
     number -= shared.start
-    if number >= len(pack):  # a pack that is too short is a problem of its own
+    if number >= len(indexes):  # a dataset index that is too short is a problem of its own
         return []
     name, identity = os.path.basename(urls.path_of(record.url)), TarIdentity(record.nbytes)
-    found = pack.index(number, record.nbytes, record.key_split)
-    if found is not None and pack.is_named(number, name):
+    found = indexes.index(number, record.nbytes, record.key_split)
+    if found is not None and indexes.is_named(number, name):
         blob, made = record.blob, None if len(found.payload_crcs) else record.index()
-        if made is not None:  # a pack need not have the checksums of members
+        if made is not None:  # a dataset index need not have the checksums of members
             blob = index_file.dump(made.without_payload_crcs(), identity)
         if index_file.dump(found, identity) == blob:
             return []
-    text = f"its index of {name} does not match the shard; rebuild the pack"
+    text = f"its index of {name} does not match the shard; rebuild the dataset index"
     return [Problem(urls.redact(shared.url), text)]
 
 

@@ -130,7 +130,7 @@ class CopiedShards:
             return index_tar(data, key_split, name, checksums=True, repeated=facts.options.repeated)
         except RepeatedNamesError:
             # The publisher of an index has chosen the last of them for all readers.
-            if facts.packs.index(number, len(data), key_split) is None:
+            if facts.dataset_indexes.index(number, len(data), key_split) is None:
                 raise
             return index_tar(data, key_split, name, checksums=True, repeated="last")
 
@@ -209,7 +209,10 @@ def cached_files(spec: DatasetSpec, folder: str) -> list[CacheFile]:
     """
     files = clearable(folder)
     paths = {path for shard in spec.shards for path in _paths(shard, folder)}
-    beside = [*(pack.url for pack in spec.all_packs()), *(shard.index for shard in spec.shards)]
+    beside = [
+        *(part.url for part in spec.all_dataset_indexes()),
+        *(shard.index for shard in spec.shards),
+    ]
     if spec.table is not None:
         beside.append(spec.table.url)
     wanted = {url_digest(url) for url in beside if url is not None}

@@ -15,8 +15,9 @@ from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.storage.fetch import Fetcher
+from wids.storage.file_parts import JUMP_NBYTES, MAX_AHEAD_NBYTES, FileParts
 from wids.storage.ranges import STEP_NBYTES
-from wids.storage.remote_lengths import JUMP_NBYTES, MAX_AHEAD_NBYTES, FileParts, known_lengths
+from wids.storage.remote_lengths import known_lengths
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
 

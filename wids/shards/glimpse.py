@@ -26,8 +26,8 @@ from wids.shards.tars.raw_samples import PooledShard, Raw
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
+from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
 from wids.storage.ranges import RangeError
-from wids.storage.remote_lengths import ENDLESS_NBYTES, open_parts
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 

@@ -1,9 +1,9 @@
 """Look up the positions of a key in a dataset, in constant time.
 
-The packs of the dataset, or of its parts, answer for the shards that they contain. For all others,
-the first look-up builds a table of hashes from their indexes. Whether a pack or the table answers
-for a shard is decided once; later only the shard that was found is checked again. Each match is
-compared with the key itself. No sample is read, and no shard is fetched.
+The dataset index, or those of the parts, answer for the shards that they contain. For all others,
+the first look-up builds a table of hashes from their indexes. Whether a dataset index or the table
+answers for a shard is decided once; later only the shard that was found is checked again. Each
+match is compared with the key itself. No sample is read, and no shard is fetched.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class _Known:
     """What is known about the keys of the shards.
 
     Attributes:
-        is_packed: Whether the dataset's pack answers for a shard, shape ``(num_shards,)``.
+        is_in_dataset_index: Whether the dataset index answers for a shard, shape ``(num_shards,)``.
         hashes: The hashes of all keys of the other shards, ascending.
         positions: Their positions in the dataset; ascending where hashes are equal.
         unknown: The shards that have no index or cannot be opened.
     """
 
-    is_packed: BoolArray
+    is_in_dataset_index: BoolArray
     hashes: WordArray
     positions: npt.NDArray[np.unsignedinteger]
     unknown: list[int]
@@ -64,11 +64,11 @@ class KeyLookup:
     """The keys of the shards of a reader.
 
     Safe to use from any number of threads and after a fork. Takes 12 bytes for each sample of the
-    shards that the dataset's pack does not contain, 16 beyond four billion samples; while the table
+    shards that the dataset index does not contain, 16 beyond four billion samples; while the table
     is built, 28 or 40.
 
     Args:
-        opener: Knows which shards are in a pack, and which have an index.
+        opener: Knows which shards are in a dataset index, and which have an index.
         pool: The open shards.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
     """
@@ -80,7 +80,7 @@ class KeyLookup:
         # Replaced as a whole and never changed, so that threads need no lock. Two threads may
         # build it at the same time; the results are equal.
         self._known: _Known | None = None
-        self._believes_pack = True
+        self._uses_dataset_index = True
         # Programs ask for one sample of a shard after another, and parsing an index takes 0.1 ms.
         self._latest: tuple[Any, ShardIndex | None] = (None, None)
 
@@ -141,23 +141,25 @@ class KeyLookup:
         wanted = to_bytes(key)
         if b"\0" in wanted:  # no stored key contains a NUL
             return
-        packed = self._opener.packs.samples_with(key) if self._believes_pack else []
-        if packed is None:  # no pack, or damaged tables: all shards need the table of hashes
-            self._known, self._believes_pack, packed = None, False, []
+        candidates = (
+            self._opener.dataset_indexes.samples_with(key) if self._uses_dataset_index else []
+        )
+        if candidates is None:  # no dataset index, or damaged tables: hash the keys of all shards
+            self._known, self._uses_dataset_index, candidates = None, False, []
         known = self._known
         if known is None:
             known = self._known = self._established()
         found = [
             (number, local_index)
-            for number, local_index in packed
-            if number < len(known.is_packed) and known.is_packed[number]
+            for number, local_index in candidates
+            if number < len(known.is_in_dataset_index) and known.is_in_dataset_index[number]
         ]
         found += self._in_table(known, wanted)
         for number, local_index in merge(sorted(found), ((n, -1) for n in known.unknown)):
             if local_index < 0:
                 yield number, self._searched(number, key)
-            elif known.is_packed[number]:
-                yield number, self._in_pack(number, local_index, key)
+            elif known.is_in_dataset_index[number]:
+                yield number, self._in_dataset_index(number, local_index, key)
             else:
                 yield number, self._in_shard(number, local_index, key)
 
@@ -173,14 +175,14 @@ class KeyLookup:
             at += 1
         return found
 
-    def _in_pack(self, number: int, local_index: int, key: str) -> int | None:
-        """Return the index of a key in a packed shard; None if the shard has changed."""
+    def _in_dataset_index(self, number: int, local_index: int, key: str) -> int | None:
+        """Return the index of a key in an indexed shard; None if the shard has changed."""
         opener = self._opener
-        if not opener.is_as_packed(number):
+        if not opener.has_indexed_length(number):
             return None
         num_samples = int(self._edges[number + 1] - self._edges[number])
         rule = opener.facts.key_split(number)
-        if opener.packs.has_key(number, local_index, key, num_samples, rule):
+        if opener.dataset_indexes.has_key(number, local_index, key, num_samples, rule):
             return local_index
         # Another key with this hash, a damaged index, or other counts: search the shard itself.
         # Opening it compares it with its spec.
@@ -207,23 +209,23 @@ class KeyLookup:
         return local_index
 
     def _established(self) -> _Known:
-        """Determine for each shard whether the pack answers for it, or else hash its keys."""
+        """Determine for each shard if the dataset index answers for it, or else hash its keys."""
         opener, num_shards = self._opener, len(self._edges) - 1
-        is_packed, unknown = np.zeros(num_shards, bool), []
+        is_in_dataset_index, unknown = np.zeros(num_shards, bool), []
         hashes: list[WordArray] = []
         for number in range(num_shards):
             found = np.empty(0, np.uint64)
             if self._edges[number] == self._edges[number + 1]:
                 pass  # it may be broken, and not counted
-            elif self._believes_pack and opener.is_packed(number):
-                is_packed[number] = True
+            elif self._uses_dataset_index and opener.is_in_dataset_index(number):
+                is_in_dataset_index[number] = True
             else:
                 try:
                     found = key_hashes(self.index(number))
                 except WidsError:  # raised again when a search reaches the shard
                     unknown.append(number)
             hashes.append(found)
-        return _Known(is_packed, *_sorted(hashes, self._edges), unknown)
+        return _Known(is_in_dataset_index, *_sorted(hashes, self._edges), unknown)
 
 
 def _sorted(

@@ -1,8 +1,8 @@
 """Open shards by number: as a local file, as a cached copy, or by range.
 
-A shard gets its index from a pack, from the cache folder, or by a scan of its tar; reading by range
-requires one that exists. Every index is checked against its tar. `wids.shards.shard_facts` compares
-an open shard with its spec.
+A shard gets its index from a dataset index, from the cache folder, or by a scan of its tar; reading
+by range requires one that exists. Every index is checked against its tar. `wids.shards.shard_facts`
+compares an open shard with its spec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import BrokenShards, ShardFacts, remote_file
-from wids.shards.sidecars import Packs
+from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
@@ -83,7 +83,7 @@ class LocalShards:
         return facts.checked(number, shard)
 
     def _index(self, number: int, path: str, data: mmap.mmap, identity: TarIdentity) -> ShardIndex:
-        """Return the index of a file: from a pack, the cache folder, or a scan."""
+        """Return the index of a file: from a dataset index, the cache folder, or a scan."""
         known = self.stored_index(number, path, identity)
         if known is not None:
             return known
@@ -96,12 +96,12 @@ class LocalShards:
         return store_index(folder, index_paths(folder, path, key_split), built, identity)
 
     def stored_index(self, number: int, path: str, identity: TarIdentity) -> ShardIndex | None:
-        """Return the index of a file from a pack or the cache folder, or None."""
+        """Return the index of a file from a dataset index or the cache folder, or None."""
         facts = self._facts
         key_split = facts.key_split(number)
-        packed = facts.packs.index(number, identity.nbytes, key_split)
-        if packed is not None:
-            return packed[0]
+        indexed = facts.dataset_indexes.index(number, identity.nbytes, key_split)
+        if indexed is not None:
+            return indexed[0]
         return load_index(index_paths(facts.store.folder, path, key_split), identity, key_split)
 
 
@@ -127,7 +127,7 @@ class ShardOpener:
         self.shards = spec.shards
         self.counts = counts_of(spec.shards)
         self.broken = BrokenShards(spec.shards)
-        self.packs = Packs(spec, store)
+        self.dataset_indexes = DatasetIndexes(spec, store)
         # Also those that may be remote after rewriting.
         are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
         if are_remote:
@@ -138,7 +138,7 @@ class ShardOpener:
 
             budget = RangeBudget(len(self.shards))
         self.facts = ShardFacts(
-            self.shards, self.counts, self.packs, store, options, self.broken, budget
+            self.shards, self.counts, self.dataset_indexes, store, options, self.broken, budget
         )
         self.local = LocalShards(self.facts)
 
@@ -171,13 +171,14 @@ class ShardOpener:
     def _range_index(self, number: int) -> tuple[ShardIndex, int] | None:
         """Return the index of a shard and the length of its tar, without fetching the tar.
 
-        From a pack, or from the cache, where an earlier copy left it. None if neither has it.
+        From a dataset index, or from the cache, where an earlier copy left it. None if neither has
+        it.
         """
         facts = self.facts
         shard_spec, key_split = facts.shards[number], facts.key_split(number)
-        packed = facts.packs.index(number, shard_spec.nbytes, key_split)
-        if packed is not None:
-            return packed
+        indexed = facts.dataset_indexes.index(number, shard_spec.nbytes, key_split)
+        if indexed is not None:
+            return indexed
         left = index_file.load_recorded(facts.store.index_path(remote_file(shard_spec)))
         is_same_rule = left is not None and left[0].key_split == key_split
         if left is not None and is_same_rule and shard_spec.nbytes in (None, left[1].nbytes):
@@ -260,24 +261,25 @@ class ShardOpener:
         """Whether the index of a shard is available without fetching the shard."""
         return self.is_local(number) or self._range_index(number) is not None
 
-    def is_packed(self, number: int) -> bool:
-        """Whether the dataset's pack has the keys of this shard, and states its length.
+    def is_in_dataset_index(self, number: int) -> bool:
+        """Whether the dataset index has the keys of this shard, and states its length.
 
-        False if names are split by another rule than the spec's, with which the pack was made.
+        False if names are split by another rule than the spec's, with which the dataset index was
+        made.
         """
         wanted = self.facts.options.key_split
         if wanted not in (None, self.shards[number].key_split or "first"):
             return False
-        return self.packs.has_keys_of(number) and self.is_as_packed(number)
+        return self.dataset_indexes.has_keys_of(number) and self.has_indexed_length(number)
 
-    def is_as_packed(self, number: int) -> bool:
-        """Whether a shard still has the length that the dataset's pack states."""
+    def has_indexed_length(self, number: int) -> bool:
+        """Whether a shard still has the length that the dataset index states."""
         path = self.local.path(number)
         try:
             nbytes = self.shards[number].nbytes if path is None else os.path.getsize(path)
         except OSError:
             return False
-        return self.packs.has_length(number, nbytes)
+        return self.dataset_indexes.has_length(number, nbytes)
 
     def identity(self, number: int) -> tuple[Any, ...] | None:
         """Return facts that change when a shard changes, without reading its index, or None.
@@ -294,8 +296,8 @@ class ShardOpener:
                 raise local_error(path, error) from error
         if shard_spec.md5sum or shard_spec.sha256:
             return rule, shard_spec.nbytes, shard_spec.md5sum, shard_spec.sha256
-        if self.is_packed(number):
-            return rule, shard_spec.url, shard_spec.nbytes, self.packs.digest(number)
+        if self.is_in_dataset_index(number):
+            return rule, shard_spec.url, shard_spec.nbytes, self.dataset_indexes.digest(number)
         return None
 
     def take_stated(self, shards: Shards) -> None:
@@ -332,7 +334,7 @@ class ShardOpener:
         )
 
     def with_options(self, options: ReadOptions) -> ShardOpener:
-        """Return an opener of the same shards with other options; packs and counts are shared."""
+        """Return an opener of the same shards with other options; indexes and counts are shared."""
         opener = copy(self)  # shares the list of counts, so that new counts reach both
         # Such an opener never fetches, so it has no budget.
         opener.facts = replace(opener.facts, options=options, budget=None)

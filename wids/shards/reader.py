@@ -247,9 +247,9 @@ class ShardReader:
         shard = self.pool.peek(number)
         return self.opener.known_index(number) if shard is None else shard.index
 
-    def release_packs(self) -> None:
-        """Release the memory of indexes that were read from packs; later uses read them again."""
-        self.opener.packs.release()
+    def release_dataset_indexes(self) -> None:
+        """Release the memory of mapped dataset indexes; later uses read them again."""
+        self.opener.dataset_indexes.release()
 
     def key_index(self, number: int) -> ShardIndex:
         """Return the index of a shard for its keys, opening the shard if necessary.

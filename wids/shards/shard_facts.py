@@ -25,7 +25,7 @@ from wids.errors import (
     warn,
 )
 from wids.shards.read_options import ReadOptions
-from wids.shards.sidecars import Packs
+from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.headers import KeySplit
@@ -143,7 +143,7 @@ class ShardFacts:
     Attributes:
         shards: What the spec states of each.
         counts: Number of samples in each shard, None where it is not known yet.
-        packs: Packs that may have their indexes.
+        dataset_indexes: Dataset indexes that may have their indexes.
         store: Copies of remote files.
         options: How to open shards.
         broken: The shards that cannot be opened, or are not what the spec says.
@@ -153,7 +153,7 @@ class ShardFacts:
 
     shards: Sequence[ShardSpec]
     counts: list[int | None] | StatedCounts
-    packs: Packs
+    dataset_indexes: DatasetIndexes
     store: Cache
     options: ReadOptions
     broken: BrokenShards

@@ -1,12 +1,13 @@
-"""Open the files beside shards: packs, tables and joined files.
+"""Open the files beside shards: dataset indexes, tables and joined files.
 
 Only their server knows their versions: a remote file is stored in the cache, and fetched again when
 another version was published. No spec states their digests, so a record is stored beside each copy,
 as an index is beside the copy of a shard; `open_copy` compares the copy with it.
 
-A pack holds the indexes of many shards. A spec can name a pack for the whole dataset, one for each
-of its parts, and one for a single shard. `Packs` opens them before the shards. A pack that is
-missing, damaged or outdated is ignored: an index can always be built from its tar.
+A dataset index holds the indexes of many shards. A spec can name a dataset index for the whole
+dataset, one for each of its parts, and one for a single shard. `DatasetIndexes` opens them before
+the shards. A dataset index that is missing, damaged or outdated is ignored: an index can always be
+built from its tar.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from io import FileIO
 from typing import IO, Any, BinaryIO, Final
 
 from wids.errors import WidsError, local_error
-from wids.shards.indexes.pack import MAGIC, LocalPack, Pack, RangePack, load_pack
-from wids.shards.specs.model import DatasetSpec, PackedShards
+from wids.shards.indexes.dataset_index import (
+    MAGIC,
+    DatasetIndex,
+    LocalDatasetIndex,
+    RangeDatasetIndex,
+    load_dataset_index,
+)
+from wids.shards.specs.model import DatasetSpec, IndexedShards
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
 from wids.storage.cache import cache_names
@@ -212,38 +219,38 @@ def open_file(store: Cache, url: str) -> Iterator[BinaryIO]:
             yield file
 
 
-_LARGE_PACK_NBYTES: Final = 16_000_000
-"""Packs longer than this are read by range instead of being fetched whole."""
+_LARGE_INDEX_NBYTES: Final = 16_000_000
+"""Dataset indexes longer than this are read by range instead of being fetched whole."""
 
 
-def open_pack(store: Cache, url: str, num_shards: int) -> Pack | None:
-    """Return the pack at a URL; log the reason and return None if it cannot be used.
+def open_dataset_index(store: Cache, url: str, num_shards: int) -> DatasetIndex | None:
+    """Return the dataset index at a URL; log the reason and return None if it cannot be used.
 
     Args:
-        store: Fetches and keeps remote packs.
-        url: Where the pack is.
-        num_shards: Number of shards that the pack should have.
+        store: Fetches and keeps remote dataset indexes.
+        url: Where the dataset index is.
+        num_shards: Number of shards that the dataset index should have.
     """
     local_path = urls.local_place(url)
     if local_path is not None:
-        return load_pack(local_path, None, num_shards)
+        return load_dataset_index(local_path, None, num_shards)
     fetcher = store.fetcher
     try:
         remote_file, nbytes = versioned_file(fetcher, url)
-        is_large = nbytes is not None and nbytes > _LARGE_PACK_NBYTES
+        is_large = nbytes is not None and nbytes > _LARGE_INDEX_NBYTES
         if nbytes is not None and is_large and not store.find(remote_file):
-            with suppress(RangeError):  # a server without ranges: fetch the whole pack
+            with suppress(RangeError):  # a server without ranges: fetch the whole dataset index
                 read = fetcher.range_reader(url, nbytes)
                 compared = fetcher.range_reader(url, nbytes, is_compared=True)
                 keep = partial(_kept, store, remote_file)
-                return RangePack(compared, nbytes, num_shards, keep, read)
+                return RangeDatasetIndex(compared, nbytes, num_shards, keep, read)
         try:
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
             space = Space(tempfile.gettempdir(), None, None, lambda _: None)
             with downloaded(fetcher, url, space.cover) as path:  # the map outlives the file's name
-                return load_pack(urls.redact(url), FileIO(path), num_shards)
+                return load_dataset_index(urls.redact(url), FileIO(path), num_shards)
     except (WidsError, OSError) as error:
         _logger.warning("%s: %s; continuing without it", urls.redact(url), str(error))
         return None
@@ -258,7 +265,7 @@ def _kept(
     read: Callable[[], bytes],
     check: Callable[[bytes | memoryview], None],
 ) -> bytes | memoryview:
-    """Return the directory of a pack, which one process of a machine reads, and all map."""
+    """Return the directory of an index, which one process of a machine reads, and all map."""
     path = cache_names.directory_path(store.folder, remote_file)
 
     def stored() -> memoryview | None:
@@ -279,55 +286,55 @@ def _kept(
     return directory
 
 
-def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> Pack | None:
-    """Load the copy of a pack, and fetch it again if the copy was damaged in the cache.
+def _load_stored(store: Cache, remote_file: RemoteFile, num_shards: int) -> DatasetIndex | None:
+    """Load the copy of a dataset index, and fetch it again if the copy was damaged in the cache.
 
     Raises:
         OSError: The copy cannot be read.
-        WidsError: The pack cannot be fetched or stored.
-        ValueError: It is not a pack.
+        WidsError: The dataset index cannot be fetched or stored.
+        ValueError: It is not a dataset index.
     """
     copy = open_copy(store, remote_file, _check_kind)
     # The map made from the file keeps the copy from being evicted.
-    pack = load_pack(copy.path, copy.file, num_shards)
-    if pack is not None or copy.was_fetched:
-        return pack
+    dataset_index = load_dataset_index(copy.path, copy.file, num_shards)
+    if dataset_index is not None or copy.was_fetched:
+        return dataset_index
     copy = open_copy(store, remote_file, _check_kind, is_suspect=True)
-    return load_pack(copy.path, copy.file, num_shards)
+    return load_dataset_index(copy.path, copy.file, num_shards)
 
 
 def _check_kind(file: IO[bytes]) -> None:
     """Raise `ValueError` for a file of another kind, such as a page that a server sent instead."""
     file.seek(0)
     if file.read(len(MAGIC)) != MAGIC:
-        raise ValueError("expected a pack of indexes, found something else; it is not stored")
+        raise ValueError("expected a dataset index, found something else; it is not stored")
 
 
 _MAX_SHARED: Final = 64
-"""Maximum number of packs of parts that stay mapped, and that are searched for a key."""
+"""Maximum number of dataset indexes of parts that stay mapped, and that are searched for a key."""
 
 _MAX_OPENED: Final = 100_000
-"""Most shards of a pack that is opened before it is needed: comparing its directory with its
+"""Most shards of an index that is opened before it is needed: comparing its directory with its
 checksum takes 50 ms for a million, and all of it is mapped, so that processes share it anyway."""
 
 
-class Packs:
-    """The packs of a dataset, opened when they are first needed.
+class DatasetIndexes:
+    """The dataset indexes that a spec names, opened when they are first needed.
 
-    Safe to use from any number of threads and after a fork. A pickle has no contents of packs;
-    another process opens them again.
+    Safe to use from any number of threads and after a fork. A pickle has no contents of dataset
+    indexes; another process opens them again.
 
     Args:
         spec: The dataset.
-        store: Fetches remote packs.
+        store: Fetches remote dataset indexes.
     """
 
     def __init__(self, spec: DatasetSpec, store: Cache) -> None:
         self.shards = spec.shards
         self._store = store
-        self._shared = spec.all_packs()
+        self._shared = spec.all_dataset_indexes()
         self._starts = [shared.start for shared in self._shared]
-        self._packs: dict[str, Pack | None] = {}
+        self._opened: dict[str, DatasetIndex | None] = {}
         for shared in self._shared[:_MAX_SHARED]:
             is_short = shared.stop - shared.start <= _MAX_OPENED
             if is_short and urls.local_place(shared.url) is not None:
@@ -336,45 +343,49 @@ class Packs:
     def index(
         self, number: int, tar_nbytes: int | None, key_split: KeySplit
     ) -> tuple[ShardIndex, int] | None:
-        """Return the index of a shard and the length of its tar, both from the same pack.
+        """Return the index of a shard and the length of its tar, both from the same dataset index.
 
-        None if no pack has them for a tar of this length, or of any if ``tar_nbytes`` is None.
+        None if no dataset index has them for a tar of this length, or of any if ``tar_nbytes`` is
+        None.
         """
-        for pack, position in self._packs_of(number):
-            nbytes = pack.tar_nbytes(position)
+        for indexes, position in self._indexes_of(number):
+            nbytes = indexes.tar_nbytes(position)
             if tar_nbytes in (None, nbytes):
-                shard_index = pack.index(position, nbytes, key_split)
+                shard_index = indexes.index(position, nbytes, key_split)
                 if shard_index is not None:
                     return shard_index, nbytes
         return None
 
     def has_keys_of(self, number: int) -> bool:
-        """Whether the pack of the dataset, or of its part, has a shard of this number and name."""
-        pack, position = self._shared_pack(number)
-        return pack is not None and any(pack.is_named(position, n) for n in self._names(number))
+        """Whether the dataset index, or that of a part, has a shard of this number and name."""
+        indexes, position = self._shared_index(number)
+        return indexes is not None and any(
+            indexes.is_named(position, n) for n in self._names(number)
+        )
 
     def digest(self, number: int) -> tuple[int, int] | None:
-        """Return the digest of the keys in the pack of a shard; None without a pack."""
-        pack, _ = self._shared_pack(number)
-        return None if pack is None else pack.digest
+        """Return the digest of the keys in the dataset index of a shard; None without one."""
+        indexes, _ = self._shared_index(number)
+        return None if indexes is None else indexes.digest
 
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
-        """Whether the pack of a dataset states this length for a shard; None matches any."""
-        pack, position = self._shared_pack(number)
-        return pack is not None and tar_nbytes in (None, pack.tar_nbytes(position))
+        """Whether the dataset index states this length for a shard; None matches any."""
+        indexes, position = self._shared_index(number)
+        return indexes is not None and tar_nbytes in (None, indexes.tar_nbytes(position))
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return the samples that may have a key, each as shard number and index in the shard.
 
-        Searches the packs of datasets as they were made; the spec may list only some of their
-        shards, or replace them. None if a pack cannot be searched, or there are too many packs.
+        Searches dataset indexes as they were made; the spec may list only some of their
+        shards, or replace them. None if a dataset index cannot be searched, or there are too many
+        dataset indexes.
         """
         if len(self._shared) > _MAX_SHARED:  # each key would be looked up in all of them
             return None
         found: list[tuple[int, int]] = []
         for shared in self._shared:
-            pack = self._open(shared)
-            places = [] if pack is None else pack.samples_with(key)
+            indexes = self._open(shared)
+            places = [] if indexes is None else indexes.samples_with(key)
             if places is None:
                 return None
             numbered = ((shared.start + position, at) for position, at in places)
@@ -384,68 +395,69 @@ class Packs:
     def has_key(
         self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit
     ) -> bool:
-        """Whether a sample has a key, by a pack that states the same number of samples.
+        """Whether a sample has a key, by a dataset index that states the same number of samples.
 
         Only for shards for which `has_keys_of` is true.
         """
-        pack, position = self._shared_pack(number)
+        indexes, position = self._shared_index(number)
         return (
-            pack is not None
-            and position < len(pack)
-            and int(pack.num_samples[position]) == num_samples
-            and pack.has_key(position, local_index, key, key_split)
+            indexes is not None
+            and position < len(indexes)
+            and int(indexes.num_samples[position]) == num_samples
+            and indexes.has_key(position, local_index, key, key_split)
         )
 
     def release(self) -> None:
-        """Release the memory of mapped packs that were read; see `LocalPack.release`."""
-        for pack in list(self._packs.values()):
-            if isinstance(pack, LocalPack):
-                pack.release()
+        """Release the memory of mapped dataset indexes; see `LocalDatasetIndex.release`."""
+        for indexes in list(self._opened.values()):
+            if isinstance(indexes, LocalDatasetIndex):
+                indexes.release()
 
-    def _shared_pack(self, number: int) -> tuple[Pack | None, int]:
-        """Return the pack of the dataset, or of its part, with a shard, and the position there."""
+    def _shared_index(self, number: int) -> tuple[DatasetIndex | None, int]:
+        """Return the dataset index, or that of a part, with a shard, and the position there."""
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._shared[at].stop:
             return None, 0
         return self._open(self._shared[at]), number - self._starts[at]
 
-    def _open(self, shared: PackedShards) -> Pack | None:
-        return self._pack(shared.url, shared.stop - shared.start, is_shared=True)
+    def _open(self, shared: IndexedShards) -> DatasetIndex | None:
+        return self._indexes(shared.url, shared.stop - shared.start, is_shared=True)
 
-    def _packs_of(self, number: int) -> Iterator[tuple[Pack, int]]:
-        """Yield the packs that have a shard of this number and name, with its position there."""
+    def _indexes_of(self, number: int) -> Iterator[tuple[DatasetIndex, int]]:
+        """Yield the dataset indexes with a shard of this number and name, and where it is."""
         own_url = self.shards[number].index
         if not self._shared and own_url is None:
             return  # the common case, and shards are opened often
         names = self._names(number)
-        pack, position = self._shared_pack(number)
-        if pack is not None and any(pack.is_named(position, name) for name in names):
-            yield pack, position
-        own = None if own_url is None else self._pack(own_url, 1, is_shared=False)
+        indexes, position = self._shared_index(number)
+        if indexes is not None and any(indexes.is_named(position, name) for name in names):
+            yield indexes, position
+        own = None if own_url is None else self._indexes(own_url, 1, is_shared=False)
         if own is not None and any(own.is_named(0, name) for name in names):
             yield own, 0
 
     def _names(self, number: int) -> tuple[str, str]:
-        """Return the names that a shard may have in a pack."""
+        """Return the names that a shard may have in a dataset index."""
         name = os.path.basename(urls.path_of(self.shards[number].url))
-        # A URL has %20 where the pack, made from a path, has a blank.
+        # A URL has %20 where the dataset index, made from a path, has a blank.
         return name, urls.unquoted(name)
 
-    def _pack(self, url: str, num_shards: int, *, is_shared: bool) -> Pack | None:
-        """Return a pack, which is opened or fetched at its first use; None if it is unusable."""
-        if url in self._packs:
-            return self._packs[url]
+    def _indexes(self, url: str, num_shards: int, *, is_shared: bool) -> DatasetIndex | None:
+        """Return a dataset index, opened or fetched at its first use; None if it is unusable."""
+        if url in self._opened:
+            return self._opened[url]
 
-        pack = open_pack(self._store, url, num_shards)
-        if pack is None:
+        indexes = open_dataset_index(self._store, url, num_shards)
+        if indexes is None:
             _logger.info("%s: no index that can be used", urls.redact(url))
-        # A mapped pack holds a descriptor: affordable for a few packs, not for one per shard.
-        num_mapped = sum(p is not None and p.is_mapped for p in list(self._packs.values()))
-        if pack is None or not pack.is_mapped or (is_shared and num_mapped < _MAX_SHARED):
-            self._packs[url] = pack
-        return pack
+        # A mapped dataset index holds a descriptor: affordable for a few dataset indexes, not for
+        # one per shard.
+        num_mapped = sum(p is not None and p.is_mapped for p in list(self._opened.values()))
+        if indexes is None or not indexes.is_mapped or (is_shared and num_mapped < _MAX_SHARED):
+            self._opened[url] = indexes
+        return indexes
 
     def __getstate__(self) -> dict[str, Any]:
-        # The copy of a remote pack may be evicted before this is unpickled.
-        local = {url: pack for url, pack in self._packs.items() if urls.is_local(url)}
-        return {**self.__dict__, "_packs": local}
+        # The copy of a remote dataset index may be evicted before this is unpickled.
+        local = {url: indexes for url, indexes in self._opened.items() if urls.is_local(url)}
+        return {**self.__dict__, "_opened": local}

@@ -23,7 +23,8 @@ from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from wids.storage.locks import hold_imports, release_imports
+from wids.storage import locks  # noqa: F401 - its hooks before a fork run after those below
+from wids.storage.import_lock import hold_imports, release_imports
 
 _NUM_ROWS: Final = 509
 """A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""

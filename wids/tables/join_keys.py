@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import JoinError
-from wids.shards.indexes import pack
+from wids.shards.indexes import dataset_index
 from wids.shards.indexes.key_tables import text_hashes
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
@@ -255,7 +255,7 @@ def _hashes(side: Keyed, *, robust: bool) -> WordArray:
         if robust:
             cuts = pairwise(starts.tolist())
             keys = (text[start : stop - 1].tobytes() for start, stop in cuts)
-            parts.append(np.array(list(map(pack.key_hash, keys)), np.uint64)[rows])
+            parts.append(np.array(list(map(dataset_index.key_hash, keys)), np.uint64)[rows])
         else:
             parts.append(text_hashes(text, starts)[rows])
     return np.concatenate(parts)

@@ -228,7 +228,7 @@ def test_local_shards_beside_remote_ones(server: Server, tmp_path: Path) -> None
     pattern = publish(server, tar_of(photos(100_000, 30), 10**9), 1)
     with peeking([path, pattern]) as client:
         assert client.json("about")["command"] == (
-            'wids.build_spec(shards, pack="a.index").save("a.json")'
+            'wids.build_spec(shards, dataset_index="a.index").save("a.json")'
         )
         assert client.json("shard/0/about")["num_samples"] == 70
         assert len(client.json("shard/0/samples?count=120")["cards"]) == 70

@@ -25,7 +25,7 @@ import wids
 from wids.cli.main import main
 from wids.look.page.pages import Pages
 from wids.look.page.questions import Scans
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.index import index_tar
 from wids.tables import search as hits_module
 
@@ -59,7 +59,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(3)
     ]
     path = folder / "seasons.json"
-    wids.build_spec(shards, name="seasons", pack=folder / "seasons.index").save(path)
+    wids.build_spec(shards, name="seasons", dataset_index=folder / "seasons.index").save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "classes": SEASONS}))
     return path
 
@@ -308,7 +308,7 @@ def test_a_search_that_nobody_follows_ends(spec: Path, monkeypatch: pytest.Monke
 def test_damaged_fields_do_not_end_a_search(tmp_path: Path) -> None:
     """They are counted, and all others are searched."""
     shard = write_tar(tmp_path / "a.tar", [*members(0, 6)])
-    wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([shard], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b'{"n": 3', b'["n": 3'))
     with browsing(tmp_path / "a.json") as client:
@@ -343,7 +343,7 @@ def test_what_is_too_long_to_be_searched_is_counted(
         )
         for at in (0, 2)
     ]
-    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec(shards, dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     with browsing(tmp_path / "a.json") as client:
         answer = search(client, query_of("upon"))
         assert (answer["found"], answer["too_long"]) == (0, 4)  # three tales and a note
@@ -411,7 +411,7 @@ def test_wide_numbers_of_an_index(tmp_path: Path) -> None:
     columns = ("key_starts", "member_starts", "blocks", "sizes", "field_ids", "head_blocks")
     wide = replace(index, **{name: getattr(index, name).astype(np.uint64) for name in columns})
     with (tmp_path / "a.index").open("w+b") as file:
-        write_pack(file, [("a.tar", len(data), wide)])
+        write_dataset_index(file, [("a.tar", len(data), wide)])
     (tmp_path / "a.json").write_text('{"index": "a.index", "shardlist": [{"url": "a.tar"}]}')
     with browsing(tmp_path / "a.json") as client:
         assert client.json("column?name=.cls")["num_values"] == 8
@@ -421,7 +421,7 @@ def test_wide_numbers_of_an_index(tmp_path: Path) -> None:
 def test_a_shard_that_cannot_be_searched_is_an_error(tmp_path: Path) -> None:
     """A search ends with the reason, and keeps what it found."""
     shards = [write_tar(tmp_path / f"{n}.tar", [*members(n * 6, n * 6 + 6)]) for n in range(2)]
-    wids.build_spec(shards, pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec(shards, dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     with browsing(tmp_path / "a.json") as client:
         shards[1].write_bytes(b"?" * 2048)
         answer = search(client, query_of("caption"))
@@ -485,7 +485,7 @@ def test_long_texts_that_begin_alike_stay_apart(tmp_path: Path, is_saved: bool) 
     members = [(f"{n}.json", json.dumps({"tale": text}).encode()) for n, text in enumerate(texts)]
     spec = tmp_path / "tales.json"
     tar = write_tar(tmp_path / "tales.tar", members)
-    wids.build_spec([tar], pack=tmp_path / "tales.index").save(spec)
+    wids.build_spec([tar], dataset_index=tmp_path / "tales.index").save(spec)
     if is_saved:
         columns = "--columns", "tale=.json/tale"
         assert main(["table", str(spec), *columns, "-o", str(tmp_path / "t.parquet")]) == 0
@@ -552,7 +552,7 @@ def test_classes_can_be_chosen_before_they_are_counted(
 def test_many_classes_are_listed_and_no_histogram(tmp_path: Path) -> None:
     """Numbers of classes with names are not drawn as if their size meant something."""
     shard = write_tar(tmp_path / "a.tar", [(f"{n:03d}.cls", b"%d" % (n % 70)) for n in range(140)])
-    document = wids.build_spec([shard], pack=tmp_path / "a.index").document(str(tmp_path))
+    document = wids.build_spec([shard], dataset_index=tmp_path / "a.index").document(str(tmp_path))
     for number, classes in enumerate(([], [f"class {n}" for n in range(99)])):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps({**document, "classes": classes}))
@@ -632,7 +632,7 @@ def test_a_remote_search_reads_texts_alone(server: Server, tmp_path: Path) -> No
     """Of remote shards the fields that are searched are read by range."""
     big = [*members(0, 30), *((f"dir/s{n:04d}.bin", bytes(50_000)) for n in range(30))]
     shard = write_tar(tmp_path / "a.tar", big)
-    wids.build_spec([shard], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([shard], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     for path in (shard, tmp_path / "a.index", tmp_path / "a.json"):
         server.page(f"/{path.name}", path.read_bytes())
     with browsing(f"{server.url}/a.json") as client:

@@ -410,7 +410,7 @@ def test_odd_fields_are_shown_or_described(tmp_path: Path) -> None:
         (b"a.\x80y".decode("utf-8", "surrogateescape"), b"z"),
     ]
     path = write_tar(tmp_path / "a.tar", members)
-    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([path], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     with browsing(tmp_path / "a.json") as client:
         html = client.json("sample/0")["html"]
         assert client.get(f"field/0/{quote(b'.' + bytes([0x80]) + b'y')}")[2] == b"z"
@@ -425,7 +425,7 @@ def test_a_large_text_is_not_read(server: Server, tmp_path: Path) -> None:
     """Whether a field is small is decided for each sample, not by the median."""
     members = [(f"{n:03d}.txt", b"x" * (50 if n != 7 else 2_000_000)) for n in range(60)]
     path = write_tar(tmp_path / "a.tar", members)
-    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([path], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     for path in tmp_path.iterdir():
         server.page(f"/{path.name}", path.read_bytes())
     with browsing(f"{server.url}/a.json") as client:
@@ -595,7 +595,9 @@ def test_memory_does_not_grow_with_fields_and_requests(
     """Of a sample with many large fields 60 MB are read, and of one sample at a time."""
     fields = [(f"a.f{number}.txt", b"x" * 25_000_000) for number in range(4)]
     write_tar(tmp_path / "a.tar", [*fields, ("a.txt", b"small")])
-    wids.build_spec([tmp_path / "a.tar"], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([tmp_path / "a.tar"], dataset_index=tmp_path / "a.index").save(
+        tmp_path / "a.json"
+    )
     at_once, most = 0, 0
 
     def body(*arguments: object) -> str:

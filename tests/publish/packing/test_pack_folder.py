@@ -98,7 +98,7 @@ def test_the_same_files_make_the_same_bytes(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> None:
-    """Spec and pack are those of the shards, and valid under the schema."""
+    """Spec and dataset index are those of the shards, and valid under the schema."""
     pack_folder(folder, tmp_path / "new" / "folder" / "out", maxcount=3, name="mine")
 
     output = tmp_path / "new" / "folder"
@@ -107,7 +107,7 @@ def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> No
         *("out.index", "out.json"),
     ]
     assert wids.verify_spec(output / "out.json") == []
-    built = wids.build_spec(sorted(output.glob("*.tar")), pack=tmp_path / "again.index")
+    built = wids.build_spec(sorted(output.glob("*.tar")), dataset_index=tmp_path / "again.index")
     assert (tmp_path / "again.index").read_bytes() == (output / "out.index").read_bytes()
     spec = wids.load_spec(output / "out.json")
     assert (spec.shards, spec.name) == (built.shards, "mine")

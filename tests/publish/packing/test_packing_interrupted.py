@@ -45,7 +45,7 @@ def folders(tmp_path: Path) -> Iterator[Path]:
 
 
 def pack(source: Path, folder: Path, executor: Executor | None = None, **options: Any) -> None:
-    """Write two shards of two samples, their pack and their spec."""
+    """Write two shards of two samples, their dataset index and their spec."""
     pack_folder(source, folder / "out", maxcount=2, executor=executor, **options)
 
 
@@ -117,7 +117,7 @@ def test_a_kill_at_any_step(
         left = contents(folder) if folder.exists() else {}
         if not left.keys() >= complete.keys() or "out.packing" in left:
             pack(source, folder)
-        # Unfinished specs and packs are deleted once they are a minute old (SPEC-16).
+        # Unfinished specs and dataset indexes are deleted once they are a minute old (SPEC-16).
         found = {
             name: data
             for name, data in contents(folder).items()
@@ -128,7 +128,7 @@ def test_a_kill_at_any_step(
 
 
 def _survives(source: Path, folder: Path, name: str, number: int, *, is_after: bool) -> bool:
-    """Pack in a process that is killed at the n-th call of a function of the system."""
+    """Dataset index in a process that is killed at the n-th call of a function of the system."""
     call = getattr(os, name)
     calls = 0
 

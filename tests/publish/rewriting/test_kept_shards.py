@@ -31,13 +31,15 @@ Sample = dict[str, Any]
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A dataset with digests, a pack, and names of classes."""
+    """A dataset with digests, a dataset index, and names of classes."""
     return publish(tmp_path / "in", LENGTHS)
 
 
 def publish(folder: Path, lengths: list[int]) -> Path:
     folder.mkdir(parents=True)
-    spec = wids.build_spec(write_shards(folder, lengths), pack=folder / "train.index", digests=True)
+    spec = wids.build_spec(
+        write_shards(folder, lengths), dataset_index=folder / "train.index", digests=True
+    )
     spec.save(folder / "train.json")
     document = json.loads((folder / "train.json").read_text())
     (folder / "train.json").write_text(json.dumps(document | {"classes": ["cat", "dog"]}))

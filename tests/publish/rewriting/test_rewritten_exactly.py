@@ -46,8 +46,10 @@ def test_copied_members_are_written_as_by_a_writer(tmp_path: Path) -> None:
         for index in order:
             tar.write(samples[index])
     assert (tmp_path / "new-0.tar").read_bytes() == (tmp_path / "expected.tar").read_bytes()
-    pack = wids.build_spec([tmp_path / "expected.tar"], pack=tmp_path / "expected.index")
-    assert pack.shards[0].sha256 == wids.load_spec(tmp_path / "new.json").shards[0].sha256
+    dataset_index = wids.build_spec(
+        [tmp_path / "expected.tar"], dataset_index=tmp_path / "expected.index"
+    )
+    assert dataset_index.shards[0].sha256 == wids.load_spec(tmp_path / "new.json").shards[0].sha256
     assert wids.verify_spec(tmp_path / "new.json") == []
 
 

@@ -146,7 +146,7 @@ def test_new_keys_come_from_a_function_too(
 ) -> None:
     """Without a version, shards with keys of another ``rename`` are written again (REWRITE-8)."""
     pattern = tmp_path / "out" / "new-%06d.tar"
-    monkeypatch.setattr(shard_job, "write_pack", interrupt)
+    monkeypatch.setattr(shard_job, "write_dataset_index", interrupt)
     with pytest.raises(KeyboardInterrupt):
         wids.rewrite(dataset, pattern, rename=lambda labels: "old" + labels["__key__"])
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The tables of keys of a pack are the same, however much of them is in memory at a time."""
+"""The tables of keys of a dataset index are the same, however much of them is in memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from conftest import raises, write_tar
 
 from wids.publish.problems import Problem, repeated_keys
-from wids.shards.indexes import key_tables, pack
+from wids.shards.indexes import dataset_index, key_tables
+from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
+from wids.shards.indexes.dataset_index_writer import join_dataset_indexes, write_dataset_index
 from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
-from wids.shards.indexes.pack import LocalPack, load_pack
-from wids.shards.indexes.pack_writer import join_packs, write_pack
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.index import ShardIndex, index_tar
 from wids.storage.arrays import WordArray
@@ -26,7 +26,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_tables, "_RUN_LENGTH", 64)
     monkeypatch.setattr(key_tables, "_MERGED_LENGTH", 12)
     monkeypatch.setattr(key_tables, "_MIN_CHUNK", 3)
-    monkeypatch.setattr(pack, "_PART_LENGTH", 50)
+    monkeypatch.setattr(dataset_index, "_PART_LENGTH", 50)
 
 
 def hashes_of(kind: str, length: int) -> WordArray:
@@ -81,7 +81,7 @@ def test_runs_of_any_lengths_are_merged() -> None:
 
 @pytest.mark.usefixtures("little_memory")
 def test_runs_that_do_not_ascend_are_an_error() -> None:
-    """A pack may claim any order, with checksums that are right; joining it ends."""
+    """A dataset index may claim any order, with checksums that are right; joining it ends."""
     hashes = np.arange(40, dtype=np.uint64)[::-1]
     with raises(ValueError, "in ascending order"):
         joined(merged([Run(hashes, np.arange(40), 40, 0)]))
@@ -100,10 +100,12 @@ def indexes(folder: Path, repeated: int) -> list[ShardIndex]:
     return found
 
 
-def packed(folder: Path, name: str, shards: list[ShardIndex], first: int = 0) -> LocalPack:
+def indexed(folder: Path, name: str, shards: list[ShardIndex], first: int = 0) -> LocalDatasetIndex:
     with open(folder / name, "w+b") as file:
-        write_pack(file, [(f"{n}.tar", 1 << 20, s) for n, s in enumerate(shards, start=first)])
-    found = load_pack(str(folder / name))
+        write_dataset_index(
+            file, [(f"{n}.tar", 1 << 20, s) for n, s in enumerate(shards, start=first)]
+        )
+    found = load_dataset_index(str(folder / name))
     assert found is not None
     return found
 
@@ -114,19 +116,19 @@ def texts_of(problems: list[Problem]) -> str:
 
 
 @pytest.mark.parametrize("repeated", [0, 7])
-def test_pack_is_the_same_with_little_memory(
+def test_dataset_index_is_the_same_with_little_memory(
     repeated: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A pack, and one that is joined of parts, has the same bytes and problems."""
+    """A dataset index, and one that is joined of parts, has the same bytes and problems."""
     shards = indexes(tmp_path, repeated)
     specs = [ShardSpec(f"/{number}.tar", len(shard)) for number, shard in enumerate(shards)]
-    problem = texts_of(repeated_keys(packed(tmp_path, "whole", shards), specs))
+    problem = texts_of(repeated_keys(indexed(tmp_path, "whole", shards), specs))
 
     request.getfixturevalue("little_memory")
-    small = packed(tmp_path, "small", shards)
-    parts = [packed(tmp_path, "a", shards), packed(tmp_path, "b", shards[3:], 3)]
+    small = indexed(tmp_path, "small", shards)
+    parts = [indexed(tmp_path, "a", shards), indexed(tmp_path, "b", shards[3:], 3)]
     with open(tmp_path / "joined", "w+b") as file:
-        join_packs(file, [(parts[0], 3), (parts[1], 2)])
+        join_dataset_indexes(file, [(parts[0], 3), (parts[1], 2)])
 
     whole = (tmp_path / "whole").read_bytes()
     assert (tmp_path / "small").read_bytes() == whole
@@ -138,7 +140,7 @@ def test_pack_is_the_same_with_little_memory(
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_temporary_file_is_on_the_disk_of_the_pack(
+def test_temporary_file_is_on_the_disk_of_the_dataset_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system's folder of temporary files, often in memory, is not used, and nothing is left."""
@@ -146,6 +148,6 @@ def test_temporary_file_is_on_the_disk_of_the_pack(
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
 
-    packed(tmp_path, "pack", shards)
+    indexed(tmp_path, "dataset index", shards)
 
-    assert set(tmp_path.iterdir()) - before == {tmp_path / "pack"}
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "dataset index"}

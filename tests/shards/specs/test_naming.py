@@ -137,7 +137,7 @@ def test_remote_folders_that_look_like_patterns(name: str, memory: Any, train: P
 
 
 def test_wildcards_of_documents(train: Path) -> None:
-    """They are components, as in a list; a single one keeps its name and its pack (SPEC-20)."""
+    """They are components, as in a list; a single one keeps name and dataset index (SPEC-20)."""
     more = json.loads(train.read_text()) | {"name": "more", "index": "train.index"}
     (train.parent / "trail.json").write_text(json.dumps(more))
 
@@ -178,7 +178,7 @@ def test_the_spec_of_a_folder(train: Path, caplog: pytest.LogCaptureFixture) -> 
 def test_which_document_is_the_spec_of_a_folder(
     documents: dict[str, bool], is_used: bool, train: Path
 ) -> None:
-    """The only one with a pack, or with a name that all tars begin with (SPEC-23)."""
+    """The only one with a dataset index, or with a name that all tars begin with (SPEC-23)."""
     text = train.read_text()
     train.unlink()
     for name, is_spec in documents.items():

@@ -339,7 +339,7 @@ def test_symbolic_links_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
     text = '2 symbolic links such as "0.txt"'
     assert text in caplog.text
     assert "`tar -h`" in caplog.text
-    wids.build_spec([path], pack=tmp_path / "a.index").save(tmp_path / "a.json")
+    wids.build_spec([path], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
     remarks: list[wids.Problem] = []
     assert wids.verify_spec(tmp_path / "a.json", on_remark=remarks.append) == []
     assert any(text in str(remark) for remark in remarks)

@@ -1,4 +1,4 @@
-"""Pack a folder into shards, with their spec and pack, on any executor.
+"""Pack a folder into shards, with their spec and dataset index, on any executor.
 
 What is wrong with the folder is an error before anything is written. Tasks are a pure function of
 keys, lengths, limits and seed, so the same samples make the same shards.
@@ -206,7 +206,7 @@ def pack_folder(
     executor: Executor | None = None,
     progress: bool | None = None,
 ) -> PackReport:
-    """Pack the files of a folder into shards, and write their spec and their pack.
+    """Pack the files of a folder into shards, and write their spec and their dataset index.
 
     Files of one stem in one folder are a sample: ``a/1.jpg`` and ``a/1.txt`` are the fields
     ``.jpg`` and ``.txt`` of the sample ``a/1``. The bytes of files are copied as they are, and the

@@ -1,4 +1,4 @@
-"""Write the samples of files without random access to new shards, with spec and pack.
+"""Write the samples of files without random access to new shards, with spec and dataset index.
 
 Such files are compressed tars, and files of concatenated maps in MessagePack or CBOR, one for each
 sample. Each file is read once. A compressed one is first decompressed into a temporary file, so
@@ -282,7 +282,7 @@ def rewrite_streams(
                 writer.write(sample)
             if not writer.num_samples:
                 raise no_sample_error(output)
-    return DatasetSpec(tuple(writer.shards), output.name, output.pack_path)
+    return DatasetSpec(tuple(writer.shards), output.name, output.dataset_index_path)
 
 
 def _identity(name: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Write a dataset or view to new shards in its order, with their spec and pack.
+"""Write a dataset or view to new shards in its order, with their spec and dataset index.
 
 The plan needs only the indexes, so mistakes are errors before anything is written. Then each
 output shard is a task of its own, on any executor. With ``keep_shards`` the new spec names a shard
@@ -99,9 +99,9 @@ def original(
 
 
 def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:
-    """Return the index with checksums of a shard, and its length; without a pack, read it."""
-    reader.release_packs()  # of the shard before
-    known = reader.opener.packs.index(number, reader.shards[number].nbytes, key_split)
+    """Return the index of a shard with checksums, and its length; read it unless published."""
+    reader.release_dataset_indexes()  # of the shard before
+    known = reader.opener.dataset_indexes.index(number, reader.shards[number].nbytes, key_split)
     if known is not None and len(known[0].head_crcs):
         return known
     shard = reader.open(number)
@@ -153,7 +153,8 @@ def rewrite(
     Args:
         dataset: A `ShardListDataset` or a view.
         pattern: Path or URL of the shards, with a ``%06d`` for their number. The spec is written
-            beside them, ``train.json`` for ``train-%06d.tar``, and the pack, ``train.index``.
+            beside them, ``train.json`` for ``train-%06d.tar``, and the dataset index,
+            ``train.index``.
         maxcount: Maximum number of samples in a shard; None for 100,000.
         maxsize: Maximum length of a shard, in bytes or as ``"1GB"``, unless a single sample is
             larger; None for 1 GB if ``maxcount`` is None too, or else for no limit.

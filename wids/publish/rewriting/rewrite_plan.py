@@ -105,7 +105,7 @@ _NUM_READ: Final = 64
 """Samples that are read at a time for their lengths, where the index does not have all fields."""
 
 _RELEASED_AFTER: Final = 16
-"""Indexes that are read before the memory that the system keeps for their pack is released."""
+"""Indexes that are read before the memory of their mapped dataset index is released."""
 
 _MAX_NAME_NBYTES: Final = 100
 """Longer names, and those that are not ASCII, have a header of their own before the member's."""
@@ -211,7 +211,7 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordAr
             nbytes[places] = _tar_nbytes(index, reader.fields)[local]
         hashes[places] = key_hashes(index)[local]
         if count % _RELEASED_AFTER == 0:
-            reader.release_packs()
+            reader.release_dataset_indexes()
     return nbytes, hashes
 
 

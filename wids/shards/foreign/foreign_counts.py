@@ -355,7 +355,7 @@ def split_of(
         SpecError: There is no such split, or it excludes single samples.
         ImportError: PyYAML is not installed.
     """
-    if spec.all_packs():
+    if spec.all_dataset_indexes():
         raise SpecError(
             f"split {split!r}: expected shards with the splits of another program, found a spec "
             "with an index; select from its dataset, by dataset.sources or dataset.split"

@@ -1,8 +1,8 @@
-"""Hash keys to 64 bits, and sort the hashes of a pack into its tables of keys.
+"""Hash keys to 64 bits, and sort the hashes of a dataset index into its tables of keys.
 
 Equal keys have equal hashes. A match has to be compared with the key itself, since other keys with
-the same hash can be constructed. The hash functions here are for the memory of a process; packs
-have others (specs/shard-index.md), which take ten times as long to compute.
+the same hash can be constructed. The hash functions here are for the memory of a process; dataset
+indexes have others (specs/shard-index.md), which take ten times as long to compute.
 
 Hashes that do not fit in memory are sorted in runs, in temporary files without names. The runs are
 merged a few thousand entries at a time: 100 million samples need as much memory as two million.

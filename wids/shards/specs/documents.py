@@ -24,7 +24,7 @@ from wids.shards.specs.model import (
     INFO,
     VERSION,
     DatasetSpec,
-    PackedShards,
+    IndexedShards,
     ShardSpec,
     common_classes,
 )
@@ -62,11 +62,11 @@ def as_component(
 ) -> DatasetSpec:
     """Return a dataset as a part of another one; shards without a dataset name get its name."""
     shards = with_defaults(spec.shards, name or spec.name or None, key_split)
-    # The packs have keys by their own rule, which is the first dot if none is stated.
-    is_as_packed = key_split != "last" or all(shard.key_split for shard in spec.shards)
-    packs = spec.all_packs() if is_as_packed else ()
+    # The dataset indexes have keys by their own rule, which is the first dot if none is stated.
+    has_indexed_length = key_split != "last" or all(shard.key_split for shard in spec.shards)
+    dataset_indexes = spec.all_dataset_indexes() if has_indexed_length else ()
     extras = {"classes": spec.classes} if spec.classes else {}
-    return DatasetSpec(shards, extras=extras, weights=spec.weights, packs=packs)
+    return DatasetSpec(shards, extras=extras, weights=spec.weights, dataset_indexes=dataset_indexes)
 
 
 def weight_of(component: Mapping[str, Any], label: str) -> float | None:
@@ -100,7 +100,10 @@ def assembled(parts: Sequence[Component]) -> DatasetSpec:
     """Return a dataset that consists of parts."""
     shards = joined(part.spec.shards for part in parts)
     return DatasetSpec(
-        shards, extras=classes_of(parts), weights=combined(parts), packs=packs_of(parts)
+        shards,
+        extras=classes_of(parts),
+        weights=combined(parts),
+        dataset_indexes=dataset_indexes_of(parts),
     )
 
 
@@ -114,13 +117,13 @@ def classes_of(parts: Sequence[Component]) -> dict[str, list[str]]:
     return {"classes": names} if names and all(part.spec.classes for part in parts) else {}
 
 
-def packs_of(parts: Sequence[Component], start: int = 0) -> tuple[PackedShards, ...]:
-    """Return the packs of consecutive parts, of which the first begins at shard ``start``."""
-    packs: list[PackedShards] = []
+def dataset_indexes_of(parts: Sequence[Component], start: int = 0) -> tuple[IndexedShards, ...]:
+    """Return the dataset indexes of consecutive parts, which begin at shard ``start``."""
+    dataset_indexes: list[IndexedShards] = []
     for part in parts:
-        packs += part.spec.all_packs(start)
+        dataset_indexes += part.spec.all_dataset_indexes(start)
         start += len(part.spec.shards)
-    return tuple(packs)
+    return tuple(dataset_indexes)
 
 
 def combined(parts: Sequence[Component]) -> dict[str, float]:
@@ -275,7 +278,7 @@ class Documents:
             for number, component in enumerate(entries.list_of(document, "datasets", label))
         ]
         index = entries.reference(document, "index", label)
-        packs = packs_of(parts, len(shards)) if index is None else ()
+        dataset_indexes = dataset_indexes_of(parts, len(shards)) if index is None else ()
         weights = {**combined(parts), **weights_of(document, label)}
         extras = {key: value for key, value in document.items() if key not in _DOCUMENT_KEYS}
         if parts and extras.get("classes") != []:
@@ -289,7 +292,7 @@ class Documents:
             extras,
             weights=weights,
             table=entries.table_of(document, label, join),
-            packs=packs,
+            dataset_indexes=dataset_indexes,
         )
 
     def _shardlist(

@@ -25,7 +25,7 @@ from wids.shards.specs.documents import (
     combined,
 )
 from wids.shards.specs.entries import shard_of
-from wids.shards.specs.model import INFO, DatasetSpec, PackedShards, ShardSpec
+from wids.shards.specs.model import INFO, DatasetSpec, IndexedShards, ShardSpec
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
 from wids.shards.specs.shard_sequences import joined
@@ -181,12 +181,12 @@ class _Loader:
         shards: list[Sequence[ShardSpec]] = []
         num_shards = 0
         parts: list[Component] = []
-        packs: list[PackedShards] = []
+        dataset_indexes: list[IndexedShards] = []
         for number, item in enumerate(items):
             part = self.item(item, f"shards[{number}]", join)
             if isinstance(part, DatasetSpec):
                 parts.append(Component(part, label=_label_of(item, number)))
-                packs += part.all_packs(num_shards)
+                dataset_indexes += part.all_dataset_indexes(num_shards)
                 part = part.shards
             shards.append(part)
             num_shards += len(part)
@@ -194,7 +194,10 @@ class _Loader:
         if sum(len(part.spec.shards) for part in parts) < num_shards:  # others state none
             classes = {}
         return DatasetSpec(
-            joined(shards), extras=classes, weights=combined(parts), packs=tuple(packs)
+            joined(shards),
+            extras=classes,
+            weights=combined(parts),
+            dataset_indexes=tuple(dataset_indexes),
         )
 
     def item(self, item: Any, label: str, join: Join) -> DatasetSpec | Sequence[ShardSpec]:

@@ -45,7 +45,7 @@ class ShardSpec:
         dataset: Name of the dataset that the shard belongs to, or None for the name of the spec.
         key_split: The dot at which member names are split, ``"first"`` or ``"last"``; None for the
             default.
-        index: Absolute path or URL of a pack with the index of this shard alone, or None.
+        index: Absolute path or URL of a dataset index with the index of this shard alone, or None.
         extras: Everything else in the shard's entry, preserved but not interpreted.
 
     Example:
@@ -99,7 +99,7 @@ class ShardSpec:
         return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
 
 
-def _shown(part: ShardSpec | SavedTable | PackedShards) -> str:
+def _shown(part: ShardSpec | SavedTable | IndexedShards) -> str:
     """Return the repr of a dataclass, with its URLs as messages show them (SEC-4)."""
     values = [(each.name, getattr(part, each.name)) for each in fields(part)]
     shown = (
@@ -163,11 +163,11 @@ class SavedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedShards:
-    """Consecutive shards of a dataset that are the first shards of one pack.
+class IndexedShards:
+    """Consecutive shards of a dataset that are the first shards of one dataset index.
 
     Attributes:
-        url: Absolute path or URL of the pack.
+        url: Absolute path or URL of the dataset index.
         start: Number of the first of these shards in the dataset.
         stop: Number of the shard after the last of them.
     """
@@ -189,15 +189,15 @@ class DatasetSpec:
         shards: The shards, at least one if the spec was loaded. A tuple, or a sequence that makes
             the items of a large document when they are asked for.
         name: Name of the dataset, or ``""``.
-        index: Absolute path or URL of the dataset's pack of shard indexes, or None.
+        index: Absolute path or URL of the dataset index, or None.
         extras: Everything else in the document (``__kind__``, ``info``, …), preserved but not
             interpreted.
         origin: Server that the first remote document came from (``https://host``), or ``""``.
             Options for servers that are passed without a URL prefix go to no other.
         weights: Weights of named datasets in a mix, if any are stated.
         table: The table that `load_table` reads, or None.
-        packs: If it has no pack itself, the packs of the datasets that it consists of, in the
-            order of their shards.
+        dataset_indexes: If it has no dataset index itself, those of the datasets that it consists
+            of, in the order of their shards.
 
     Example:
         >>> import wids
@@ -214,7 +214,7 @@ class DatasetSpec:
     origin: str = field(default="", compare=False, repr=False)
     weights: Mapping[str, float] = field(default_factory=dict)
     table: SavedTable | None = None
-    packs: tuple[PackedShards, ...] = ()
+    dataset_indexes: tuple[IndexedShards, ...] = ()
     _classes: list[str] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
@@ -242,16 +242,17 @@ class DatasetSpec:
         shards = count_text(len(self.shards), "shard")
         return printable(f"<DatasetSpec {self.name!r}: {shards}, {' to '.join(shown)}>")
 
-    def all_packs(self, start: int = 0) -> tuple[PackedShards, ...]:
-        """Return the pack of all shards, or the packs of parts, if there are any.
+    def all_dataset_indexes(self, start: int = 0) -> tuple[IndexedShards, ...]:
+        """Return the shards of the dataset index, or of those of parts, if there are any.
 
         Args:
             start: The number of its first shard in the dataset that it becomes a part of.
         """
         if self.index is not None:
-            return (PackedShards(self.index, start, start + len(self.shards)),)
+            return (IndexedShards(self.index, start, start + len(self.shards)),)
         return tuple(
-            PackedShards(pack.url, start + pack.start, start + pack.stop) for pack in self.packs
+            IndexedShards(part.url, start + part.start, start + part.stop)
+            for part in self.dataset_indexes
         )
 
     def without_counts(self) -> DatasetSpec:
@@ -292,21 +293,21 @@ class DatasetSpec:
         }
 
     def _shard_entries(self, folder: str | None) -> dict[str, Any]:
-        """Return the shards as one list, or as datasets with one pack each."""
+        """Return the shards as one list, or as datasets with a dataset index each."""
         from wids.storage.arrays import LazySequence
 
         lazy = LazySequence(partial(ShardSpec.entry, folder=folder), self.shards)
-        if self.index is not None or not self.packs:
+        if self.index is not None or not self.dataset_indexes:
             return {"shardlist": lazy}
         entries = list(lazy)
         parts: list[dict[str, Any]] = []
         start = 0
-        for pack in self.packs:
-            if start < pack.start:
-                parts.append({"shardlist": entries[start : pack.start]})
-            own = entries[pack.start : pack.stop]
-            parts.append({"index": _relative(pack.url, folder), "shardlist": own})
-            start = pack.stop
+        for part in self.dataset_indexes:
+            if start < part.start:
+                parts.append({"shardlist": entries[start : part.start]})
+            own = entries[part.start : part.stop]
+            parts.append({"index": _relative(part.url, folder), "shardlist": own})
+            start = part.stop
         rest = entries[start:]
         return {"datasets": [*parts, {"shardlist": rest}] if rest else parts}
 
@@ -334,8 +335,10 @@ class DatasetSpec:
 
         target = upload.absolute(path)
         document = self.lazy_document(urls.parent(target))
-        check_references(target, map(attrgetter("url"), chain(self.shards, self.all_packs())))
-        mode = private_mode(map(attrgetter("url"), chain(self.shards, self.all_packs())))
+        check_references(
+            target, map(attrgetter("url"), chain(self.shards, self.all_dataset_indexes()))
+        )
+        mode = private_mode(map(attrgetter("url"), chain(self.shards, self.all_dataset_indexes())))
         save_document(target, document, mode, storage_options=storage_options)
 
 
@@ -370,7 +373,7 @@ def check_references(target: str, references: Iterable[str]) -> None:
     for url in references:
         if urls.is_local(url):
             raise ValueError(
-                f"{urls.redact(target)}: expected remote shards and a remote pack, found {url}, "
+                f"{urls.redact(target)}: expected remote shards and dataset index, found {url}, "
                 "which readers of a remote spec do not have; upload the shards first, or state "
                 "where they will be with `--base`"
             )

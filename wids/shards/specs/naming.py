@@ -270,8 +270,8 @@ def _energon_document(entries: Sequence[Entry], folder: str, fetcher: Fetcher) -
 def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> str | None:
     """Return the JSON document that seems to be the spec of all tars, by names alone.
 
-    It is the only document with a pack beside it (``train.index``) or with a name that begins the
-    names of all tars.
+    It is the only document with a dataset index beside it (``train.index``) or with a name that
+    begins the names of all tars.
     """
     if not tars:
         return None

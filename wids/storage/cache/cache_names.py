@@ -110,7 +110,7 @@ def table_path(folder: str, sha256: str) -> str:
 
 
 def directory_path(folder: str, remote_file: RemoteFile) -> str:
-    """Return the path of the directory of a large remote pack."""
+    """Return the path of the directory of a large remote dataset index."""
     name = _hashed_name(remote_file.url, "directory", remote_file.url, remote_file.version)
     return os.path.join(indexes_folder(folder), f"{name}.directory")
 

@@ -1,10 +1,10 @@
-"""Time and memory to write, check and extend the pack of a large dataset, on shards of no bytes.
+"""Time and memory to write, check and extend a large dataset index, on shards of no bytes.
 
-    python benchmarks/large_packs.py [--samples 1e6 1e7 1e8] [--repeated] [--folder DIR]
+    python benchmarks/large_dataset_indexes.py [--samples 1e6 1e7 1e8] [--repeated] [--folder DIR]
 
 The indexes are those that a worker returns for shards of 10,000 samples with two members; the
 shards themselves are not there. Each step is a process of its own, which states its peak of memory:
-`create` keeps the indexes in a journal, writes the pack, looks for
+`create` keeps the indexes in a journal, writes the dataset index, looks for
 repeated keys and partial fields, and saves the spec, as `build_spec` and `rewrite` do; `append`
 adds one shard. With ``--repeated`` each shard has the keys of the first one.
 """
@@ -28,7 +28,7 @@ import numpy as np
 from wids.publish.appending import publish_appended
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import Journal
-from wids.publish.new_spec import new_pack
+from wids.publish.new_spec import new_dataset_index
 from wids.publish.problems import dataset_problems
 from wids.shards.indexes.index_file import dump
 from wids.shards.specs.model import DatasetSpec, ShardSpec
@@ -84,7 +84,7 @@ def _shard(folder: str, number: int) -> ShardSpec:
 
 
 def create(folder: str, num_samples: int, *, repeated: bool) -> None:
-    """Write journal, pack and spec, and look at the pack."""
+    """Write journal, dataset index and spec, and look at the dataset index."""
     shards = tuple(_shard(folder, number) for number in range(num_samples // PER_SHARD))
     with Journal(f"{folder}/train.journal") as log:
         for number, shard in enumerate(shards):
@@ -97,8 +97,8 @@ def create(folder: str, num_samples: int, *, repeated: bool) -> None:
                 )
             )
         tasks = [(shard.url, "first") for shard in shards]
-        with new_pack(f"{folder}/train.index", log.indexes(tasks)) as pack:
-            for problem in dataset_problems(pack, shards, "train"):
+        with new_dataset_index(f"{folder}/train.index", log.indexes(tasks)) as dataset_index:
+            for problem in dataset_problems(dataset_index, shards, "train"):
                 print(str(problem)[:200])
     DatasetSpec(shards, "train", f"{folder}/train.index").save(f"{folder}/train.json")
 
@@ -107,9 +107,11 @@ def append(folder: str, num_samples: int) -> None:
     """Add a shard to the dataset."""
     shard = _shard(folder, num_samples // PER_SHARD)
     index = shard_index(num_samples)
-    with new_pack(None, [(os.path.basename(shard.url), _TAR_NBYTES, index)]) as pack:
-        assert pack is not None
-        publish_appended(f"{folder}/train.json", (shard,), pack)
+    with new_dataset_index(
+        None, [(os.path.basename(shard.url), _TAR_NBYTES, index)]
+    ) as dataset_index:
+        assert dataset_index is not None
+        publish_appended(f"{folder}/train.json", (shard,), dataset_index)
 
 
 def run_step(name: str, folder: str, num_samples: int, *options: str) -> Step:
@@ -139,7 +141,7 @@ def measure(num_samples: int, folder: str, *options: str) -> dict[str, Step]:
         + "; ".join(
             f"{n} {s.seconds:.1f} s, {s.peak_nbytes / 1e6:.0f} MB" for n, s in steps.items()
         )
-        + f"; pack {nbytes['train.index'] / num_samples:.1f} B a sample"
+        + f"; dataset index {nbytes['train.index'] / num_samples:.1f} B a sample"
         + f", spec {nbytes['train.json'] / (num_samples // PER_SHARD):.0f} B a shard"
     )
     return steps

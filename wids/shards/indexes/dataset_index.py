@@ -1,12 +1,13 @@
-"""Read a pack, the indexes of all shards of a dataset in one file, local or by byte range.
+"""Read a dataset index, the indexes of all shards of a dataset in one file, local or by byte range.
 
-The class `Pack` says what a pack offers. A `LocalPack` is a file that is mapped, or read if it is
-small. A `RangePack` is remote; a callable reads its ranges. A pack has about sixty bytes for each
-sample, a gigabyte for some datasets: of a large one only the directory is read, then the index of
-each shard that is opened, and for a key a part of the tables. This part must be in order, but only
-whole tables can be compared with their CRC.
+The class `DatasetIndex` says what a dataset index offers. A `LocalDatasetIndex` is a file that is
+mapped, or read if it is small. A `RangeDatasetIndex` is remote; a callable reads its ranges. A
+dataset index has about sixty bytes for each sample, a gigabyte for some datasets: of a large one
+only the directory is read, then the index of each shard that is opened, and for a key a part of the
+tables. This part must be in order, but only whole tables can be compared with their CRC.
 
-`wids.shards.indexes.pack_writer` writes packs; specs/shard-index.md describes them byte by byte.
+`wids.shards.indexes.dataset_index_writer` writes dataset indexes; specs/shard-index.md describes
+them byte by byte.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _STEP = 256
 _PART_NBYTES = 1 << 20
 
 
-class PackNames:
+class DatasetIndexNames:
     """Names that are separated by NULs.
 
     Args:
@@ -80,7 +81,7 @@ _ENTRY_NBYTES: Final = 4 * 8
 HEADER_NBYTES: Final = HEADER.size
 
 _MAX_DIRECTORY_NBYTES: Final = 16_000_000
-"""Largest directory for a spec without shards: a spec may list only some of the packed shards."""
+"""Largest directory for a spec without shards: a spec may list only some of the indexed shards."""
 _MAX_ENTRY_NBYTES: Final = 1 << 10
 """What each shard of the spec adds to that limit: an entry, and a name of several hundred bytes."""
 _INDEX_OVERHEAD_NBYTES: Final = 4 << 10
@@ -94,13 +95,13 @@ _PART_LENGTH: Final = 1 << 20
 """Entries of the tables of keys to read at a time: 12 MB."""
 
 
-class PackHeader(NamedTuple):
-    """The start of a pack; all positions are in bytes from there.
+class DatasetIndexHeader(NamedTuple):
+    """The start of a dataset index; all positions are in bytes from there.
 
     Attributes:
         magic, version: What the file is.
         crc: CRC-32 of the rest of the header and the directory.
-        nbytes: Length of the pack.
+        nbytes: Length of the dataset index.
         num_shards: Number of shards.
         total: Number of samples in all shards.
         directory: Where the directory is.
@@ -131,7 +132,7 @@ class PackHeader(NamedTuple):
         return self.names + self.names_nbytes
 
     def is_consistent(self, nbytes: int) -> bool:
-        """Whether this is the header of a pack of this length, with all sections inside."""
+        """Whether this is the header of a file of this length, with all sections inside."""
         return (
             self.nbytes == nbytes
             and self.width in (4, 8)
@@ -142,44 +143,44 @@ class PackHeader(NamedTuple):
         )
 
 
-class Pack:
+class DatasetIndex:
     """The indexes of all shards of a dataset; safe to use from any number of threads.
 
-    The base of both kinds of pack, with what a pack says about its shards.
+    The base of both kinds of dataset index, with what a dataset index says about its shards.
 
     Attributes:
         num_samples: Number of samples in each shard, shape ``(num_shards,)``.
         digest: Checksums that change with the keys and with the lengths of the tars.
-        is_mapped: Whether the pack holds a file descriptor.
+        is_mapped: Whether the dataset index holds a file descriptor.
     """
 
     is_mapped = False
 
-    def __init__(self, header: PackHeader, data: bytes | memoryview) -> None:
+    def __init__(self, header: DatasetIndexHeader, data: bytes | memoryview) -> None:
         columns = np.frombuffer(data, "<u8", 4 * header.num_shards).reshape(4, -1)
         self._starts, self._lengths, self._tar_nbytes, self.num_samples = columns
         self._nbytes = header.nbytes
         self.digest = (header.crc, header.keys_crc)
-        self._names = PackNames(data[header.names - header.directory :])
+        self._names = DatasetIndexNames(data[header.names - header.directory :])
         is_consistent = len(self._names) == max(len(self), 1)
         # Also as floats, since a sum of integers can wrap around.
         is_consistent &= int(self.num_samples.sum()) == header.total
         if not is_consistent or float(self.num_samples.sum(dtype=np.float64)) >= 1 << 63:
-            raise ValueError("expected a pack of indexes, found one that contradicts itself")
+            raise ValueError("expected a dataset index, found one that contradicts itself")
 
     def __len__(self) -> int:
         return len(self.num_samples)
 
     def is_named(self, number: int, name: str) -> bool:
-        """Whether a shard of this base name was packed under this number."""
+        """Whether the shard of this number has this base name."""
         return number < len(self) and self._names[number] == to_bytes(name)
 
     def stored_name(self, number: int) -> bytes:
-        """Return the base name under which a shard was packed."""
+        """Return the base name of a shard."""
         return self._names[number]
 
     def tar_nbytes(self, number: int) -> int:
-        """Return the length of the tar that was packed under a number."""
+        """Return the length of the tar of a shard."""
         return int(self._tar_nbytes[number])
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
@@ -219,44 +220,45 @@ class Pack:
         return np.cumsum(self.num_samples, dtype=np.uint64)
 
 
-def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> PackHeader:
-    """Return the header of a pack.
+def parse_header(data: bytes, nbytes: int, num_shards: int = 0) -> DatasetIndexHeader:
+    """Return the header of a dataset index.
 
     Args:
         data: Its first bytes.
         nbytes: Its length.
         num_shards: Number of shards of the spec that names it. This limits the length of its
-            directory, since the author of the pack, or its server, can claim any.
+            directory, since the author of the dataset index, or its server, can claim any.
 
     Raises:
-        ValueError: It is not a pack of this version and length, and for that spec.
+        ValueError: It is not a dataset index of this version and length, and for that spec.
     """
     if len(data) < HEADER_NBYTES or data[: len(MAGIC)] != MAGIC:
-        raise ValueError("expected a pack of indexes, found something else")
-    header = PackHeader(*HEADER.unpack_from(data, 0))
+        raise ValueError("expected a dataset index, found something else")
+    header = DatasetIndexHeader(*HEADER.unpack_from(data, 0))
     if header.version != VERSION:
         raise ValueError(
-            f"expected a pack of version {VERSION}, found version {header.version}; make it again "
-            "with `wids create`"
+            f"expected a dataset index of version {VERSION}, found version {header.version}; "
+            "make it again with `wids create`"
         )
     if not header.is_consistent(nbytes):
-        raise ValueError("expected a pack of indexes, found a damaged one")
+        raise ValueError("expected a dataset index, found a damaged one")
     limit_nbytes = _MAX_DIRECTORY_NBYTES + _MAX_ENTRY_NBYTES * num_shards
     if header.directory_stop - header.directory > limit_nbytes:
         raise ValueError(
-            f"expected a pack for {num_shards} shards, found one that claims {header.num_shards}"
+            f"expected a dataset index for {num_shards} shards, found one that claims "
+            f"{header.num_shards}"
         )
     return header
 
 
 def check_directory(header: bytes, directory: bytes | memoryview, crc: int) -> None:
-    """Raise `ValueError` if the header or the directory of a pack is damaged."""
+    """Raise `ValueError` if the header or the directory of a dataset index is damaged."""
     if zlib.crc32(directory, zlib.crc32(header[CRC_START:HEADER_NBYTES])) != crc:
-        raise ValueError("expected the directory of a pack, found it damaged")
+        raise ValueError("expected the directory of a dataset index, found it damaged")
 
 
 def key_hash(key: bytes) -> int:
-    """Return the 64-bit hash of a key in packs."""
+    """Return the 64-bit hash of a key in dataset indexes."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
@@ -266,8 +268,8 @@ def equal_range(hashes: Column, wanted: int) -> tuple[int, int]:
     return int(np.searchsorted(hashes, value, "left")), int(np.searchsorted(hashes, value, "right"))
 
 
-class LocalPack(Pack):
-    """A pack in a local file, which is mapped unless it is small; see `Pack`.
+class LocalDatasetIndex(DatasetIndex):
+    """A dataset index in a local file, which is mapped unless it is small; see `DatasetIndex`.
 
     Safe to share between threads and forked processes; unpickling maps the file again.
 
@@ -277,7 +279,7 @@ class LocalPack(Pack):
         num_shards: As for `parse_header`.
 
     Raises:
-        ValueError: It is damaged, of another version, or not a pack.
+        ValueError: It is damaged, of another version, or not a dataset index.
     """
 
     def __init__(self, path: str, data: FileBytes, num_shards: int = 0) -> None:
@@ -298,10 +300,10 @@ class LocalPack(Pack):
         self._keys_crc = header.keys_crc
 
     def __reduce__(self) -> Any:
-        return load_pack, (self.path, None, self._num_shards)
+        return load_dataset_index, (self.path, None, self._num_shards)
 
     def is_named(self, number: int, name: str) -> bool:
-        """Whether a shard of this base name was packed under this number."""
+        """Whether the shard of this number has this base name."""
         return self.is_intact() and super().is_named(number, name)
 
     def index(self, number: int, tar_nbytes: int, key_split: KeySplit) -> ShardIndex | None:
@@ -314,14 +316,14 @@ class LocalPack(Pack):
         return index_file.parse(self._data, *span, TarIdentity(tar_nbytes), key_split)
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return the samples that may have a key, as in `Pack`."""
+        """Return the samples that may have a key, as in `DatasetIndex`."""
         if not self.has_sound_keys():
             return None
         first, last = equal_range(self._hashes, key_hash(to_bytes(key)))
         return self._places(self._positions[first:last])
 
     def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
-        """Whether a sample has a key, as in `Pack`."""
+        """Whether a sample has a key, as in `DatasetIndex`."""
         span = self._span(number, self.tar_nbytes(number)) if self.is_intact() else None
         return span is not None and index_file.has_key(
             self._data, *span, local_index, to_bytes(key), key_split
@@ -371,7 +373,8 @@ class LocalPack(Pack):
         """Release the memory of a mapped file; the bytes are read again on demand.
 
         The system would do this only when memory is scarce. Called between the steps of work that
-        reads a whole pack, since packs can exceed the memory that such work may use.
+        reads a whole dataset index, since dataset indexes can exceed the memory that such work may
+        use.
         """
         if isinstance(self._data, mmap.mmap):
             advise(self._data, "DONTNEED")
@@ -402,8 +405,10 @@ class LocalPack(Pack):
         return crc == self._keys_crc
 
 
-def load_pack(path: str, file: FileIO | None = None, num_shards: int = 0) -> LocalPack | None:
-    """Open a local pack; None if there is none, or it is damaged or of another version.
+def load_dataset_index(
+    path: str, file: FileIO | None = None, num_shards: int = 0
+) -> LocalDatasetIndex | None:
+    """Open a local dataset index; None if there is none, or it is damaged or of another version.
 
     Args:
         path: The file.
@@ -412,7 +417,7 @@ def load_pack(path: str, file: FileIO | None = None, num_shards: int = 0) -> Loc
     """
     data = read_or_map(path, file=file)
     try:
-        return None if data is None else LocalPack(path, data, num_shards)
+        return None if data is None else LocalDatasetIndex(path, data, num_shards)
     except ValueError as error:
         _logger.info("%s: %s", path, str(error))
         return None
@@ -426,8 +431,8 @@ _MAX_STORED: Final = 64
 """Number of indexes to keep, so that reopening a shard costs no request."""
 
 
-class RangePack(Pack):
-    """A pack that is read by range; see `wids.shards.indexes.pack.Pack`.
+class RangeDatasetIndex(DatasetIndex):
+    """A dataset index that is read by range; see `wids.shards.indexes.dataset_index.DatasetIndex`.
 
     The tables of keys are never read in full, so they are not compared with their checksum; the
     hashes that are read have to ascend. The index of a shard has its own checksum, and the key is
@@ -435,7 +440,7 @@ class RangePack(Pack):
 
     Args:
         read_range: Returns the bytes from a start to a stop.
-        nbytes: Length of the pack.
+        nbytes: Length of the dataset index.
         num_shards: As for `parse_header`.
         keep: Called with a callable that reads the directory, if it is long, and with one that
             raises `ValueError` for a damaged one; returns the directory, from where it was kept.
@@ -443,7 +448,7 @@ class RangePack(Pack):
             before, since no checksum is compared; None for ``read_range``.
 
     Raises:
-        ValueError: It is damaged, of another version, or not a pack.
+        ValueError: It is damaged, of another version, or not a dataset index.
         FetchError: It cannot be read.
     """
 
@@ -491,7 +496,7 @@ class RangePack(Pack):
         return shard_index
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
-        """Return the samples that may have a key, as in `Pack`; None if the tables are damaged.
+        """Return the samples that may have a key, as in `DatasetIndex`; None if tables are damaged.
 
         Also if parts of them may be of different versions.
         """
@@ -518,7 +523,7 @@ class RangePack(Pack):
         return None if (positions >= total).any() else self._places(positions)
 
     def has_key(self, number: int, local_index: int, key: str, key_split: KeySplit) -> bool:
-        """Whether a sample has a key, as in `Pack`; reads the index of its shard."""
+        """Whether a sample has a key, as in `DatasetIndex`; reads the index of its shard."""
         shard_index = self.index(number, self.tar_nbytes(number), key_split)
         return (
             shard_index is not None

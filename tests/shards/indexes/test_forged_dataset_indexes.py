@@ -1,4 +1,4 @@
-"""Packs with correct checksums and wrong contents, as an attacker would make them."""
+"""Dataset indexes with correct checksums and wrong contents, as an attacker would make them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from conftest import raises, sample_members, write_tar
 from loopback import Server
 
 import wids
-from wids.shards.indexes.pack import (
+from wids.shards.indexes.dataset_index import (
     HEADER_NBYTES,
-    Pack,
-    PackHeader,
-    RangePack,
-    load_pack,
+    DatasetIndex,
+    DatasetIndexHeader,
+    RangeDatasetIndex,
+    load_dataset_index,
     parse_header,
 )
-from wids.shards.indexes.pack_writer import write_pack
+from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.index import index_tar
 
 HEADER = struct.Struct("<8sIIQQQQQQQQII")
@@ -35,27 +35,27 @@ NUM_SHARDS = 3
 
 @pytest.fixture
 def good(tmp_path: Path) -> bytes:
-    """A pack of three shards."""
+    """A dataset index of three shards."""
     shards = []
     for number in range(NUM_SHARDS):
         path = write_tar(tmp_path / f"{number}.tar", sample_members(9 * number, 9 * number + 9))
         data = path.read_bytes()
         shards.append((path.name, len(data), index_tar(data, checksums=True)))
     with (tmp_path / "good.index").open("w+b") as file:
-        write_pack(file, shards)
+        write_dataset_index(file, shards)
     return (tmp_path / "good.index").read_bytes()
 
 
 def sealed(data: bytes) -> bytes:
-    """Return a pack with the CRC and the length that its header and directory should have."""
-    header = PackHeader._make(HEADER.unpack_from(data, 0))._replace(crc=0, nbytes=len(data))
+    """Return a dataset index with the CRC and length that header and directory should have."""
+    header = DatasetIndexHeader._make(HEADER.unpack_from(data, 0))._replace(crc=0, nbytes=len(data))
     directory = data[header.directory : header.directory_stop]
     crc = zlib.crc32(directory, zlib.crc32(HEADER.pack(*header)[16:]))
     return HEADER.pack(*header._replace(crc=crc)) + data[HEADER_NBYTES:]
 
 
 def forged(good: bytes, **changes: int) -> bytes:
-    header = PackHeader._make(HEADER.unpack_from(good, 0))._replace(**changes)
+    header = DatasetIndexHeader._make(HEADER.unpack_from(good, 0))._replace(**changes)
     return sealed(HEADER.pack(*header) + good[HEADER_NBYTES:])
 
 
@@ -74,18 +74,18 @@ class Claimed:
         return self.start[start:stop].ljust(stop - start, b"\0")
 
 
-def use(pack: Pack) -> None:
+def use(dataset_index: DatasetIndex) -> None:
     """Call all that a dataset calls."""
-    for number in range(min(len(pack), NUM_SHARDS + 1)):
-        shard_index = pack.index(number, pack.tar_nbytes(number), "first")
+    for number in range(min(len(dataset_index), NUM_SHARDS + 1)):
+        shard_index = dataset_index.index(number, dataset_index.tar_nbytes(number), "first")
         if shard_index is not None and len(shard_index):
             shard_index.find(shard_index.key(0))
-        pack.is_named(number, f"{number}.tar")
+        dataset_index.is_named(number, f"{number}.tar")
     for key in ("s00003", "s00026", "none"):
-        for number, local_index in pack.samples_with(key) or []:
-            if number < len(pack):
-                pack.has_key(number, local_index, key, "first")
-                pack.has_key(number, 1 << 62, key, "first")
+        for number, local_index in dataset_index.samples_with(key) or []:
+            if number < len(dataset_index):
+                dataset_index.has_key(number, local_index, key, "first")
+                dataset_index.has_key(number, 1 << 62, key, "first")
 
 
 def mutations(good: bytes) -> Callable[[random.Random], bytes]:
@@ -121,29 +121,29 @@ def mutations(good: bytes) -> Callable[[random.Random], bytes]:
     return mutated
 
 
-def test_mutated_packs_are_used_or_ignored(good: bytes, tmp_path: Path) -> None:
-    """Of 2,000 packs with correct checksums, none raises anything unexpected (SEC-20)."""
+def test_mutated_dataset_indexes_are_used_or_ignored(good: bytes, tmp_path: Path) -> None:
+    """Of 2,000 dataset indexes with correct checksums, none raises anything unexpected (SEC-20)."""
     mutated, chance = mutations(good), random.Random(13)
     path = tmp_path / "bad.index"
     num_used = 0
     for number in range(2000):
         data = mutated(chance)
-        pack: Pack | None = None
+        dataset_index: DatasetIndex | None = None
         if number % 2:
             path.write_bytes(data)
-            pack = load_pack(str(path), None, NUM_SHARDS)
+            dataset_index = load_dataset_index(str(path), None, NUM_SHARDS)
         else:
             with suppress(ValueError):
-                pack = RangePack(Claimed(data), len(data), NUM_SHARDS)
-        if pack is not None:
+                dataset_index = RangeDatasetIndex(Claimed(data), len(data), NUM_SHARDS)
+        if dataset_index is not None:
             num_used += 1
-            use(pack)
+            use(dataset_index)
     assert 200 < num_used < 1800
 
 
 def directory_of_2_gib(good: bytes) -> bytes:
-    """Return the header of a pack of 3 GiB that claims 2 GiB of directory for its shards."""
-    header = PackHeader._make(HEADER.unpack_from(good, 0))
+    """Return the header of a dataset index of 3 GiB that claims a directory of 2 GiB."""
+    header = DatasetIndexHeader._make(HEADER.unpack_from(good, 0))
     num_shards = (2 << 30) // 32
     places = {"directory": 512 << 20, "names": (512 << 20) + (2 << 30), "names_nbytes": 0}
     changed = header._replace(nbytes=3 << 30, num_shards=num_shards, **places)
@@ -151,11 +151,13 @@ def directory_of_2_gib(good: bytes) -> bytes:
 
 
 def test_directory_is_as_long_as_the_spec_allows(good: bytes, tmp_path: Path) -> None:
-    """A pack that claims 64 million shards for three is refused before it is read (SEC-20)."""
+    """A dataset index that claims 64 million shards for three is refused unread (SEC-20)."""
     start = directory_of_2_gib(good)
     ranges = Claimed(start)
-    with raises(ValueError, "expected a pack for 3 shards, found one that claims 67108864"):
-        RangePack(ranges, 3 << 30, NUM_SHARDS)
+    with raises(
+        ValueError, "expected a dataset index for 3 shards, found one that claims 67108864"
+    ):
+        RangeDatasetIndex(ranges, 3 << 30, NUM_SHARDS)
     assert ranges.largest == HEADER_NBYTES
 
     path = tmp_path / "sparse.index"
@@ -163,17 +165,17 @@ def test_directory_is_as_long_as_the_spec_allows(good: bytes, tmp_path: Path) ->
         file.write(start)
         file.truncate(3 << 30)
     tracemalloc.start()
-    assert load_pack(str(path), None, NUM_SHARDS) is None
+    assert load_dataset_index(str(path), None, NUM_SHARDS) is None
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
-def test_pack_of_more_shards_than_the_spec_is_used(good: bytes, tmp_path: Path) -> None:
-    """A spec may list a part of the shards that were packed."""
+def test_dataset_index_of_more_shards_than_the_spec_is_used(good: bytes, tmp_path: Path) -> None:
+    """A spec may list a part of the shards that were indexed."""
     (tmp_path / "good.index").write_bytes(good)
-    pack = load_pack(str(tmp_path / "good.index"), None, 1)
-    assert pack is not None
-    assert len(pack) == NUM_SHARDS
+    dataset_index = load_dataset_index(str(tmp_path / "good.index"), None, 1)
+    assert dataset_index is not None
+    assert len(dataset_index) == NUM_SHARDS
 
 
 FORGERIES: dict[str, Callable[[bytes], bytes]] = {
@@ -185,7 +187,7 @@ FORGERIES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def counted(good: bytes, counts: list[int]) -> bytes:
-    """Return a pack with other numbers of samples in its directory."""
+    """Return a dataset index with other numbers of samples in its directory."""
     header = parse_header(good, len(good))
     at = header.directory + 3 * 8 * NUM_SHARDS
     return sealed(good[:at] + np.array(counts, "<u8").tobytes() + good[at + 8 * NUM_SHARDS :])
@@ -193,12 +195,12 @@ def counted(good: bytes, counts: list[int]) -> bytes:
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_contradictions_are_refused(good: bytes, tmp_path: Path, name: str) -> None:
-    """A directory that contradicts itself is no pack, however it is opened (SEC-20)."""
+    """A directory that contradicts itself is no dataset index, however it is opened (SEC-20)."""
     data = FORGERIES[name](good)
     (tmp_path / "bad.index").write_bytes(data)
-    assert load_pack(str(tmp_path / "bad.index"), None, NUM_SHARDS) is None
-    with raises(ValueError, "expected a pack of indexes, found one that contradicts itself"):
-        RangePack(Claimed(data), len(data), NUM_SHARDS)
+    assert load_dataset_index(str(tmp_path / "bad.index"), None, NUM_SHARDS) is None
+    with raises(ValueError, "expected a dataset index, found one that contradicts itself"):
+        RangeDatasetIndex(Claimed(data), len(data), NUM_SHARDS)
 
 
 def test_index_longer_than_its_tar_is_not_read(good: bytes) -> None:
@@ -210,15 +212,15 @@ def test_index_longer_than_its_tar_is_not_read(good: bytes) -> None:
     directory = data[header.directory : header.directory_stop]
     crc = zlib.crc32(directory, zlib.crc32(HEADER.pack(*changed)[16:]))
     ranges = Claimed(HEADER.pack(*changed._replace(crc=crc)) + data[HEADER_NBYTES:])
-    pack = RangePack(ranges, 3 << 30, NUM_SHARDS)
+    dataset_index = RangeDatasetIndex(ranges, 3 << 30, NUM_SHARDS)
 
-    assert pack.index(0, pack.tar_nbytes(0), "first") is None
-    assert pack.index(1, pack.tar_nbytes(1), "first") is not None
+    assert dataset_index.index(0, dataset_index.tar_nbytes(0), "first") is None
+    assert dataset_index.index(1, dataset_index.tar_nbytes(1), "first") is not None
     assert ranges.largest < 1 << 20
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_dataset_ignores_what_is_no_pack_of_this_version(
+def test_dataset_ignores_what_is_no_dataset_index_of_this_version(
     good: bytes,
     tmp_path: Path,
     server: Server,
@@ -239,13 +241,15 @@ def test_dataset_ignores_what_is_no_pack_of_this_version(
     with wids.ShardListDataset(source) as dataset:
         assert dataset[8][".txt"] == "text 8"
     lines = [
-        r for r in caplog.records if "expected a pack of version 2, found version 1" in r.message
+        r
+        for r in caplog.records
+        if "expected a dataset index of version 2, found version 1" in r.message
     ]
     assert [line.levelno for line in lines] == [logging.INFO]
 
 
 def forged_index(good: bytes, chance: random.Random) -> bytes:
-    """Return a pack with wrong numbers or bytes in an index or in the tables of keys."""
+    """Return a dataset index with wrong numbers or bytes in an index or in the tables of keys."""
     header, data = parse_header(good, len(good)), bytearray(good)
     starts = struct.unpack_from(f"<{2 * NUM_SHARDS}Q", data, header.directory)
     start, nbytes = chance.choice(list(zip(starts[:NUM_SHARDS], starts[NUM_SHARDS:], strict=True)))

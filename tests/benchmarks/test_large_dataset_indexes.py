@@ -1,10 +1,10 @@
-"""The memory of a process that writes a pack does not depend on how large the dataset is."""
+"""The memory of a process that writes a dataset index does not depend on its size."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import large_packs
+import large_dataset_indexes
 import pytest
 
 
@@ -15,7 +15,7 @@ def test_memory_does_not_grow_with_samples(options: list[str], tmp_path: Path) -
 
     Tables in memory would need 60 MB more for each million of samples.
     """
-    small, large = large_packs.main(
+    small, large = large_dataset_indexes.main(
         ["--samples", "3e6", "6e6", "--folder", str(tmp_path), *options]
     )
 

@@ -9,8 +9,8 @@ import pytest
 from loopback import Fault, Server
 
 from wids.storage.fetch import Fetcher
+from wids.storage.file_parts import JUMP_NBYTES, FileParts
 from wids.storage.ranges import STEP_NBYTES
-from wids.storage.remote_lengths import JUMP_NBYTES, FileParts
 
 DATA = random.Random(1).randbytes(8 << 20)
 FIRST = 64 << 10

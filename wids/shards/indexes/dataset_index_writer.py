@@ -1,8 +1,8 @@
-"""Write a pack from the indexes of shards, or join several packs.
+"""Write a dataset index from the indexes of shards, or join several dataset indexes.
 
-The counterpart of `wids.shards.indexes.pack`; specs/shard-index.md describes the file byte by byte.
-Indexes are written one after another and none is kept, so memory does not grow with the number of
-samples.
+The counterpart of `wids.shards.indexes.dataset_index`; specs/shard-index.md describes the file byte
+by byte. Indexes are written one after another and none is kept, so memory does not grow with the
+number of samples.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import IO, Final
 import numpy as np
 
 from wids.shards.indexes import index_file
-from wids.shards.indexes.index_file import ALIGNMENT, VERSION
-from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
-from wids.shards.indexes.pack import (
+from wids.shards.indexes.dataset_index import (
     CRC_START,
     HEADER,
     HEADER_NBYTES,
     MAGIC,
-    LocalPack,
-    PackHeader,
+    DatasetIndexHeader,
+    LocalDatasetIndex,
     key_hash,
 )
+from wids.shards.indexes.index_file import ALIGNMENT, VERSION
+from wids.shards.indexes.key_tables import Entries, KeyTable, Run, merged
 from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.storage.arrays import WordArray
@@ -40,8 +40,8 @@ _SPOOLED_NBYTES: Final = 4 << 20
 """Bytes of a directory that need no file: about 100,000 shards."""
 
 
-def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
-    """Write a pack into an empty file that is readable and seekable.
+def write_dataset_index(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -> None:
+    """Write a dataset index into an empty file that is readable and seekable.
 
     From a million samples on, temporary files beside it have 12 bytes for each sample.
 
@@ -49,42 +49,42 @@ def write_pack(file: IO[bytes], shards: Iterable[tuple[str, int, ShardIndex]]) -
         file: The file.
         shards: The base name, length of the tar, and index with checksums of each shard, in order.
     """
-    with _PackFile(file) as pack_file, KeyTable(folder_of(file)) as table:
+    with _DatasetIndexFile(file) as writer, KeyTable(folder_of(file)) as table:
         for name, tar_nbytes, shard_index in shards:
             blob = index_file.dump(shard_index, TarIdentity(tar_nbytes))
-            pack_file.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
+            writer.add(to_bytes(name), tar_nbytes, len(shard_index), blob)
             table.add(_key_hashes(shard_index))
-        pack_file.finish(table.entries())
+        writer.finish(table.entries())
 
 
-def join_packs(file: IO[bytes], packs: Sequence[tuple[LocalPack, int]]) -> None:
-    """Join packs into an empty file that is readable and seekable.
+def join_dataset_indexes(file: IO[bytes], parts: Sequence[tuple[LocalDatasetIndex, int]]) -> None:
+    """Join dataset indexes into an empty file that is readable and seekable.
 
     Indexes and hashes are copied, not recomputed.
 
     Args:
         file: The file.
-        packs: Packs, and how many shards to take from the beginning of each.
+        parts: Dataset indexes, and how many shards to take from the beginning of each.
 
     Raises:
-        ValueError: The tables of keys of a pack are damaged.
+        ValueError: The tables of keys of a dataset index are damaged.
     """
     runs: list[Run] = []
     num_before = 0
-    with _PackFile(file) as pack_file:
-        for pack, num_shards in packs:
+    with _DatasetIndexFile(file) as writer:
+        for part, num_shards in parts:
             for number in range(num_shards):
-                num_samples = int(pack.num_samples[number])
-                tar_nbytes, blob = pack.tar_nbytes(number), pack.blob(number)
-                pack_file.add(pack.stored_name(number), tar_nbytes, num_samples, blob)
-                pack.release()
-            runs.append(pack.keys_of(num_shards, num_before))
+                num_samples = int(part.num_samples[number])
+                tar_nbytes, blob = part.tar_nbytes(number), part.blob(number)
+                writer.add(part.stored_name(number), tar_nbytes, num_samples, blob)
+                part.release()
+            runs.append(part.keys_of(num_shards, num_before))
             num_before += runs[-1].limit
-        pack_file.finish(merged(runs, [pack.release for pack, _ in packs]))
+        writer.finish(merged(runs, [part.release for part, _ in parts]))
 
 
-class _PackFile:
-    """A pack being written; use it as a context manager.
+class _DatasetIndexFile:
+    """A dataset index being written; use it as a context manager.
 
     The indexes are in the file; the directory is beside it, where it takes no memory.
     """
@@ -101,7 +101,7 @@ class _PackFile:
         )
         file.write(bytes(HEADER_NBYTES))  # the header is known only at the end
 
-    def __enter__(self) -> _PackFile:
+    def __enter__(self) -> _DatasetIndexFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +130,7 @@ class _PackFile:
         hashes = self._align()
         positions = hashes + 8 * total  # also aligned
         end = self._write_tables(keys, hashes, positions, width)
-        header = PackHeader(
+        header = DatasetIndexHeader(
             magic=MAGIC,
             version=VERSION,
             crc=0,
@@ -161,7 +161,9 @@ class _PackFile:
             self._file.seek(positions)
             positions += self._file.write(part.positions.astype(f"<u{width}").data)
         if hashes != stop:
-            raise ValueError("expected a key for each sample of the packs, found other tables")
+            raise ValueError(
+                "expected a key for each sample of the dataset indexes, found other tables"
+            )
         return positions
 
     def _crc(self, start: int, stop: int, crc: int = 0) -> int:

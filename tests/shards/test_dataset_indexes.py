@@ -1,4 +1,4 @@
-"""The packs of a dataset: fetched once, checked, and ignored where they are of no use."""
+"""The dataset indexes: fetched once, checked, and ignored where they are of no use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def site(tmp_path: Path, server: Server) -> Site:
     return Site(tmp_path / "site", server)
 
 
-def test_counts_from_a_pack(site: Site) -> None:
-    """With a pack, no tar is requested to count its samples."""
-    site.pack()
+def test_counts_from_a_dataset_index(site: Site) -> None:
+    """With a dataset index, no tar is requested to count its samples."""
+    site.dataset_index()
     for shard in site.shards:
         del shard["nsamples"]
     with wids.ShardListDataset(site.spec(index="train.index")) as dataset:
@@ -36,9 +36,9 @@ def test_counts_from_a_pack(site: Site) -> None:
     assert site.asked() == []
 
 
-def test_a_pack_is_fetched_once(site: Site) -> None:
-    """A pack is fetched again only after another one was published."""
-    site.pack()
+def test_a_dataset_index_is_fetched_once(site: Site) -> None:
+    """A dataset index is fetched again only after another one was published."""
+    site.dataset_index()
     url = site.spec(index="train.index")
 
     def sent() -> int:
@@ -54,17 +54,17 @@ def test_a_pack_is_fetched_once(site: Site) -> None:
     site.server.page("/train-0.tar", (site.folder / "train-0.tar").read_bytes())
     with wids.ShardListDataset(url) as dataset, raises(ShardFormatError, "rebuild the index"):
         dataset[0]
-    site.pack()
+    site.dataset_index()
     with wids.ShardListDataset(url) as dataset:
         assert dataset[0][".txt"] == "text 1"
 
 
-def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
+def test_a_fetched_dataset_index_is_leased(site: Site, own_cache: Path) -> None:
     """It is not evicted while it is mapped; an unpickled dataset fetches it again."""
     members = sample_members(0, 4000)
     wids.build_spec(
         str(write_tar(site.folder / "large.tar", members)),
-        pack=site.folder / "large.index",
+        dataset_index=site.folder / "large.index",
     )
     site.server.page("/large.tar", (site.folder / "large.tar").read_bytes())
     site.server.page("/large.index", (site.folder / "large.index").read_bytes())
@@ -85,7 +85,7 @@ def test_a_fetched_pack_is_leased(site: Site, own_cache: Path) -> None:
         assert again[3999][".txt"] == "text 3999"
 
 
-def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
+def test_many_shards_with_dataset_indexes_of_their_own(tmp_path: Path) -> None:
     """They cost no descriptors beyond those of the open shards."""
     shards = []
     for number in range(300):
@@ -96,17 +96,17 @@ def test_many_shards_with_packs_of_their_own(tmp_path: Path) -> None:
             shutil.copy(tmp_path / "0" / "a.index", index)
         else:
             write_tar(path, sample_members(0, 5))
-            wids.build_spec(str(path), pack=index)
+            wids.build_spec(str(path), dataset_index=index)
         shards.append({"url": str(path), "index": str(index)})
     with wids.ShardListDataset(shards, lru_size=3) as dataset:
         assert len(dataset) == 1500
         assert num_open(tmp_path) <= 6
 
 
-def test_a_shards_own_pack(site: Site) -> None:
-    """A pack that one entry names serves that shard alone."""
+def test_a_shards_own_dataset_index(site: Site) -> None:
+    """A dataset index that one entry names serves that shard alone."""
     path = site.folder / "one.index"
-    wids.build_spec(str(site.folder / "train-1.tar"), pack=path)
+    wids.build_spec(str(site.folder / "train-1.tar"), dataset_index=path)
     site.server.page("/one.index", path.read_bytes())
     site.shards[1]["index"] = "one.index"
     with wids.ShardListDataset(site.spec()) as dataset:
@@ -117,9 +117,9 @@ def test_a_shards_own_pack(site: Site) -> None:
     assert wids.load_spec(site.spec()).shards[1].entry()["index"] == site.server.url + "/one.index"
 
 
-def test_a_pack_of_other_tars(site: Site) -> None:
+def test_a_dataset_index_of_other_tars(site: Site) -> None:
     """Ignored where the spec states other lengths, an error where the server does."""
-    site.pack()
+    site.dataset_index()
     site.state(filesize=lambda body: len(body) + 512)
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
         with raises(FetchError, "expected an index"):
@@ -132,7 +132,9 @@ def test_a_pack_of_other_tars(site: Site) -> None:
             dataset[0]
 
 
-def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dataset_index_that_is_missing_or_broken(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     """The dataset works without it, and the log says so."""
     caplog.set_level(logging.INFO)
     url = site.spec(index="train.index")
@@ -145,11 +147,11 @@ def test_a_pack_that_is_missing_or_broken(site: Site, caplog: pytest.LogCaptureF
     assert "no index that can be used" in caplog.text
 
 
-def test_a_pack_without_a_place_to_store_it(
+def test_a_dataset_index_without_a_place_to_store_it(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Samples are read by range although the cache folder cannot be written."""
-    site.pack()
+    site.dataset_index()
     (tmp_path / "file").touch()
     for _ in range(2):
         with wids.ShardListDataset(
@@ -161,11 +163,11 @@ def test_a_pack_without_a_place_to_store_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "site"]
 
 
-def test_a_pack_without_any_place(
+def test_a_dataset_index_without_any_place(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without a writable folder for temporary files, shards are fetched to be read."""
-    site.pack()
+    site.dataset_index()
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     url = site.spec(index="train.index")
@@ -174,19 +176,19 @@ def test_a_pack_without_any_place(
             dataset[0]
 
 
-def test_a_pack_that_was_damaged_in_the_cache(site: Site, own_cache: Path) -> None:
+def test_a_dataset_index_that_was_damaged_in_the_cache(site: Site, own_cache: Path) -> None:
     """It is fetched again and used, also where the new copy has the inode of the old one."""
-    site.pack()
+    site.dataset_index()
     url = site.spec(index="train.index")
     with wids.ShardListDataset(url) as dataset:
         expected = dataset.find_key("s00012")
-    (pack,) = (own_cache / "shards").glob("*-train.index")
-    status = pack.stat()
+    (dataset_index,) = (own_cache / "shards").glob("*-train.index")
+    status = dataset_index.stat()
     for _ in range(3):
-        with open(pack, "r+b") as file:
+        with open(dataset_index, "r+b") as file:
             file.write(b"\xff" * 64)
-        os.utime(pack, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.utime(dataset_index, ns=(status.st_atime_ns, status.st_mtime_ns))
         with wids.ShardListDataset(url) as dataset:
             assert dataset.find_key("s00012") == expected
             assert dataset.reader.known_index(0) is not None
-        status = pack.stat()
+        status = dataset_index.stat()

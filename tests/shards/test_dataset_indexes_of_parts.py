@@ -1,4 +1,4 @@
-"""The packs of specs that are opened together as one dataset."""
+"""The dataset indexes of specs that are opened together as one dataset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = b"x" * 50_000
 
 
 class Parts:
-    """Specs of two shards each, with their packs, on a server and as local files."""
+    """Specs of two shards each, with their dataset indexes, on a server and as local files."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Parts:
                 tars.append(write_tar(folder / f"{name}-{shard}.tar", sorted(members)))
                 server.page(f"/{name}-{shard}.tar", tars[-1].read_bytes())
             index = folder / f"{name}.index"
-            spec = wids.build_spec([str(tar) for tar in tars], name=name, pack=index)
+            spec = wids.build_spec([str(tar) for tar in tars], name=name, dataset_index=index)
             spec.save(folder / f"{name}.json")
             server.page(f"/{name}.index", index.read_bytes())
             server.page(f"/{name}.json", json.loads((folder / f"{name}.json").read_text()))
@@ -67,7 +67,7 @@ def as_specs(parts: Parts) -> list[Any]:
 
 
 def as_mixture(parts: Parts) -> list[Any]:
-    """Return a spec, single shards without a pack, and a document."""
+    """Return a spec, single shards without a dataset index, and a document."""
     own = f"{parts.server.url}/c-0.tar"
     return [wids.load_spec(parts.url("a")), (own, 10), {"url": own, "nsamples": 10}, parts.url("b")]
 
@@ -90,7 +90,7 @@ def test_a_sample_of_each_part_is_read_by_range(
 
 @pytest.mark.parametrize("form", [as_urls, as_specs])
 def test_keys_of_each_part_are_found(parts: Parts, form: Callable[[Parts], list[Any]]) -> None:
-    """As in a dataset with one pack: no tar is fetched, and a missing key is a KeyError."""
+    """As with one dataset index: no tar is fetched, and a missing key is a KeyError."""
     with wids.ShardListDataset(form(parts), fields=["txt"]) as dataset:
         for n in (0, 12, 27, 39):
             assert dataset.get_by_key(f"s{n:05d}")[".txt"] == f"text {n}"
@@ -104,7 +104,7 @@ def test_keys_of_each_part_are_found(parts: Parts, form: Callable[[Parts], list[
 
 
 def test_a_key_that_several_parts_have(parts: Parts) -> None:
-    """The first position has it, also if a pack has more shards than its spec lists."""
+    """The first position has it, also if a dataset index has more shards than its spec lists."""
     first = json.loads(Path(parts.path("a")).read_text())
     first["shardlist"] = first["shardlist"][:1]
     (parts.folder / "first.json").write_text(json.dumps(first))
@@ -126,7 +126,7 @@ def test_a_table_of_parts_reads_their_fields_alone(
 
 
 @pytest.mark.long
-def test_views_joins_and_workers_use_the_packs(parts: Parts) -> None:
+def test_views_joins_and_workers_use_the_dataset_indexes(parts: Parts) -> None:
     """Of both sides of a join, in a pickle, and in workers that are spawned."""
     captions = {f"s{n:05d}": {".caption": f"caption {n}"} for n in range(40)}
     with wids.ShardListDataset(as_urls(parts), fields=["txt"]) as dataset:
@@ -151,7 +151,7 @@ def text_of(dataset: Any, index: int) -> str:
 
 
 @pytest.mark.long
-def test_spawned_loaders_use_the_packs(parts: Parts) -> None:
+def test_spawned_loaders_use_the_dataset_indexes(parts: Parts) -> None:
     """Each worker reads single samples by range."""
     with wids.ShardListDataset(as_urls(parts), fields=["txt"], access="range") as dataset:
         loader: DataLoader[Any] = DataLoader(
@@ -162,7 +162,7 @@ def test_spawned_loaders_use_the_packs(parts: Parts) -> None:
 
 
 def test_local_parts_are_not_scanned(parts: Parts, own_cache: Path) -> None:
-    """The index of a local shard comes from the pack of its spec: nothing is stored for it."""
+    """The index of a local shard comes from the dataset index: nothing is stored for it."""
     with wids.ShardListDataset([parts.path("a"), parts.path("b")]) as dataset:
         assert [sample[".txt"] for sample in dataset] == [f"text {n}" for n in range(40)]
         assert dataset.fields[:1] != []
@@ -170,7 +170,7 @@ def test_local_parts_are_not_scanned(parts: Parts, own_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken", "keys"])
-def test_a_part_whose_pack_is_of_no_use(parts: Parts, damage: str) -> None:
+def test_a_part_whose_dataset_index_is_of_no_use(parts: Parts, damage: str) -> None:
     """Its shards are read without it, and those of other parts with theirs."""
     path = parts.folder / "a.index"
     body = bytearray(path.read_bytes())
@@ -186,10 +186,12 @@ def test_a_part_whose_pack_is_of_no_use(parts: Parts, damage: str) -> None:
 
 
 def test_many_parts_cost_few_descriptors(tmp_path: Path) -> None:
-    """A pack that is mapped holds one: some stay mapped, and others are opened at each use."""
+    """A mapped dataset index holds one: some stay mapped, others are opened at each use."""
     (tmp_path / "0").mkdir()
     tar = write_tar(tmp_path / "0" / "a.tar", sample_members(0, 2500))
-    first = wids.build_spec(str(tar), pack=tmp_path / "0" / "a.index").document(str(tmp_path / "0"))
+    first = wids.build_spec(str(tar), dataset_index=tmp_path / "0" / "a.index").document(
+        str(tmp_path / "0")
+    )
     assert (tmp_path / "0" / "a.index").stat().st_size > 64 << 10
     for number in range(1, 80):
         (tmp_path / str(number)).symlink_to(tmp_path / "0")
@@ -200,26 +202,28 @@ def test_many_parts_cost_few_descriptors(tmp_path: Path) -> None:
         assert 0 < num_open(tmp_path) < 64 + 10
 
 
-def test_a_saved_dataset_of_parts_keeps_the_packs(parts: Parts) -> None:
+def test_a_saved_dataset_of_parts_keeps_the_dataset_indexes(parts: Parts) -> None:
     """SPEC-15: the document has the parts as datasets, which earlier versions read as well."""
     own = str(parts.folder / "c-0.tar")
     spec = wids.load_spec([(own, 10), parts.path("a"), (own, 10), parts.path("b")])
     saved = parts.folder / "all.json"
     spec.save(saved)
     again = wids.load_spec(saved)
-    assert (again.shards, again.packs) == (spec.shards, spec.packs)
-    assert [(p.start, p.stop) for p in spec.packs] == [(1, 3), (4, 6)]
+    assert (again.shards, again.dataset_indexes) == (spec.shards, spec.dataset_indexes)
+    assert [(p.start, p.stop) for p in spec.dataset_indexes] == [(1, 3), (4, 6)]
     document = json.loads(saved.read_text())
     indexes = [part.get("index") for part in document["datasets"]]
     assert indexes == [None, "a.index", None, "b.index"]
     assert wids.verify_spec(saved) == wids.verify_spec([own, parts.path("a"), own, parts.path("b")])
-    packed = wids.build_spec([parts.path("a"), parts.path("b")], pack=parts.folder / "all.index")
-    assert packed.packs == ()
-    assert packed.index == str(parts.folder / "all.index")
+    indexed = wids.build_spec(
+        [parts.path("a"), parts.path("b")], dataset_index=parts.folder / "all.index"
+    )
+    assert indexed.dataset_indexes == ()
+    assert indexed.index == str(parts.folder / "all.index")
 
 
-def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
-    """SPEC-44: unless the document around them has a pack of its own."""
+def test_datasets_of_a_document_keep_their_dataset_indexes(parts: Parts) -> None:
+    """SPEC-44: unless the document around them has a dataset index of its own."""
     document = {"datasets": [{"source_url": "a.json"}, {"source_url": "b.json", "weight": 2}]}
     url = parts.server.page("/all.json", document)
     with wids.ShardListDataset(url, fields=["txt"]) as dataset:
@@ -227,11 +231,11 @@ def test_datasets_of_a_document_keep_their_packs(parts: Parts) -> None:
         assert dataset.weights == {"a": 1, "b": 2}
     assert parts.num_sent() < 5_000
     spec = wids.load_spec({**document, "index": "all.index"}, base=parts.server.url)
-    assert (spec.index, spec.packs) == (f"{parts.server.url}/all.index", ())
+    assert (spec.index, spec.dataset_indexes) == (f"{parts.server.url}/all.index", ())
 
 
-def test_copies_of_packs_of_parts_are_cleared(parts: Parts, own_cache: Path) -> None:
-    """`wids cache clear SPEC` deletes the copies of all packs of the dataset."""
+def test_copies_of_dataset_indexes_of_parts_are_cleared(parts: Parts, own_cache: Path) -> None:
+    """`wids cache clear SPEC` deletes the copies of all dataset indexes."""
     document = {"datasets": [{"source_url": "a.json"}, {"source_url": "b.json"}]}
     url = parts.server.page("/all.json", document)
     with wids.ShardListDataset(url) as dataset:
@@ -241,22 +245,22 @@ def test_copies_of_packs_of_parts_are_cleared(parts: Parts, own_cache: Path) -> 
     assert not list(own_cache.glob("shards/*.index*"))
 
 
-def test_a_pack_by_another_rule_is_not_used(parts: Parts) -> None:
-    """SPEC-44: a document can split the names of its datasets otherwise than their packs did."""
+def test_a_dataset_index_by_another_rule_is_not_used(parts: Parts) -> None:
+    """SPEC-44: a document can split the names otherwise than the dataset indexes of its parts."""
     tar = write_tar(parts.folder / "d.tar", [("a.b.txt", b"1"), ("a.c.txt", b"2")])
-    wids.build_spec(str(tar), pack=parts.folder / "d.index").save(parts.folder / "d.json")
+    wids.build_spec(str(tar), dataset_index=parts.folder / "d.index").save(parts.folder / "d.json")
     document = json.loads(Path(parts.path("d")).read_text())
     del document["shardlist"][0]["nsamples"]
     Path(parts.path("d")).write_text(json.dumps(document))
     other = {"datasets": [{"source_url": "d.json", "key_split": "last"}, {"source_url": "a.json"}]}
     with wids.ShardListDataset(other, base=parts.folder) as dataset:
-        assert [(p.start, p.stop) for p in dataset.spec.packs] == [(1, 3)]
+        assert [(p.start, p.stop) for p in dataset.spec.dataset_indexes] == [(1, 3)]
         assert dataset.get_by_key("a.c")[".txt"] == "2"
         assert dataset.get_by_key("s00019")[".txt"] == "text 19"
 
 
-def test_a_list_of_specs_is_verified_with_their_packs(parts: Parts) -> None:
-    """A pack of other shards is a problem that names it; so is a key in two parts."""
+def test_a_list_of_specs_is_verified_with_their_dataset_indexes(parts: Parts) -> None:
+    """A dataset index of other shards is a problem that names it; so is a key in two parts."""
     specs = [parts.path("a"), parts.path("b")]
     assert wids.verify_spec(specs) == []
     tar, index = parts.folder / "b-1.tar", parts.folder / "b.index"
@@ -269,7 +273,7 @@ def test_a_list_of_specs_is_verified_with_their_packs(parts: Parts) -> None:
 
 
 def test_a_list_of_one_spec_is_that_spec(parts: Parts) -> None:
-    """With its name, its pack and its table, as a list of one path is."""
+    """With its name, its dataset index and its table, as a list of one path is."""
     spec = wids.load_spec(parts.url("a"))
     assert wids.load_spec([spec]) == spec == wids.load_spec([parts.url("a")])
     assert wids.load_spec(iter([spec])).shards[0].dataset == "a"
@@ -282,7 +286,7 @@ def test_options_go_to_the_server_of_the_first_spec(parts: Parts) -> None:
 
 
 def test_info_shows_the_fields_of_parts(parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
-    """A document of parts has its fields from their packs, as each of them alone has."""
+    """A document of parts has its fields from their dataset indexes, as each of them alone has."""
     spec = wids.load_spec([parts.path("a"), parts.path("b")])
     spec.save(parts.folder / "all.json")
     assert main(["info", *(str(parts.folder / f"{name}.json") for name in ("a", "all"))]) == 0
