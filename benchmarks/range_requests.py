@@ -3,7 +3,8 @@
     python benchmarks/range_requests.py [--toy] [--rounds 5] [--nbytes 128000]
 
 nginx serves one file on loopback. Random ranges of it are read one by one, and 64 at a time,
-by urllib3 in threads; the time is that of this process, in milliseconds a read, the best of all rounds.
+by urllib3 in threads; the time is that of this process, in milliseconds a read, the best of all
+rounds.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
@@ -304,7 +304,8 @@ class Transports:
         """Return how parts of a URL are read."""
         target, transport = self._rewritten(url)
         may_hedge = hedges(self._common | options_for(url, self._options))
-        return Plan(target, self.patience(url), may_hedge, transport.as_http(target))
+        http = cast("Http | None", transport.as_http(target))
+        return Plan(target, self.patience(url), may_hedge, http)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

@@ -10,13 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
+from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
-
-if TYPE_CHECKING:
-    from wids.storage.transport.http import Http
 
 CHUNK_NBYTES: Final = 256 << 10
 TRANSIENT_STATUSES: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -165,8 +162,8 @@ class Transport(ABC):
         """Return whether a part of a file arrives in pieces, with the tag of its version."""
         return False
 
-    def as_http(self, url: str) -> Http | None:  # noqa: ARG002 - it can depend on the bucket
-        """Return what reads a URL by plain requests, if anything does."""
+    def as_http(self, url: str) -> Transport | None:  # noqa: ARG002 - it can depend on the bucket
+        """Return the `http.Http` that reads a URL by plain requests, if anything does."""
         return None
 
     def entries(self, folder: str) -> list[Entry]:
