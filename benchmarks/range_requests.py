@@ -2,8 +2,9 @@
 
     python benchmarks/range_requests.py [--toy] [--rounds 5] [--nbytes 128000]
 
-nginx serves one file on loopback. Random ranges of it are read one after another, and 64 at a time
-in threads; the time is that of this process, in milliseconds a read, the best of all rounds.
+nginx serves one file on loopback. Random ranges of it are read one by one, and 64 at a time,
+by urllib3 in threads; the time is that of this process, in milliseconds a read, the best of all
+rounds.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import urllib3
 from servers import free_port, running
 
 from wids.storage.fetch import Fetcher
-from wids.storage.reading_threads import in_threads
+from wids.storage.ranges import RangeReader, read_all
 
 FILE_NBYTES = 256 << 20
 NUM_THREADS = 64
-Read: TypeAlias = Callable[[int], bytes]
+Read: TypeAlias = "Callable[[int], bytes | memoryview]"
 
 _CONFIGURATION = """
 daemon off; pid {folder}/nginx.pid; error_log stderr; worker_processes 1;
@@ -52,10 +53,9 @@ def serving(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def readers(url: str, total_nbytes: int, nbytes: int) -> dict[str, Read]:
+def readers(reader: RangeReader, url: str, nbytes: int) -> dict[str, Read]:
     """Return functions that read ``nbytes`` from a position: of wids, and of urllib3 alone."""
     pool = urllib3.PoolManager(maxsize=256)
-    wids_reader = Fetcher().range_reader(url, total_nbytes)
 
     def by_urllib3(start: int) -> bytes:
         headers = {"Range": f"bytes={start}-{start + nbytes - 1}"}
@@ -63,7 +63,7 @@ def readers(url: str, total_nbytes: int, nbytes: int) -> dict[str, Read]:
         assert response.status == 206
         return response.data
 
-    return {"wids": lambda start: wids_reader(start, start + nbytes), "urllib3": by_urllib3}
+    return {"wids": lambda start: reader.view(start, start + nbytes), "urllib3": by_urllib3}
 
 
 def one_by_one(read: Read, starts: Sequence[int]) -> None:
@@ -79,11 +79,11 @@ def by_pool(read: Read, starts: Sequence[int]) -> None:
             list(threads.map(read, starts[number : number + NUM_THREADS]))
 
 
-def by_in_threads(read: Read, starts: Sequence[int]) -> None:
-    """Read in the threads of wids, in batches as for training."""
+def by_loop(reader: RangeReader, nbytes: int, starts: Sequence[int]) -> None:
+    """Read by the loop of wids, in batches as for training."""
     for number in range(0, len(starts), NUM_THREADS):
         part = starts[number : number + NUM_THREADS]
-        in_threads([partial(read, start) for start in part], "benchmark")
+        read_all([(reader, start, start + nbytes) for start in part], lambda _, data: data)
 
 
 def measure(rounds: int, num_reads: int, nbytes: int, total_nbytes: int) -> dict[str, float]:
@@ -96,12 +96,13 @@ def measure(rounds: int, num_reads: int, nbytes: int, total_nbytes: int) -> dict
         draw = random.Random(1)
         starts = [draw.randrange(total_nbytes - nbytes) for _ in range(num_reads)]
         with serving(folder) as address:
-            reads = readers(f"{address}/a.bin", total_nbytes, nbytes)
+            reader = Fetcher().range_reader(f"{address}/a.bin", total_nbytes)
+            reads = readers(reader, f"{address}/a.bin", nbytes)
             ways = {
                 "wids, one by one": partial(one_by_one, reads["wids"]),
                 "urllib3, one by one": partial(one_by_one, reads["urllib3"]),
-                "wids, 64 threads": partial(by_in_threads, reads["wids"]),
-                "urllib3, 64 threads": partial(by_pool, reads["urllib3"]),
+                "wids, 64 together": partial(by_loop, reader, nbytes),
+                "urllib3, 64 together": partial(by_pool, reads["urllib3"]),
             }
             for way in ways.values():
                 way(starts[:NUM_THREADS])  # connections and imports

@@ -130,7 +130,7 @@ class Mirrors(Page):
 
 @dataclass
 class Request:
-    """A request that was received, and the number of bytes sent in response."""
+    """A request that was received, from which port, and the number of bytes sent in response."""
 
     path: str
     headers: dict[str, str]
@@ -138,6 +138,7 @@ class Request:
     num_sent: int = 0
     is_refused: bool = False
     is_busy: bool = False
+    port: int = 0
 
     @property
     def range(self) -> str | None:
@@ -178,6 +179,7 @@ class Server:
             def do_GET(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.path, headers, time.monotonic())
+                request.port = self.client_address[1]
                 server.log.append(request)
                 with suppress(ConnectionError, BrokenPipeError):
                     server._answer(self, request)

@@ -76,7 +76,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     read_range: ReadRange = read_from_memory
     if request.param == "server":
         url = request.getfixturevalue("server").page("/a.tar", data)
-        read_range = Fetcher().range_reader(url, len(data)).view
+        read_range = Fetcher().range_reader(url, len(data))
     return lambda **options: RemoteShard("a.tar", shard_index, len(data), read_range, **options)
 
 

@@ -210,20 +210,22 @@ class ShardOpener:
 
         if options.verify == "never":
             index = index.without_payload_crcs()
-        reader = facts.store.fetcher.range_reader(url, nbytes)
+        range_reader = facts.store.fetcher.range_reader
+        read_part = range_reader(url, nbytes)
         # Mirrors state other versions of equal bytes, so checksums decide where they exist.
-        is_compared, watched = len(index.payload_crcs) > 0, partial(facts.broken.watched, number)
+        is_compared = len(index.payload_crcs) > 0
         shard = RemoteShard(
             urls.redact(url),
             index,
             nbytes,
-            watched(partial(reader.view, any_version=is_compared)),
-            read_part=reader.view if is_compared else watched(reader.view),
+            range_reader(url, nbytes, is_compared=True) if is_compared else read_part,
+            read_part=read_part,
             fields=options.fields,
             raw=options.raw,
             takes=partial(facts.takes, number, nbytes),
             has_copy=partial(self.is_local, number),
-            version=lambda: reader.version,
+            version=lambda: read_part.version,
+            watch=partial(facts.broken.watch, number),
         )
         return facts.checked(number, shard)
 

@@ -15,6 +15,7 @@ from wids.shards.opener import ShardOpener
 from wids.shards.remote_shard import MemberRange, RemoteShard, Value
 from wids.shards.shard_pool import ShardPool
 from wids.shards.tars.raw_samples import PooledShard
+from wids.storage.ranges import Arrived, read_all
 from wids.storage.reading_threads import in_threads
 
 T = TypeVar("T")
@@ -38,23 +39,29 @@ def fly(
         raises the error of their request.
     """
     found: ShardsOrErrors = {}
-    ranges: list[tuple[int, MemberRange]] = []
-    tasks: list[Callable[[], dict[int, Value] | WidsError]] = []
+    ranges: list[tuple[RemoteShard, int, MemberRange]] = []
     for number, shard in _opened(pool, opener, list(wanted)).items():
         if isinstance(shard, WidsError):
             found[number] = shard
         elif isinstance(shard, RemoteShard):
-            own = shard.ranges(wanted[number])
+            try:
+                own = shard.ranges(wanted[number])
+            except WidsError as error:
+                found[number] = error
+                continue
             if shard.takes(sum(each.stop - each.start for each in own)):
                 found[number] = shard
-                ranges += [(number, each) for each in own]
-                tasks += [_caught(partial(shard.read_members_of, each)) for each in own]
+                ranges += [(shard, number, each) for each in own]
     arrived: dict[int, dict[int, Value]] = {number: {} for number in found}
-    for (number, each), answer in zip(ranges, in_threads(tasks, "wids-ranges"), strict=True):
-        if isinstance(answer, WidsError):
-            arrived[number].update(dict.fromkeys(each.members, answer))
-        else:
-            arrived[number].update(answer)
+
+    def use(place: int, data: Arrived) -> None:
+        shard, number, each = ranges[place]
+        try:
+            arrived[number].update(shard.members_of(each, data))
+        except WidsError as error:
+            arrived[number].update(dict.fromkeys(each.members, error))
+
+    read_all([shard.to_read(each) for shard, _, each in ranges], use)
     return {
         number: shard.with_values(arrived[number]) if isinstance(shard, RemoteShard) else shard
         for number, shard in found.items()

@@ -16,8 +16,8 @@ import operator
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,8 +39,15 @@ from wids.shards.tars.raw_samples import (
 )
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
-from wids.storage.ranges import GAP_NBYTES, RangeError, Span, frugal_gap_nbytes, joined
-from wids.storage.reading_threads import in_threads
+from wids.storage.ranges import (
+    GAP_NBYTES,
+    Arrived,
+    RangeError,
+    Span,
+    frugal_gap_nbytes,
+    joined,
+    read_all,
+)
 from wids.storage.stages import SharedArray, checked
 from wids.storage.transport.stream import PastEndError
 
@@ -78,6 +85,7 @@ class RemoteShard(PooledShard):
             anything will be read; returns False if the whole tar should be fetched instead.
         has_copy: Whether a local copy of the tar exists by now.
         version: Returns the version of all that ``read_part`` returns; None if it is not known.
+        watch: Returns a block that notes errors which concern the whole shard.
 
     Raises:
         ValueError: The index has no checksums.
@@ -98,6 +106,7 @@ class RemoteShard(PooledShard):
         takes: Callable[[int], bool] = lambda _: True,
         has_copy: Callable[[], bool] = lambda: False,
         version: Callable[[], str | None] = lambda: None,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
         self.index = index
@@ -105,6 +114,7 @@ class RemoteShard(PooledShard):
         self.takes = takes
         self._has_copy = has_copy
         self._version = version
+        self._watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
@@ -147,17 +157,31 @@ class RemoteShard(PooledShard):
         return samples
 
     def ranges(self, local_indices: Sequence[int]) -> list[MemberRange]:
-        """Return the ranges that `read_many` reads for some samples."""
+        """Return the ranges that `read_many` reads for some samples.
+
+        Raises:
+            WidsError: The shard is known to be broken.
+        """
         self.check()
+        with self._watch():
+            pass
         return self._ranges({member for i in local_indices for member in self._members_of(i)})
 
-    def read_members_of(self, wanted: MemberRange) -> dict[int, Value]:
-        """Read a range, which the caller has had counted by `takes`; return its members.
+    def to_read(self, wanted: MemberRange) -> tuple[ReadRange, int, int]:
+        """Return what `read_all` needs to read a range, which the caller has had counted."""
+        return self._read_range, wanted.start, wanted.stop
 
-        The memory of the range is free for the next one then: fresh memory of 128 kB costs 0.05 ms,
-        since the system has to clear it.
+    def members_of(self, wanted: MemberRange, arrived: Arrived) -> dict[int, Value]:
+        """Return the members of a range that was read.
+
+        Raises:
+            WidsError: It could not be read.
         """
-        view = memoryview(self._read_range(wanted.start, wanted.stop))
+        # The memory of the range is free for the next one then.
+        with self._watch():
+            if isinstance(arrived, WidsError):
+                raise arrived
+        view = memoryview(arrived)
         return {member: self._value(member, wanted.start, view) for member in wanted.members}
 
     def with_values(self, values: Mapping[int, Value]) -> RemoteShard:
@@ -194,10 +218,8 @@ class RemoteShard(PooledShard):
         heads, bodies, stops = self.index.spans(members)
         edges = [each.tolist() for each in (heads, bodies, np.minimum(stops, bodies + nbytes))]
         ranges = joined(sorted(zip(edges[0], edges[2], strict=True)), GAP_NBYTES)
-        self._count(ranges)
-        tasks = [partial(self._read_part, *span) for span in ranges]
         try:
-            views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+            views = self._read_parts(ranges)
         except (MismatchError, NotFoundError, PastEndError):
             if not len(self.index.payload_crcs):
                 raise
@@ -247,10 +269,8 @@ class RemoteShard(PooledShard):
         spans = joined([*heads, part] if part[0] < part[1] else heads)
         if not spans:
             return b""
-        self._count(spans)
-        tasks = [partial(self._read_part, *span) for span in spans]
         try:
-            views = [memoryview(data) for data in in_threads(tasks, "wids-ranges")]
+            views = self._read_parts(spans)
         except (MismatchError, NotFoundError, PastEndError):
             if not len(self.index.payload_crcs):
                 raise
@@ -267,11 +287,32 @@ class RemoteShard(PooledShard):
 
     def _read_ranges(self, ranges: Sequence[MemberRange]) -> dict[int, Value]:
         """Return the members of ranges."""
+        with self._watch():  # nothing is requested of a broken shard
+            pass
         self._count((each.start, each.stop) for each in ranges)
-        tasks, values = [partial(self.read_members_of, each) for each in ranges], dict[int, Value]()
-        for found in in_threads(tasks, "wids-ranges"):
-            values.update(found)
+        values: dict[int, Value] = {}
+        for members in read_all(
+            [self.to_read(each) for each in ranges],
+            lambda number, arrived: self.members_of(ranges[number], arrived),
+        ):
+            values.update(members)
         return values
+
+    def _read_parts(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Return bytes that no checksum covers.
+
+        If one does cover the member, this error decides nothing: the whole member is read then.
+        """
+        self._count(spans)
+        watch = nullcontext if len(self.index.payload_crcs) else self._watch
+
+        def use(_: int, arrived: Arrived) -> memoryview:
+            with watch():
+                if isinstance(arrived, WidsError):
+                    raise arrived
+            return memoryview(arrived)
+
+        return read_all([(self._read_part, *span) for span in spans], use)
 
     def _count(self, spans: Iterable[Span]) -> None:
         """Have ranges that will be read counted.
@@ -338,7 +379,8 @@ class RemoteShard(PooledShard):
             self._check_head(member, head, view[head - start : body - start])
             value = view[body - start : stop - start]
             if not self._is_intact(member, value):
-                value = memoryview(self._read_range(body, stop))  # damage may be transient
+                with self._watch():
+                    value = memoryview(self._read_range(body, stop))  # damage may be transient
                 if not self._is_intact(member, value):
                     return changed_payload_error(self.name, self.index.member_name(member))
         except WidsError as error:  # concerns the samples of this member alone

@@ -29,7 +29,6 @@ from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
 from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.headers import KeySplit
-from wids.shards.tars.raw_samples import ReadRange
 from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.arrays import IntArray
 from wids.storage.cache.cache_names import RemoteFile
@@ -111,15 +110,6 @@ class BrokenShards:
         except (NotFoundError, PastEndError, ShardFormatError, MismatchError) as error:
             self._note(self._flags.values, number, error)
             raise
-
-    def watched(self, number: int, read_range: ReadRange) -> ReadRange:
-        """Return a callable that reads parts of a shard, and notes the shard if it has changed."""
-
-        def read(start: int, stop: int) -> bytes | memoryview:
-            with self.watch(number):
-                return read_range(start, stop)
-
-        return read
 
     def error(self, number: int) -> WidsError:
         """Return the error of a shard that was noted."""

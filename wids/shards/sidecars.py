@@ -241,7 +241,7 @@ def open_dataset_index(store: Cache, url: str, num_shards: int) -> DatasetIndex 
         if nbytes is not None and is_large and not store.find(remote_file):
             with suppress(RangeError):  # a server without ranges: fetch the whole dataset index
                 read = fetcher.range_reader(url, nbytes)
-                compared = partial(read, any_version=True)
+                compared = fetcher.range_reader(url, nbytes, is_compared=True)
                 keep = partial(_kept, store, remote_file)
                 return RangeDatasetIndex(compared, nbytes, num_shards, keep, read)
         try:

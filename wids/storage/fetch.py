@@ -166,12 +166,13 @@ class Fetcher:
         """Return whether a URL's server may send parts; False once it has sent a whole file."""
         return self._transports.sends_parts(url)
 
-    def range_reader(self, url: str, nbytes: int) -> RangeReader:
+    def range_reader(self, url: str, nbytes: int, *, is_compared: bool = False) -> RangeReader:
         """Return a reader of parts of a remote file of this length.
 
-        All readers of a URL that this object has returned expect the same version of the file.
+        All readers of a URL that this object has returned expect the same version of the file,
+        except those whose bytes the caller compares.
         """
-        return RangeReader(self._transports, self._tags, url, nbytes)
+        return RangeReader(self._transports, self._tags, url, nbytes, is_compared=is_compared)
 
     def save(
         self,

@@ -12,15 +12,20 @@ reader waits for, which the callers decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from wids.errors import FetchError, MismatchError
+from wids.errors import FetchError, MismatchError, WidsError
 from wids.storage.download import check_complete
+from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
-from wids.storage.transport.retry import Patience, with_retries
-from wids.storage.transport.schemes import Transports
+from wids.storage.transport.retry import CancelledError, with_retries
+from wids.storage.transport.schemes import Plan, Transports
 from wids.storage.transport.stream import PastEndError, Stream
+
+if TYPE_CHECKING:
+    from wids.storage.transport.range_loop import Range
 
 
 class RangeError(FetchError):
@@ -37,29 +42,32 @@ class RangeReader:
         tags: The tag of each URL whose version is known. The reader adds that of its URL.
         url: The file.
         nbytes: Its length.
+        is_compared: Whether the tag is ignored, since the caller compares the bytes.
     """
 
     def __init__(
-        self, transports: Transports, tags: MutableMapping[str, str], url: str, nbytes: int
+        self,
+        transports: Transports,
+        tags: MutableMapping[str, str],
+        url: str,
+        nbytes: int,
+        *,
+        is_compared: bool = False,
     ) -> None:
         self._transports = transports
         self._tags = tags
         self._url = url
         self._nbytes = nbytes
+        self._is_compared = is_compared
         self._has_untagged = False
-        self._patience: Patience | None = None
+        self._plan: Plan | None = None
 
-    def __call__(self, start: int, stop: int, *, any_version: bool = False) -> bytes:
+    def __call__(self, start: int, stop: int) -> bytes:
         """Read the bytes from ``start`` to ``stop``; see `view`."""
-        return bytes(self.view(start, stop, any_version=any_version))
+        return bytes(self.view(start, stop))
 
-    def view(self, start: int, stop: int, *, any_version: bool = False) -> memoryview:
+    def view(self, start: int, stop: int) -> memoryview:
         """Read the bytes from ``start`` to ``stop``, and return them as they arrived, uncopied.
-
-        Args:
-            start: Position of the first byte.
-            stop: Position after the last byte.
-            any_version: Whether the tag is ignored, since the caller compares the bytes.
 
         Raises:
             RangeError: The server does not support ranges, or does not state the file's length.
@@ -67,39 +75,74 @@ class RangeReader:
                 part.
             FetchError: It cannot be read.
         """
+        return read_all([(self, start, stop)], _bytes_of)[0]
+
+    def by_stream(self, start: int, stop: int) -> memoryview:
+        """Do what `view` does, by a stream of the transport."""
+        return with_retries(lambda: self._attempt(start, stop), self.plan.patience.again())
+
+    @property
+    def plan(self) -> Plan:
+        """How the file is read."""
         # Not a `cached_property`: before Python 3.12 all objects share its lock, and a process that
         # is forked while a thread has that would wait for it forever.
-        if self._patience is None:
-            self._patience = self._transports.patience(self._url)
-        return with_retries(lambda: self._attempt(start, stop, any_version), self._patience.again())
+        if self._plan is None:
+            self._plan = self._transports.plan(self._url)
+        return self._plan
 
     @property
     def version(self) -> str | None:
         """The tag of all that was read and not compared; None if a response had none."""
         return None if self._has_untagged else self._tags.get(self._url)
 
-    def _attempt(self, start: int, stop: int, any_version: bool) -> memoryview:
-        tag = None if any_version else self._tags.get(self._url)
+    def request(self, start: int, stop: int) -> Range | None:
+        """Return how `range_loop` reads a part; None if it cannot."""
+        plan = self.plan
+        if plan.http is None or start >= stop:
+            return None
+        from wids.storage.transport.range_loop import Range
+
+        return Range(
+            plan.http,
+            plan.url,
+            start,
+            stop,
+            self._tag,
+            partial(self._check, start),
+            partial(self._checked, start, stop),
+            plan.patience.again(),
+            plan.may_hedge,
+        )
+
+    def _tag(self) -> str | None:
+        return None if self._is_compared else self._tags.get(self._url)
+
+    def _attempt(self, start: int, stop: int) -> memoryview:
+        tag = self._tag()
         try:
             opened = self._transports.open(self._url, start, stop, tag, is_collected=True)
         except PastEndError:
             # The first byte says why: the file is encoded on its way, or has another length.
             with self._transports.open(self._url, 0, 1) as stream:
-                self._check(stream, 0, None)
+                self._check(0, stream, None)
             raise
         with opened as stream:
-            self._check(stream, start, tag)
+            self._check(start, stream, tag)
             # A server without ranges would send all of it.
-            data = memoryview(stream.collected(stop - start))[: stop - start]
+            return self._checked(start, stop, stream, memoryview(stream.collected(stop - start)))
+
+    def _checked(self, start: int, stop: int, stream: Stream, data: memoryview) -> memoryview:
+        """Return the bytes of a part, if all have arrived."""
+        data = data[: stop - start]
         check_complete(self._url, len(data), stop - start)
         if stream.tag is None:
-            self._has_untagged |= not any_version
-        elif not any_version:
+            self._has_untagged |= not self._is_compared
+        elif not self._is_compared:
             # Another thread may have read its first part meanwhile: one of the two versions wins.
             self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
         return data.toreadonly()
 
-    def _check(self, stream: Stream, start: int, tag: str | None) -> None:
+    def _check(self, start: int, stream: Stream, tag: str | None) -> None:
         """Raise an error unless a response has the bytes from ``start`` of the same file."""
         is_part = stream.start == start
         if tag is not None and (stream.tag is not None or not is_part):
@@ -127,6 +170,63 @@ class RangeReader:
                 "open the dataset again; or mirrors state other versions of it: use "
                 'access="download", or index it with `wids create`'
             )
+
+
+Read: TypeAlias = "Callable[[int, int], bytes | memoryview]"
+"""Reads the bytes from a start to a stop, as a `RangeReader` does."""
+
+Arrived: TypeAlias = "bytes | memoryview | WidsError"
+"""A part of a file, or why it could not be read."""
+
+T = TypeVar("T")
+
+
+def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived], T]) -> list[T]:
+    """Read parts of files at the same time; return what was made of them.
+
+    Args:
+        parts: What reads each part, and where it begins and ends.
+        use: Called with the number of a part and its bytes, as soon as they are there, by any
+            thread. It may raise the error that it is called with, which ends all other reads.
+    """
+    made: dict[int, T] = {}
+
+    def take(number: int, arrived: Arrived) -> None:
+        made[number] = use(number, arrived)
+
+    def read(number: int) -> None:
+        call, start, stop = parts[number]
+        arrived: Arrived
+        try:
+            arrived = (call.by_stream if isinstance(call, RangeReader) else call)(start, stop)
+        except CancelledError:
+            raise
+        except WidsError as error:
+            arrived = error
+        take(number, arrived)
+
+    requests = [
+        (number, request)
+        for number, (call, *span) in enumerate(parts)
+        if isinstance(call, RangeReader) and (request := call.request(*span)) is not None
+    ]
+    others = set(range(len(parts))).difference(number for number, _ in requests)
+    if requests:
+        from wids.storage.transport.range_loop import read_ranges
+
+        left = read_ranges(
+            [request for _, request in requests],
+            lambda number, arrived: take(requests[number][0], arrived),
+        )
+        others.update(requests[number][0] for number in left)
+    in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+    return [made[number] for number in range(len(parts))]
+
+
+def _bytes_of(_: int, arrived: Arrived) -> memoryview:
+    if isinstance(arrived, WidsError):
+        raise arrived
+    return memoryview(arrived)
 
 
 Span: TypeAlias = tuple[int, int]

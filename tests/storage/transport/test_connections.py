@@ -17,7 +17,7 @@ from transfers import answering
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.transport import connections, http
-from wids.storage.transport.connections import Connection
+from wids.storage.transport.connections import Connection, request_head
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -65,7 +65,9 @@ class SlowSocket:
 
 def received(connection: Any) -> int:
     """Return the number of bytes of a body; the time-out is that of five arrivals."""
-    response = Connection(connection, "h", 0.1).exchange("GET", "/a", {}, Connection.close)
+    response = Connection(connection, "h", 0.1).exchange(
+        "GET", request_head("GET", "/a", {}), Connection.close
+    )
     return sum(map(len, response.pieces))
 
 

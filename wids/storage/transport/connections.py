@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import select
+import socket
 import sys
 import time
 import weakref
@@ -193,7 +194,7 @@ MIN_NBYTES_PER_S: Final = 1000
 WINDOW_TIMEOUTS: Final = 2
 """The speed is measured over twice the time-out: a server may be silent almost as long as that."""
 
-_MAX_OVERHEAD_NBYTES: Final = 1 << 20
+MAX_OVERHEAD_NBYTES: Final = 1 << 20
 """Most bytes of headers, interim responses, chunk sizes and trailers between two pieces of a file.
 A hundred headers of 65,536 bytes do not occur."""
 
@@ -290,21 +291,18 @@ class Connection:
         self._close = weakref.finalize(self, sock.close)
         self._close.atexit = False
         self._poll_s = min(timeout_s, _POLL_S)
-        sock.settimeout(self._poll_s)
 
     def exchange(
         self,
         method: str,
-        target: str,
-        headers: Mapping[str, str],
+        request: bytes,
         on_end: Callable[[Connection], None],
     ) -> Response:
         """Send a request and read the head of its response.
 
         Args:
             method: GET, HEAD or CONNECT.
-            target: As in the first line of the request.
-            headers: All headers.
+            request: Its bytes, as of `request_head`.
             on_end: Called after the last byte of the body if the connection can be used again.
 
         Raises:
@@ -312,9 +310,10 @@ class Connection:
             OSError: The connection failed, or the response is not HTTP.
         """
         self._waited_s, self._received_nbytes, self._overhead_nbytes = 0.0, 0, 0
+        self._sock.settimeout(self._poll_s)  # `begin` may have changed it
         try:
             try:
-                self._sock.sendall(request_head(method, target, headers))
+                self._sock.sendall(request)
             except ConnectionError as error:
                 raise NoResponseError(str(error)) from None
             head = self._final_head()
@@ -360,7 +359,8 @@ class Connection:
                 "reached by https: too, found that it is not installed; pip install urllib3"
             ) from None
         name = f"{address.bracketed_host}:{address.port}"
-        response = self.exchange("CONNECT", name, {"Host": name, **headers}, lambda _: None)
+        request = request_head("CONNECT", name, {"Host": name, **headers})
+        response = self.exchange("CONNECT", request, lambda _: None)
         if response.status != 200:
             raise ConnectionError(f"the proxy answered with status {response.status}")
         timed: Any = _Timed(self._sock, self._timeout_s)
@@ -368,6 +368,23 @@ class Connection:
         inside.socket = self._sock
         self._close.detach()
         return Connection(inside, address.host, timeout_s)
+
+    def begin(self, request: bytes) -> socket.socket | None:
+        """Send a request; return the socket by which its response comes, without waiting for it.
+
+        Returns:
+            The socket, which does not block; None if this one cannot be waited for, and nothing was
+            sent: TLS by a library, inside TLS to a proxy.
+
+        Raises:
+            OSError: The connection failed.
+        """
+        if not isinstance(self._sock, socket.socket):
+            return None
+        self._sock.settimeout(0)
+        if self._sock.send(request) < len(request):  # though nothing else is on its way
+            raise NoResponseError("the request could not be sent at once")
+        return self._sock
 
     def is_idle(self) -> bool:
         """Return whether the server has neither closed the connection nor sent anything."""
@@ -465,8 +482,8 @@ class Connection:
         data = bytearray(_BUFFER_NBYTES)
         del data[self._receive_into(data) :]
         self._overhead_nbytes += len(data)
-        if self._overhead_nbytes > _MAX_OVERHEAD_NBYTES:
-            raise ConnectionError(f"more than {_MAX_OVERHEAD_NBYTES} bytes of headers or trailers")
+        if self._overhead_nbytes > MAX_OVERHEAD_NBYTES:
+            raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers or trailers")
         self._buffer += data
         return bool(data)
 

@@ -161,6 +161,7 @@ class Turn:
         # A response to HEAD ends with its beginning.
         self._is_whole = request[0] == "HEAD"
         self.nbytes = nbytes
+        self.asked_s = time.monotonic()
         self.waited_s = self.sent_s = 0.0
         self.status: int | None = None
         self.num_held = gate.num_held()
@@ -188,6 +189,12 @@ class Turn:
             self._note(len(chunk))
             check_waits()
             yield chunk
+        self._is_whole = True
+        self.leave()
+
+    def ended(self, nbytes: int) -> None:
+        """Note all bytes of the response at once, and leave."""
+        self._note(nbytes)
         self._is_whole = True
         self.leave()
 
@@ -321,31 +328,67 @@ class Gate:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
+        turn = self.ask(name, nbytes, request, is_awaited=is_awaited)
+        if not turn.is_counted:
+            self.wait(turn)
+        return turn
+
+    def ask(
+        self,
+        name: str,
+        nbytes: int,
+        request: tuple[str, str],
+        *,
+        is_awaited: bool,
+        may_block: bool = True,
+    ) -> Turn:
+        """Return a turn that has come, or one that `wait` waits for.
+
+        Args:
+            name: As for `enter`.
+            nbytes: The same.
+            request: The same.
+            is_awaited: The same.
+            may_block: Whether this thread may wait, while it has requests in flight, for others
+                that wait for these: then its turn comes at once.
+        """
         server = self.server(name, is_awaited=is_awaited)
         turn = Turn(self, server, nbytes, request)
         with self.lock:
             if self.abandoned:
                 self.admit()
-            # A thread that holds a turn may be what the holders of the others wait for.
-            if turn.num_held[0] > 0 or (not server.waiting and self._has_room(turn, server)):
+            is_held = may_block and turn.num_held[0] > 0
+            if is_held or (not server.waiting and self._has_room(turn, server)):
                 self._let_pass(turn, server)
-                return turn
-            turn.passed.acquire()
-            server.waiting.append(turn)
-        started_s = time.monotonic()
+            else:
+                turn.passed.acquire()
+                server.waiting.append(turn)
+        return turn
+
+    def wait(self, turn: Turn) -> None:
+        """Wait until a turn comes; after an error it is withdrawn.
+
+        Raises:
+            CancelledError: The event of `cancelled_by` was set meanwhile.
+            DeadlineError: The deadline of the read has passed.
+        """
         try:
             with waiting_for("its turn at the server"):
-                self._wait(turn, server)
+                while not self.wait_a_moment(turn):
+                    pass
         except BaseException:
-            with self.lock, suppress(ValueError):
-                if turn.is_counted:  # it came just now, and nothing was sent
-                    self.give_back(turn)
-                else:
-                    server.waiting.remove(turn)
+            self.withdraw(turn)
             raise
         finally:
-            turn.waited_s = time.monotonic() - started_s
-        return turn
+            turn.waited_s = time.monotonic() - turn.asked_s
+
+    def withdraw(self, turn: Turn) -> None:
+        """End a turn for which nothing was sent."""
+        with self.lock, suppress(ValueError):
+            if turn.is_counted:
+                self.give_back(turn)
+            else:
+                turn._server.waiting.remove(turn)  # noqa: SLF001 - of this module
 
     def server(self, name: str, *, is_awaited: bool = False) -> _Server:
         """Return what is known about a server."""
@@ -369,13 +412,17 @@ class Gate:
             while server.waiting and self._has_room(server.waiting[0], server):
                 self._pass_first(server)
 
-    def _wait(self, turn: Turn, server: _Server) -> None:
-        while not turn.passed.acquire(timeout=min(server.poll_s(), left_s())):
-            check_waits()
-            with self.lock:
-                self.admit()
-                if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
-                    self._pass_first(server)
+    def wait_a_moment(self, turn: Turn, most_s: float = _POLL_S) -> bool:
+        """Return whether a turn has come, after some seconds at most."""
+        server = turn._server  # noqa: SLF001 - of this module
+        if turn.passed.acquire(timeout=min(most_s, server.poll_s(), left_s())):
+            return True
+        check_waits()
+        with self.lock:
+            self.admit()
+            if server.waiting and time.monotonic() - server.event_s > _SILENT_S:
+                self._pass_first(server)
+        return False
 
     def _has_room(self, turn: Turn, server: _Server) -> bool:
         if not server.takes_another():

@@ -40,7 +40,7 @@ _TIMES_LONGER: Final = 2.0
 """A request is late when it takes longer than this part of the others, and so many times as long as
 half of them."""
 _LEAST_LATE_S: Final = 0.05
-_SILENT_S: Final = 0.75
+SILENT_S: Final = 0.75
 """A request is late after so long a silence, also if nothing is known of others."""
 _REQUESTS_A_HEDGE: Final = 20
 _POLL_S: Final = 0.005
@@ -50,7 +50,7 @@ class OvertakenError(FetchError):
     """A request that is given up, since the same one that was sent later was answered."""
 
 
-class _Like:
+class Like:
     """How long the recent requests of about one size to one server took.
 
     Attributes:
@@ -73,21 +73,35 @@ class _Like:
             self.late_s = max(_LEAST_LATE_S, _TIMES_LONGER * usual_s, long_s)
 
 
-class _Pace:
+class Pace:
     """The requests to one server by their size, and how many were sent twice."""
 
     def __init__(self) -> None:
         self.num_requests = 0
-        self.num_hedges = 0
-        self.likes: defaultdict[int, _Like] = defaultdict(_Like)
+        self._num_hedges = 0
+        self._likes: defaultdict[int, Like] = defaultdict(Like)
+
+    def like(self, nbytes: int) -> Like:
+        """Return what is known of requests of about so many bytes."""
+        return self._likes[nbytes.bit_length() // 2]
+
+    def note_hedge(self, url: str, took_s: float) -> None:
+        """Note that one was sent twice, after so many seconds."""
+        _logger.info("%s: requested again after %.2f s", urls.redact(url), took_s)
+        self._num_hedges += 1
 
     def lets_hedge(self, *, is_stalled: bool) -> bool:
         """Return whether one more request may be sent twice: the last one, if it has stalled."""
-        return (self.num_hedges + (not is_stalled)) * _REQUESTS_A_HEDGE <= self.num_requests
+        return (self._num_hedges + (not is_stalled)) * _REQUESTS_A_HEDGE <= self.num_requests
 
 
-_paces: Final[dict[str, _Pace]] = {}
+_paces: Final[dict[str, Pace]] = {}
 """By server. No locks: what two threads change at once is one request more or less."""
+
+
+def pace_of(server: str) -> Pace:
+    """Return what this process knows of the requests to a server."""
+    return _paces.get(server) or _paces.setdefault(server, Pace())
 
 
 def hedged(
@@ -103,10 +117,9 @@ def hedged(
         tag: The version that is read, or None.
         nbytes: How many bytes the reader waits for; None if it takes them as they come.
     """
-    pace = _paces.get(server) or _paces.setdefault(server, _Pace())
+    pace = pace_of(server)
     pace.num_requests += 1
-    like = pace.likes[(nbytes or 0).bit_length() // 2]
-    return _Race(opened, url, pace, like, nbytes is not None, start, tag).open()
+    return _Race(opened, url, pace, pace.like(nbytes or 0), nbytes is not None, start, tag).open()
 
 
 def wait_s(most_s: float, silent_s: float) -> float:
@@ -143,8 +156,8 @@ class _Race:
 
     opened: Opened
     url: str
-    pace: _Pace
-    like: _Like
+    pace: Pace
+    like: Like
     is_awaited: bool
     at: int
     tag: str | None
@@ -186,7 +199,7 @@ class _Race:
             raise OvertakenError("the second request was answered first")
         took_s, late_s = time.monotonic() - self.since_s, self.like.late_s
         left_s = late_s - took_s if self.is_awaited and late_s else math.inf
-        silence_s = max(_SILENT_S, late_s) - silent_s
+        silence_s = max(SILENT_S, late_s) - silent_s
         is_late = min(left_s, silence_s) <= 0 and self.is_safe and self.cancel is None
         if is_late and self.pace.lets_hedge(is_stalled=silence_s <= 0):
             self._send_again(took_s)
@@ -195,8 +208,7 @@ class _Race:
         return min(seconds for seconds in (most_s, left_s, silence_s) if seconds > 0)
 
     def _send_again(self, took_s: float) -> None:
-        _logger.info("%s: requested again after %.2f s", urls.redact(self.url), took_s)
-        self.pace.num_hedges += 1
+        self.pace.note_hedge(self.url, took_s)
         self.cancel = Event()
         args = self.cancel, self.at, self.tag  # as they are now: the first may go on
         with suppress(RuntimeError):  # there can be no more threads

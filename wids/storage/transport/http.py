@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
@@ -144,8 +146,8 @@ _FIRST_CONNECT_S: Final = 4.0
 _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 """A compressed transfer would have another length and no ranges."""
 
-_MAX_REDIRECTS: Final = 10
-_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+MAX_REDIRECTS: Final = 10
+REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
@@ -153,6 +155,30 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
     """Return the transport with the caller's ``headers`` and ``timeout`` in seconds."""
     return Http(options.get("headers"), options.get("timeout") or TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one request reaches its server.
+
+    Attributes:
+        head: Its bytes.
+        idle: The connections of this process to the server that have no request.
+        connect: Returns a new connection, or raises `OSError`.
+    """
+
+    head: bytes
+    idle: list[Connection]
+    connect: Callable[[], Connection]
+
+    def idle_connection(self) -> Connection | None:
+        """Return a connection that the server has not closed, as far as is known; None for none."""
+        while self.idle:
+            with suppress(IndexError):  # another thread may take the last one
+                connection = self.idle.pop()
+                if connection.is_idle():
+                    return connection
+        return None
 
 
 class Http(Transport):
@@ -204,7 +230,7 @@ class Http(Transport):
                 headers["If-Range"] = tag
         response = self._final_response(url, headers)
         try:
-            return _stream(url, start, response)
+            return stream_of(url, start, response)
         except BaseException:
             response.close()
             raise
@@ -212,6 +238,10 @@ class Http(Transport):
     def streams_parts(self, url: str) -> bool:  # noqa: ARG002
         """Return True, for all URLs."""
         return True
+
+    def as_http(self, url: str) -> Http:  # noqa: ARG002
+        """Return this one."""
+        return self
 
     def head(self, url: str) -> Response:
         """Return the response to a HEAD request, whatever its status.
@@ -254,33 +284,60 @@ class Http(Transport):
     ) -> Response:
         """Send a request and follow redirects; ``ours`` stays on the server, below the prefix."""
         location = url
-        for _ in range(_MAX_REDIRECTS + 1):
-            response = self._response(url, location, _with_callers(headers, ours), method)
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._response(url, location, with_callers(headers, ours), method)
             target = response.headers.get("location")
-            if response.status not in _REDIRECTS or target is None:
+            if response.status not in REDIRECTS or target is None:
                 return response
             response.close()
-            target = _joined(url, location, target)
-            # A server could lead to a file on this machine (SEC-4).
-            if urls.scheme(target) not in ("http", "https"):
-                raise FetchError(
-                    f"{urls.redact(url)}: expected a response, found a redirect to "
-                    f"{urls.redact(target)}"
-                )
-            # The caller's tokens are for the first server, and below their prefix (SEC-9).
-            is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
-            if is_outside or urls.origin(target) != urls.origin(location):
-                ours = {}
-            location = target
+            location, ours = self.led_to(url, location, target, ours)
         raise FetchError(
-            f"{urls.redact(url)}: expected a response, found more than {_MAX_REDIRECTS} "
+            f"{urls.redact(url)}: expected a response, found more than {MAX_REDIRECTS} "
             "redirects; they may form a loop"
         )
+
+    def led_to(
+        self, url: str, location: str, target: str, ours: Mapping[str, str]
+    ) -> tuple[str, Mapping[str, str]]:
+        """Return where a redirect leads, and those of the caller's headers that are sent there.
+
+        Raises:
+            FetchError: It leads to no address of HTTP.
+        """
+        target = _joined(url, location, target)
+        # A server could lead to a file on this machine (SEC-4).
+        if urls.scheme(target) not in ("http", "https"):
+            raise FetchError(
+                f"{urls.redact(url)}: expected a response, found a redirect to "
+                f"{urls.redact(target)}"
+            )
+        # The caller's tokens are for the first server, and below their prefix (SEC-9).
+        is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
+        is_elsewhere = is_outside or urls.origin(target) != urls.origin(location)
+        return target, {} if is_elsewhere else ours
 
     def _response(
         self, url: str, location: str, headers: Mapping[str, str], method: str
     ) -> Response:
         """Send one request to ``location``, to which redirects from ``url`` have led."""
+        route = self.route(url, location, headers, method)
+        try:
+            while connection := route.idle_connection():
+                # A server may close an idle connection at any time, so another one is used then.
+                with suppress(NoResponseError):
+                    return connection.exchange(method, route.head, route.idle.append)
+            return route.connect().exchange(method, route.head, route.idle.append)
+        except OSError as error:
+            raise connection_error(url, error) from None
+
+    def route(
+        self, url: str, location: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> Route:
+        """Return how to send one request to ``location``, to which redirects from ``url`` led.
+
+        Raises:
+            FetchError: The address or the headers cannot be used.
+        """
         urls.keep_secrets(location, None if location == url else url)
         urls.check_server(location)
         try:
@@ -296,7 +353,7 @@ class Http(Transport):
                 f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found "
                 "others; correct the headers in storage_options"
             ) from None
-        connect_s = self.timeout_s
+        connect_s = min(self.timeout_s, max(0.01, retry.left_s()))
         if not retry.has_answered(urls.origin(url)):
             connect_s = min(connect_s, _FIRST_CONNECT_S)
         sent = {"Host": address.host_header, **headers}
@@ -308,20 +365,11 @@ class Http(Transport):
             sent.update(connections.proxy_headers(proxy))
         # By process: a forked child that shared a socket would read its parent's responses.
         idle = self._idle.setdefault((os.getpid(), *address[:3]), [])
-        try:
-            # A server may close an idle connection at any time, so another one is used then.
-            while idle:
-                with suppress(IndexError, NoResponseError):  # another thread may take the last one
-                    connection = idle.pop()
-                    if connection.is_idle():
-                        return connection.exchange(method, target, sent, idle.append)
-            connect_s = max(0.01, min(connect_s, retry.left_s()))
-            connection = connections.connected(
-                address, proxy, connect_s, self.timeout_s, self._certificates
-            )
-            return connection.exchange(method, target, sent, idle.append)
-        except OSError as error:
-            raise _connection_error(url, error) from None
+        connect = partial(
+            connections.connected,
+            *(address, proxy, connect_s, self.timeout_s, self._certificates),
+        )
+        return Route(connections.request_head(method, target, sent), idle, connect)
 
     def _proxy(self, address: Address) -> Address | None:
         """Return the proxy that the environment names for a server, when it is first asked."""
@@ -346,7 +394,7 @@ class Http(Transport):
         return self._proxies[key]
 
 
-def _with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+def with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
     """Return all headers of a request; the caller's come before those of any request."""
     names = {name.lower() for name in ours}
     usual = {name: value for name, value in _USUAL.items() if name.lower() not in names}
@@ -366,7 +414,7 @@ def _joined(url: str, location: str, target: str) -> str:
         ) from None
 
 
-def _stream(url: str, start: int, response: Response) -> Stream:
+def stream_of(url: str, start: int, response: Response) -> Stream:
     """Return the stream of a response, or raise the error that it stands for."""
     _check_status(url, response)
     headers = response.headers
@@ -413,7 +461,7 @@ def _chunks(url: str, response: Response) -> Iterator[Data]:
     try:
         yield from response.pieces
     except OSError as error:
-        raise _connection_error(url, error, has_begun=True) from None
+        raise connection_error(url, error, has_begun=True) from None
 
 
 def _check_status(url: str, response: Response) -> None:
@@ -434,7 +482,7 @@ def _check_status(url: str, response: Response) -> None:
     raise FetchError(message)
 
 
-def _connection_error(url: str, error: OSError, *, has_begun: bool = False) -> FetchError:
+def connection_error(url: str, error: OSError, *, has_begun: bool = False) -> FetchError:
     """Return the error for a request without a response, or for a response that broke off."""
     import ssl
 

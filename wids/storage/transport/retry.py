@@ -199,24 +199,16 @@ def with_retries(
     """
     is_limited = not math.isinf(patience.deadline_s)
     with stages.fetching(), _within_deadline(patience) if is_limited else _untimed:
-        failures, reached = _Failures(patience), 0
+        attempts = Attempts(patience)
         while True:
             started_s = time.monotonic()
             try:
                 result = attempt()
             except TransientError as error:
-                # An attempt that starts over makes progress only beyond what earlier ones reached:
-                # otherwise a server could send the same megabytes repeatedly.
-                if position() - reached >= _PROGRESS_NBYTES:
-                    failures, reached = _Failures(patience), position()
-                wait_s = failures.wait_s(error, time.monotonic() - started_s)
+                wait_s = attempts.failed(error, time.monotonic() - started_s, position())
             else:
-                note_answer(patience.server)
-                if patience.server and (away_s := _outage_ends(patience.server)):
-                    back = printable(patience.server)
-                    _logger.warning("%s answers again, after %s", back, _text(away_s))
+                attempts.succeeded()
                 return result
-            stages.count(stages.RETRIES, bool(patience.server))
             with waiting_for("the next attempt"):
                 is_cancelled = _pause(min(wait_s, left_s()), cancellation())
             if is_cancelled:
@@ -237,6 +229,45 @@ def _within_deadline(patience: Patience) -> Iterator[None]:
         raise patience.deadline_error() from None
     finally:
         _limited.reset(token)
+
+
+class Attempts:
+    """The attempts of one read: how long to wait after each that failed, and when to stop.
+
+    Args:
+        patience: Which server it reads from, and how long to wait.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._failures = _Failures(patience)
+        self._reached = 0
+
+    def failed(self, error: TransientError, spent_s: float, position: int = 0) -> float:
+        """Return the seconds to wait after an attempt that failed.
+
+        Args:
+            error: Its error.
+            spent_s: How long it took.
+            position: Number of bytes received so far.
+
+        Raises:
+            FetchError: It failed too long.
+        """
+        # An attempt that starts over makes progress only beyond what earlier ones reached:
+        # otherwise a server could send the same megabytes repeatedly.
+        if position - self._reached >= _PROGRESS_NBYTES:
+            self._failures, self._reached = _Failures(self._patience), position
+        wait_s = self._failures.wait_s(error, spent_s)
+        stages.count(stages.RETRIES, bool(self._patience.server))
+        return wait_s
+
+    def succeeded(self) -> None:
+        """Remember that the server has answered; say so if it was away."""
+        server = self._patience.server
+        note_answer(server)
+        if server and (away_s := _outage_ends(server)):
+            _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
 
 
 @dataclass

@@ -16,12 +16,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, urls
 from wids.storage.transport.stream import Entry, Stream, Transport
+
+if TYPE_CHECKING:
+    from wids.storage.transport.http import Http
 
 _logger = logging.getLogger(__name__)
 
@@ -186,6 +189,22 @@ all others. ``transport_for`` takes the caller's options for a URL, and the fold
 files (None for the system's)."""
 
 
+class Plan(NamedTuple):
+    """How the parts of a file are read.
+
+    Attributes:
+        url: The file, after rewriting.
+        patience: How long to wait for its server.
+        may_hedge: Whether late requests are sent twice.
+        http: Reads it, if many of its parts can be read by one thread; else None.
+    """
+
+    url: str
+    patience: retry.Patience
+    may_hedge: bool
+    http: Http | None
+
+
 class Transports:
     """The transports of one `Fetcher`, made when first needed; see there for the arguments.
 
@@ -280,6 +299,13 @@ class Transports:
         return retry.Patience(
             urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
         )
+
+    def plan(self, url: str) -> Plan:
+        """Return how parts of a URL are read."""
+        target, transport = self._rewritten(url)
+        may_hedge = hedges(self._common | options_for(url, self._options))
+        http = cast("Http | None", transport.as_http(target))
+        return Plan(target, self.patience(url), may_hedge, http)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

@@ -162,6 +162,10 @@ class Transport(ABC):
         """Return whether a part of a file arrives in pieces, with the tag of its version."""
         return False
 
+    def as_http(self, url: str) -> Transport | None:  # noqa: ARG002 - it can depend on the bucket
+        """Return the `http.Http` that reads a URL by plain requests, if anything does."""
+        return None
+
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder.
 

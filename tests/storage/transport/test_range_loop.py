@@ -1,0 +1,228 @@
+"""One thread reads many ranges by HTTP, from servers that fail, redirect, refuse and wait."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+from conftest import raises
+from events import in_time, wait_for
+from loopback import Fault, Server
+
+from wids.errors import FetchError, MismatchError, NotFoundError
+from wids.storage.fetch import Fetcher
+from wids.storage.ranges import Arrived, RangeReader, read_all
+from wids.storage.transport import range_loop
+from wids.storage.transport.gate import gate
+from wids.storage.transport.retry import CancelledError, cancelled_by
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+DATA = random.Random(1).randbytes(300_000)
+
+
+def spans(count: int, most_nbytes: int = 20_000) -> list[tuple[int, int]]:
+    """Return ranges of the data at random."""
+    draw = random.Random(count)
+    starts = [draw.randrange(len(DATA) - most_nbytes) for _ in range(count)]
+    return [(start, start + draw.randint(1, most_nbytes)) for start in starts]
+
+
+def kept(_: int, arrived: Arrived) -> bytes:
+    """Return the bytes of a range, or raise its error."""
+    if isinstance(arrived, Exception):
+        raise arrived
+    return bytes(arrived)
+
+
+def check_all(readers: Sequence[RangeReader], count: int = 40) -> None:
+    """Read ranges of all readers together, and compare each with the data."""
+    wanted = [(readers[at % len(readers)], *span) for at, span in enumerate(spans(count))]
+    assert read_all(wanted, kept) == [DATA[start:stop] for _, start, stop in wanted]
+
+
+FAULTS = {
+    "refused": Fault(503),
+    "broken": Fault(500),
+    "cut": Fault(after_nbytes=100),
+    "reset": Fault(after_nbytes=100, how="reset"),
+    "cut head": Fault(how="close"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_fails_is_requested_again(server: Server, name: str) -> None:
+    """Whatever the first requests of a file meet, each range has its own bytes in the end."""
+    pages = [f"/{number}" for number in range(5)]
+    urls = [server.page(path, DATA, faults=[FAULTS[name]] * 3) for path in pages]
+    check_all([Fetcher().range_reader(url, len(DATA)) for url in urls])
+    wait_for(lambda: gate().server(server.url, is_awaited=True).num_in_flight == 0)
+
+
+def test_no_more_requests_are_in_flight_than_the_gate_allows(server: Server) -> None:
+    """And as many connections are made, each for many requests."""
+    url = server.page("/a", DATA)
+    check_all([Fetcher().range_reader(url, len(DATA))], 200)
+    most = gate().server(server.url, is_awaited=True).limit.value
+    assert len({request.port for request in server.log}) <= most
+    assert len(server.log) == 200
+
+
+def test_headers_that_expire_are_renewed(server: Server) -> None:
+    """A batch whose login has expired is read with the next one, a request at a time."""
+    tokens = iter(["old", "new"])
+    url = server.page("/a", DATA, needs=("Authorization", "new"), denial=401)
+    options = {f"{server.url}/": {"headers": lambda: {"Authorization": next(tokens)}}}
+    check_all([Fetcher(options).range_reader(url, len(DATA))])
+
+
+def test_redirects_are_followed(server: Server) -> None:
+    """The caller's headers stay on the server that they are for (SEC-9)."""
+    with closing(Server()) as other:
+        url = server.page("/a", b"", location=other.page("/b", DATA))
+        fetcher = Fetcher({f"{server.url}/": {"headers": {"Authorization": "secret"}}})
+        check_all([fetcher.range_reader(url, len(DATA))])
+        assert {request.headers.get("authorization") for request in server.log} == {"secret"}
+        assert {request.headers.get("authorization") for request in other.log} == {None}
+
+
+@pytest.mark.parametrize(
+    ("location", "found"), [("/a", "more than 10 redirects"), ("file:///etc/passwd", "file:///")]
+)
+def test_redirects_that_lead_nowhere(server: Server, location: str, found: str) -> None:
+    """They are an error, as for a single read."""
+    url = server.page("/a", b"", location=location)
+    with raises(FetchError, found):
+        check_all([Fetcher().range_reader(url, len(DATA))], 1)
+
+
+def test_each_range_has_its_own_error(server: Server) -> None:
+    """One that is missing, another version, a server without ranges; the others are read."""
+    fetcher = Fetcher({"retry_s": 0.1})
+    readers = [
+        fetcher.range_reader(server.page("/a", DATA), len(DATA)),
+        fetcher.range_reader(f"{server.url}/missing", len(DATA)),
+        fetcher.range_reader(server.page("/c", DATA + b"longer"), len(DATA)),
+        fetcher.range_reader(server.page("/d", DATA, has_ranges=False), len(DATA)),
+        fetcher.range_reader(server.page("/e", DATA, always=Fault(500)), len(DATA)),
+    ]
+    found = read_all([(reader, 10, 20) for reader in readers], lambda _, arrived: arrived)
+    kinds = (memoryview, NotFoundError, MismatchError, FetchError, FetchError)
+    assert all(map(isinstance, found, kinds))
+    assert found[0] == DATA[10:20]
+
+
+def test_an_error_of_the_reader_ends_the_others(server: Server) -> None:
+    """No request stays in flight, and the next read is an ordinary one."""
+    url = server.page("/a", DATA)
+    reader = Fetcher().range_reader(url, len(DATA))
+
+    def failing(number: int, arrived: Arrived) -> bytes:
+        if number == 3:
+            raise KeyboardInterrupt
+        return kept(number, arrived)
+
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            read_all([(reader, *span) for span in spans(40)], failing)
+        assert gate().server(server.url, is_awaited=True).num_in_flight == 0
+        check_all([reader])
+
+
+def test_a_cancelled_read_ends(server: Server) -> None:
+    """Within a moment, while servers are silent."""
+    url = server.page("/a", DATA, always=Fault(how="silent"))
+    reader, event = Fetcher().range_reader(url, len(DATA)), threading.Event()
+    timer = threading.Timer(0.2, event.set)
+    timer.start()
+    with cancelled_by(event), raises(CancelledError, "cancelled"):
+        read_all([(reader, *span) for span in spans(40)], kept)
+    assert gate().server(server.url, is_awaited=True).num_in_flight == 0
+
+
+def test_a_late_request_is_sent_again_by_the_thread_that_waits(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a batch is silent; the first answer counts, and the loser is dropped."""
+    monkeypatch.setenv("WIDS_HEDGE", "1")
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    check_all([reader])
+
+    def attempt() -> bool:
+        server.log.clear()
+        server.pages["/a"].faults = [Fault(how="silent")]
+        check_all([reader], 30)
+        return len(server.log) == 31
+
+    in_time(attempt)
+    wait_for(lambda: gate().server(server.url, is_awaited=True).num_in_flight == 0)
+
+
+def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> None:
+    """Whoever keeps a view finds the same bytes in it later."""
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    wanted = [(reader, *span) for span in spans(40)]
+    views = read_all(wanted, lambda _, arrived: arrived)
+    check_all([reader], 80)
+    assert views == [DATA[start:stop] for _, start, stop in wanted]
+
+
+def test_memory_is_used_again(server: Server) -> None:
+    """A thousand ranges take the memory of a few."""
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    read_all([(reader, 0, 1000)] * 40, kept)
+    before = set(map(id, range_loop._spare))
+    assert 1 <= len(before) <= 16
+    read_all([(reader, 0, 1000)] * 40, kept)
+    assert before & set(map(id, range_loop._spare))
+
+
+def test_a_child_has_connections_of_its_own(server: Server) -> None:
+    """It reads while its parent reads, and nobody gets the bytes of the other."""
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    check_all([reader])
+    child = os.fork()
+    if not child:
+        try:
+            check_all([reader], 100)
+        except BaseException:  # noqa: BLE001 - the parent says what is wrong
+            os._exit(1)
+        os._exit(0)
+    check_all([reader], 100)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def closing_server(listener: socket.socket) -> None:
+    """Close each connection after one response, though it says that it stays open."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            request = connection.recv(65536).decode()
+            match = re.search(r"bytes=(\d+)-(\d+)", request)
+            if match is None:
+                continue
+            start, stop = int(match[1]), int(match[2]) + 1
+            head = (
+                f"HTTP/1.1 206 Partial Content\r\nContent-Length: {stop - start}\r\n"
+                f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\r\n\r\n"
+            )
+            connection.sendall(head.encode() + DATA[start:stop])
+
+
+def test_a_closed_connection_costs_no_attempt() -> None:
+    """A server may close a connection at any time, also while a request is sent by it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=closing_server, args=[listener], daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/a"
+        reader = Fetcher({"retry_s": 0, "hedge": False}).range_reader(url, len(DATA))
+        check_all([reader], 200)
+        listener.shutdown(socket.SHUT_RDWR)

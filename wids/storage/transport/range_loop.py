@@ -1,0 +1,697 @@
+"""Read ranges of files by HTTP, many at a time, in the thread that waits for them.
+
+The thread sends requests, waits for all of their connections at once, and receives into the memory
+in which the bytes are needed. The gate says how many requests may be in flight. One that fails is
+queued again, later. One that is late is sent once more, and the first answer is used (`hedging`).
+Only connecting is left to other threads: looking up a name cannot be interrupted.
+
+What is neither a part of known length nor an error nor a redirect, such as a chunked response or
+one that wants other headers, is left to `http`, which reads it in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, TypeAlias
+
+from wids.errors import FetchError, WidsError
+from wids.storage import stages
+from wids.storage.transport import hedging, retry
+from wids.storage.transport.connections import (
+    MAX_OVERHEAD_NBYTES,
+    MIN_NBYTES_PER_S,
+    WINDOW_TIMEOUTS,
+    Connection,
+    CutError,
+    Head,
+    NoResponseError,
+    Response,
+    SilenceError,
+    head_end,
+    parsed_head,
+)
+from wids.storage.transport.gate import Turn, gate
+from wids.storage.transport.http import (
+    MAX_REDIRECTS,
+    REDIRECTS,
+    Http,
+    Route,
+    connection_error,
+    stream_of,
+    with_callers,
+)
+from wids.storage.transport.retry import Attempts, Patience, check_waits
+from wids.storage.transport.stream import PastEndError, Stream, TransientError
+from wids.storage.transport.urls import origin
+
+_HEAD_NBYTES: Final = 16 << 10
+_TICK_S: Final = 0.25
+"""How long Ctrl-C and a cancelled read may wait."""
+_LEAST_TICK_S: Final = 0.005
+_ASKED_S: Final = 0.02
+"""How long a turn may stay unnoticed that comes while this thread waits for bytes."""
+
+
+@dataclass(eq=False)
+class Range:
+    """A range to read.
+
+    Attributes:
+        http: How its server is reached.
+        url: The file, after rewriting.
+        start: Position of the first byte.
+        stop: Position after the last byte.
+        tag: Returns the version that it must be of, for If-Range; None for any.
+        check: Called with the head of the response and the tag that was sent; raises `WidsError`
+            if it is of another file.
+        finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
+            or raises `WidsError`.
+        patience: How long to wait.
+        may_hedge: Whether it is requested twice if it is late.
+    """
+
+    http: Http
+    url: str
+    start: int
+    stop: int
+    tag: Callable[[], str | None]
+    check: Callable[[Stream, str | None], None]
+    finish: Callable[[Stream, memoryview], memoryview]
+    patience: Patience
+    may_hedge: bool
+
+
+Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
+"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
+no view are where the next ones are received: fresh memory costs as much as all else."""
+
+
+class _UnusualError(Exception):
+    """A response that `http` has to read."""
+
+
+class _Read:
+    """A range on its way, by one request after another, or by two at a time.
+
+    Attributes:
+        number: The place of the range among all.
+        wanted: The range.
+        attempts: What became of its requests.
+        location: Where redirects have led.
+        ours: The caller's headers that are sent there; None to ask for them.
+        route: How its next request reaches the server.
+        tag: The version in that request.
+        num_redirects: How many redirects there were.
+        num_racing: Its requests that are queued or in flight.
+        is_done: Whether it was handed out.
+        was_hedged: Whether it was requested twice.
+    """
+
+    route: Route
+    tag: str | None
+
+    def __init__(self, number: int, wanted: Range) -> None:
+        self.number = number
+        self.wanted = wanted
+        self.attempts = Attempts(wanted.patience)
+        self.num_racing = 0
+        self.is_done = self.was_hedged = False
+        self._waits_for, self._since_s = "its turn at the server", time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget where redirects have led."""
+        self.location = self.wanted.url
+        self.ours: Mapping[str, str] | None = None
+        self.num_redirects = 0
+
+    def prepare(self) -> None:
+        """Prepare the next request.
+
+        Raises:
+            FetchError: The address or the headers cannot be used.
+        """
+        wanted = self.wanted
+        if self.ours is None:
+            self.ours = wanted.http.headers.current()
+        headers, self.tag = {"Range": f"bytes={wanted.start}-{wanted.stop - 1}"}, wanted.tag()
+        if self.tag is not None:
+            headers["If-Range"] = self.tag
+        all_headers = with_callers(headers, self.ours)
+        self.route = wanted.http.route(wanted.url, self.location, all_headers)
+
+    def waits(self, what: str) -> None:
+        """Note what it waits for from now on, for the error of its deadline."""
+        waited_s, now_s = self.wanted.patience.waited_s, time.monotonic()
+        spent_s = waited_s.get(self._waits_for, 0.0) + now_s - self._since_s
+        waited_s[self._waits_for] = spent_s
+        self._waits_for, self._since_s = what, now_s
+
+
+@dataclass(eq=False)
+class _Server:
+    """A server, as connections of one kind reach it.
+
+    Attributes:
+        name: Scheme and host, for the gate.
+        idle: The connections without a request.
+        ready: The reads to request, the first one first.
+        asked: A read whose turn has not come, and the turn.
+        passed: Reads whose turn has come, and which have no connection yet.
+        num_connecting: Connections that are being made; each of these reads has one, or more.
+    """
+
+    name: str
+    idle: list[Connection]
+    ready: deque[_Read] = field(default_factory=deque)
+    asked: tuple[_Read, Turn] | None = None
+    passed: deque[tuple[_Read, Turn]] = field(default_factory=deque)
+    num_connecting: int = 0
+
+
+class _Exchange:
+    """A request that was sent, and what has arrived of its response.
+
+    Attributes:
+        sock: The socket of its connection.
+        is_first: Whether the connection is new.
+        heard_s: When something arrived last.
+        window: Since when its speed is measured, and the bytes that had arrived then.
+        head: The bytes of the head, until it is complete.
+        stream: The response, when its head was read.
+        is_kept: Whether the connection can be used again.
+        memory: Where they are received.
+        buffer: The bytes to receive.
+        nbytes: How many of them have arrived.
+    """
+
+    stream: Stream | None = None
+    head = b""
+    is_kept = False
+    memory = bytearray()
+    buffer = memoryview(b"")
+    nbytes = 0
+
+    def __init__(
+        self,
+        server: _Server,
+        read: _Read,
+        turn: Turn,
+        connection: Connection,
+        sock: socket.socket,
+        *,
+        is_first: bool,
+    ) -> None:
+        self.server, self.read, self.turn = server, read, turn
+        self.connection, self.sock, self.is_first = connection, sock, is_first
+        self.tag = read.tag
+        self.sent_s = self.heard_s = time.monotonic()
+        self.window = self.sent_s, 0
+        self.pace = hedging.pace_of(server.name)
+        self.like = self.pace.like(read.wanted.stop - read.wanted.start)
+
+
+def read_ranges(ranges: Sequence[Range], take: Taker) -> list[int]:
+    """Read ranges; return the numbers of those that `http` has to read.
+
+    Args:
+        ranges: The ranges.
+        take: Called for each of the others when its bytes have arrived. An error of it ends all.
+
+    Raises:
+        CancelledError: The event of `cancelled_by` was set meanwhile.
+        DeadlineError: The deadline of a read has passed of which these are a part.
+    """
+    with stages.fetching():
+        loop = _Loop(take)
+        try:
+            return loop.run(ranges)
+        finally:
+            loop.close()
+
+
+class _Loop:
+    """The requests of one call of `read_ranges`, whose thread drives them."""
+
+    def __init__(self, take: Taker) -> None:
+        self._take = take
+        self._num_left = 0
+        self._unusual: list[int] = []
+        self._limited: list[_Read] = []  # those with a deadline
+        self._servers: dict[int, _Server] = {}
+        self._busy: dict[socket.socket, _Exchange] = {}
+        self._later: list[tuple[float, int, _Read]] = []
+        self._order = count()
+        self._selector = selectors.DefaultSelector()
+        self._connecting: _Connecting | None = None
+        self._scratch = memoryview(bytearray(_HEAD_NBYTES))
+        self._tick_s = 0.0
+
+    def run(self, ranges: Sequence[Range]) -> list[int]:
+        """Do what `read_ranges` does."""
+        self._num_left = len(ranges)
+        for number, wanted in enumerate(ranges):
+            read = _Read(number, wanted)
+            if not math.isinf(wanted.patience.deadline_s):
+                self._limited.append(read)
+            self._queue(read)
+        while self._num_left:
+            for server in list(self._servers.values()):
+                self._fill(server)
+            if self._num_left:
+                self._wait()
+            now_s = time.monotonic()
+            while self._later and self._later[0][0] <= now_s:
+                self._queue(heappop(self._later)[2])
+            if now_s >= self._tick_s:
+                self._tick(now_s)
+        return self._unusual
+
+    def close(self) -> None:
+        """Drop what is in flight."""
+        for exchange in list(self._busy.values()):
+            self._end(exchange)
+        for server in self._servers.values():
+            for _, turn in [*server.passed, *([server.asked] if server.asked else [])]:
+                gate().withdraw(turn)
+        if self._connecting is not None:
+            self._connecting.end()
+        self._selector.close()
+
+    def _queue(self, read: _Read, *, is_first: bool = False) -> None:
+        """Have a read requested after the others, or before them."""
+        read.num_racing += 1
+        try:
+            read.prepare()
+        except FetchError as error:
+            self._failed(read, error, 0.0)
+            return
+        idle = read.route.idle
+        server = self._servers.get(id(idle))
+        if server is None:
+            server = self._servers[id(idle)] = _Server(origin(read.location), idle)
+        (server.ready.appendleft if is_first else server.ready.append)(read)
+
+    def _fill(self, server: _Server) -> None:
+        """Send as many requests as the gate lets pass."""
+        while server.asked is not None or server.ready:
+            if server.asked is None:
+                read = server.ready.popleft()
+                if read.is_done:
+                    continue
+                nbytes, request = read.wanted.stop - read.wanted.start, ("GET", read.location)
+                turn = gate().ask(server.name, nbytes, request, is_awaited=True, may_block=False)
+                server.asked = read, turn
+            read, turn = server.asked
+            if not (turn.is_counted or read.is_done):
+                return
+            server.asked = None
+            turn.waited_s = time.monotonic() - turn.asked_s
+            read.waits("a connection or a response")
+            connection = read.route.idle_connection()
+            if connection is not None:
+                self._send(server, read, turn, connection, is_first=False)
+            else:
+                server.passed.append((read, turn))
+                if server.num_connecting < len(server.passed):
+                    self._connect(server, read.route)
+
+    def _connect(self, server: _Server, route: Route) -> None:
+        if self._connecting is None:
+            self._connecting = _Connecting()
+            self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
+        server.num_connecting += 1
+        self._connecting.start(server, route.connect)
+
+    def _use(self, server: _Server, made: Connection | BaseException, *, is_first: bool) -> None:
+        """Use a connection for the first read that has none, or keep it."""
+        while server.passed:
+            read, turn = server.passed.popleft()
+            if read.is_done:
+                gate().withdraw(turn)
+            elif isinstance(made, Connection):
+                self._send(server, read, turn, made, is_first=is_first)
+                return
+            else:
+                turn.leave(made)
+                if not isinstance(made, OSError):
+                    raise made
+                error = connection_error(read.wanted.url, made)
+                self._failed(read, error, time.monotonic() - turn.sent_s)
+                return
+        if isinstance(made, Connection):
+            server.idle.append(made)
+
+    def _send(
+        self,
+        server: _Server,
+        read: _Read,
+        turn: Turn,
+        connection: Connection,
+        *,
+        is_first: bool,
+    ) -> None:
+        try:
+            sock = connection.begin(read.route.head)
+        except OSError as error:
+            connection.close()
+            turn.leave(error)
+            self._broke(read, error, is_first=is_first, spent_s=0.0)
+            return
+        if sock is None:
+            connection.close()
+            turn.leave()
+            self._leave_to_http(read)
+            return
+        exchange = _Exchange(server, read, turn, connection, sock, is_first=is_first)
+        exchange.pace.num_requests += not read.was_hedged
+        self._busy[sock] = exchange
+        self._selector.register(sock, selectors.EVENT_READ, exchange)
+        late_s = exchange.like.late_s or hedging.SILENT_S
+        self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
+
+    def _wait(self) -> None:
+        """Wait for bytes, a connection, a turn or a time, and use what has come."""
+        check_waits()
+        until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
+        wait_s = min(_TICK_S, max(0.0, until_s - time.monotonic()))
+        asked = [server.asked[1] for server in self._servers.values() if server.asked]
+        is_connecting = any(server.passed for server in self._servers.values())
+        if self._busy or is_connecting:
+            for key, _ in self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s):
+                if key.data is None:
+                    self._use_made()
+                elif key.data.sock in self._busy:  # it may have lost a race meanwhile
+                    self._receive(key.data)
+        elif asked:
+            gate().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
+        else:
+            time.sleep(wait_s)
+
+    def _use_made(self) -> None:
+        for server, made in () if self._connecting is None else self._connecting.made():
+            server.num_connecting -= 1
+            self._use(server, made, is_first=True)
+
+    def _receive(self, exchange: _Exchange) -> None:
+        """Receive what has arrived of a response."""
+        exchange.heard_s = time.monotonic()
+        try:
+            if exchange.stream is None and not self._has_head(exchange):
+                return
+            buffer = exchange.buffer
+            while exchange.nbytes < len(buffer):
+                received = exchange.sock.recv_into(buffer[exchange.nbytes :])
+                if not received:
+                    raise CutError(f"{exchange.nbytes} of {len(buffer)} bytes arrived")
+                exchange.nbytes += received
+        except _UnusualError:
+            self._end(exchange)
+            self._leave_to_http(exchange.read)
+        except (OSError, WidsError) as error:
+            if not _is_wait(error):
+                self._fail(exchange, error)
+        else:
+            self._finish(exchange)
+
+    def _has_head(self, exchange: _Exchange) -> bool:
+        """Receive the head of a response; return False if it is a redirect, which is followed."""
+        while True:
+            nbytes = exchange.sock.recv_into(self._scratch)
+            if not nbytes:
+                message = "the server closed the connection without a response"
+                raise ConnectionError(message) if exchange.head else NoResponseError(message)
+            exchange.head += self._scratch[:nbytes]
+            if len(exchange.head) > MAX_OVERHEAD_NBYTES:
+                raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
+            while (end := head_end(exchange.head)) >= 0:
+                head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
+                if head.status >= 200:  # the others are interim responses
+                    return self._has_part(exchange, head)
+
+    def _has_part(self, exchange: _Exchange, head: Head) -> bool:
+        """Take the head of a response; return False if it is a redirect, which is followed."""
+        wanted, data = exchange.read.wanted, exchange.head
+        exchange.turn.status = head.status
+        exchange.turn.answered()
+        retry.note_answer(exchange.server.name)
+        target = head.headers.get("location")
+        if head.status in REDIRECTS and target is not None:
+            self._follow(exchange, target)
+            return False
+        length = int(head.headers.get("content-length", -1))
+        is_unusual = head.is_malformed or head.status in (401, 416)
+        if is_unusual or (length < 0 and head.status in (200, 206)):
+            raise _UnusualError
+        response = Response(head.status, head.headers, iter(()))
+        exchange.stream = stream_of(wanted.url, wanted.start, response)
+        wanted.check(exchange.stream, exchange.tag)
+        nbytes = min(length, wanted.stop - wanted.start)
+        exchange.is_kept = head.is_kept and nbytes == length and len(data) <= nbytes
+        exchange.memory = _memory(nbytes)
+        exchange.buffer, exchange.nbytes = (
+            memoryview(exchange.memory)[:nbytes],
+            min(len(data), nbytes),
+        )
+        exchange.buffer[: exchange.nbytes] = data[: exchange.nbytes]
+        exchange.read.waits("bytes")
+        return True
+
+    def _follow(self, exchange: _Exchange, target: str) -> None:
+        """Request what a redirect leads to."""
+        read = exchange.read
+        if read.num_redirects == MAX_REDIRECTS:
+            raise _UnusualError  # `http` says what is wrong
+        read.location, read.ours = read.wanted.http.led_to(
+            read.wanted.url, read.location, target, read.ours or {}
+        )
+        read.num_redirects += 1
+        self._end(exchange)
+        read.num_racing -= 1
+        self._queue(read, is_first=True)
+
+    def _finish(self, exchange: _Exchange) -> None:
+        """Hand out a range, all of which has arrived."""
+        read, stream, server = exchange.read, exchange.stream, exchange.server
+        if stream is None:
+            return
+        del self._busy[exchange.sock]
+        self._selector.unregister(exchange.sock)
+        exchange.turn.ended(exchange.nbytes)
+        exchange.like.note(exchange.sent_s)
+        if exchange.is_kept:
+            self._use(server, exchange.connection, is_first=False)
+        else:
+            exchange.connection.close()
+        self._fill(server)  # before this thread does anything else
+        if read.is_done:
+            return
+        try:
+            data = read.wanted.finish(stream, exchange.buffer)
+        except WidsError as error:
+            self._failed(read, error, time.monotonic() - exchange.sent_s)
+            return
+        read.attempts.succeeded()
+        self._hand_out(read, data)
+        exchange.buffer.release()
+        del data
+        _free(exchange.memory)
+
+    def _hand_out(self, read: _Read, outcome: memoryview | WidsError) -> None:
+        read.is_done = True
+        self._num_left -= 1
+        if read.was_hedged:
+            for other in list(self._busy.values()):
+                if other.read is read:
+                    self._end(other)
+        self._take(read.number, outcome)
+
+    def _leave_to_http(self, read: _Read) -> None:
+        if not read.is_done:
+            read.is_done = True
+            self._num_left -= 1
+            self._unusual.append(read.number)
+
+    def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
+        """Drop a request and its connection."""
+        del self._busy[exchange.sock]
+        self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
+        exchange.connection.close()
+        exchange.turn.leave(error)
+
+    def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:
+        """Drop a request that failed, and queue its read again or hand out the error."""
+        read, spent_s = exchange.read, time.monotonic() - exchange.sent_s
+        if isinstance(error, WidsError):
+            self._end(exchange, error)
+            if isinstance(error, PastEndError):
+                self._leave_to_http(read)  # which finds out why
+            else:
+                self._failed(read, error, spent_s)
+            return
+        has_begun = exchange.stream is not None
+        found = connection_error(read.wanted.url, error, has_begun=has_begun)
+        is_first = exchange.is_first or bool(exchange.head) or has_begun
+        self._end(exchange, found)
+        self._broke(read, error, is_first=is_first, spent_s=spent_s, found=found)
+
+    def _broke(
+        self,
+        read: _Read,
+        error: OSError,
+        *,
+        is_first: bool,
+        spent_s: float,
+        found: WidsError | None = None,
+    ) -> None:
+        if isinstance(error, ConnectionError) and not is_first and not read.is_done:
+            # A server may close an idle connection at any time, so another one is used.
+            read.num_racing -= 1
+            self._queue(read, is_first=True)
+            return
+        self._failed(read, found or connection_error(read.wanted.url, error), spent_s)
+
+    def _failed(self, read: _Read, error: WidsError, spent_s: float) -> None:
+        """Queue a read again, later, or hand out its error; unless it has another request."""
+        read.num_racing -= 1
+        if read.is_done or read.num_racing:
+            return
+        if isinstance(error, TransientError):
+            try:
+                wait_s = read.attempts.failed(error, spent_s)
+            except FetchError as final:
+                error = final
+            else:
+                read.begin()
+                read.waits("the next attempt")
+                heappush(self._later, (time.monotonic() + wait_s, next(self._order), read))
+                return
+        self._hand_out(read, error)
+
+    def _tick(self, now_s: float) -> None:
+        """End what has taken too long, and send once more what is late."""
+        check_waits()
+        self._tick_s = now_s + _TICK_S
+        for read in self._limited:
+            if not read.is_done and read.wanted.patience.left_s <= 0:
+                read.waits("")
+                for exchange in list(self._busy.values()):
+                    if exchange.read is read:
+                        self._end(exchange)
+                self._hand_out(read, read.wanted.patience.deadline_error())
+        for exchange in list(self._busy.values()):
+            if exchange.sock not in self._busy:
+                continue
+            timeout_s, (since_s, nbytes) = exchange.read.wanted.http.timeout_s, exchange.window
+            if now_s - exchange.heard_s >= timeout_s:
+                self._fail(exchange, SilenceError(f"no bytes for {timeout_s:g} s"))
+            elif now_s - since_s >= WINDOW_TIMEOUTS * timeout_s:
+                seconds, received = now_s - since_s, exchange.nbytes - nbytes
+                exchange.window = now_s, exchange.nbytes
+                if received < seconds * MIN_NBYTES_PER_S:
+                    text = f"{received} bytes in {seconds:.1f} s, which is too slow"
+                    self._fail(exchange, ConnectionError(text))
+            elif exchange.read.wanted.may_hedge and not exchange.read.was_hedged:
+                self._hedge_if_late(exchange, now_s)
+
+    def _hedge_if_late(self, exchange: _Exchange, now_s: float) -> None:
+        read, late_s, took_s = exchange.read, exchange.like.late_s, now_s - exchange.sent_s
+        left_s = late_s - took_s if late_s else math.inf
+        silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
+        if min(left_s, silence_s) > 0:
+            self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, min(left_s, silence_s)))
+        elif exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
+            exchange.pace.note_hedge(read.wanted.url, took_s)
+            read.was_hedged = True
+            self._queue(read, is_first=True)
+
+
+_spare: Final[list[bytearray]] = []
+_MOST_SPARE: Final = 16
+_SPARE_NBYTES: Final = 256 << 10
+
+
+def _memory(nbytes: int) -> bytearray:
+    """Return memory for so many bytes, or more."""
+    with suppress(IndexError):
+        found = _spare.pop()
+        if len(found) >= nbytes:
+            return found
+    return bytearray(nbytes)
+
+
+def _free(memory: bytearray) -> None:
+    """Have memory used again, unless somebody has a view of it."""
+    if memory and len(memory) <= _SPARE_NBYTES and len(_spare) < _MOST_SPARE:
+        with suppress(BufferError):  # its length cannot change while there are views
+            memory.append(memory.pop())
+            _spare.append(memory)
+
+
+def _is_wait(error: Exception) -> bool:
+    """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
+    return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
+
+
+class _Connecting:
+    """Threads that connect; a connection that comes after the end of the loop is kept for others.
+
+    Attributes:
+        waker: A socket that has bytes when something was made.
+    """
+
+    def __init__(self) -> None:
+        self._made: deque[tuple[_Server, Connection | BaseException]] = deque()
+        self._is_over = False
+        self.waker, self._other = socket.socketpair()
+        self.waker.settimeout(0)
+        self._other.settimeout(0)
+
+    def start(self, server: _Server, connect: Callable[[], Connection]) -> None:
+        """Connect in a thread."""
+
+        def run() -> None:
+            made: Connection | BaseException
+            try:
+                made = connect()
+            except BaseException as error:  # noqa: BLE001 - the loop raises it
+                made = error
+            self._made.append((server, made))
+            if self._is_over:
+                self._keep()
+            else:
+                with suppress(OSError):  # it ended just now, or has not noticed others yet
+                    self._other.send(b"x")
+
+        threading.Thread(target=run, name="wids-connect", daemon=True).start()
+
+    def made(self) -> Iterator[tuple[_Server, Connection | BaseException]]:
+        """Yield what was made since the last call, for which server."""
+        with suppress(BlockingIOError):
+            self.waker.recv(4096)
+        while self._made:
+            yield self._made.popleft()
+
+    def end(self) -> None:
+        """Keep what was not used, and what is made from now on."""
+        self._is_over = True
+        self._keep()
+        self.waker.close()
+        self._other.close()
+
+    def _keep(self) -> None:
+        with suppress(IndexError):
+            while True:
+                server, made = self._made.popleft()
+                if isinstance(made, Connection):
+                    server.idle.append(made)
