@@ -27,7 +27,7 @@ from wids.errors import (
 from wids.shards.read_options import ReadOptions
 from wids.shards.sidecars import Packs
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
-from wids.shards.specs.shard_sequences import StatedCounts
+from wids.shards.specs.shard_columns import Numbers
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.raw_samples import ReadRange
 from wids.shards.tars.shard import FindIndex, Shard
@@ -162,7 +162,7 @@ class ShardFacts:
     """
 
     shards: Sequence[ShardSpec]
-    counts: list[int | None] | StatedCounts
+    counts: list[int | None] | Numbers
     packs: Packs
     store: Cache
     options: ReadOptions
