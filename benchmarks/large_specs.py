@@ -1,14 +1,13 @@
 """Open specs of many shards: time, memory of a node of processes, pickles, bytes and requests.
 
     python benchmarks/large_specs.py [--shards 100000 1000000] [--processes 8] [--http]
-        [--table] [--mix 50] [--wids FOLDER]
+        [--mix 50] [--wids FOLDER]
 
 Each process opens the same spec and reads from every hundredth part of it where a sample is. Then
 the memory of all of them is added up, as the system shares it out (PSS), without that of a process
 that has only imported wids. ``--wids`` is a checkout of another version to compare with. ``--http``
-serves the spec on loopback instead, and ``--table`` writes its table beside it. The first process
-of a new cache folder is measured alone. ``--mix`` opens a list of so many specs, each of
-``--shards``, instead of one.
+serves the spec on loopback instead. The first process of a new cache folder is measured alone.
+``--mix`` opens a list of so many specs, each of ``--shards``, instead of one.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -44,22 +44,20 @@ def write_spec(path: Path, num_shards: int, name: str = "train") -> None:
     os.utime(path, ns=(10**18, 10**18))
 
 
-def save_table(path: Path) -> None:
-    """Write the table of a document beside it, as those that save it do."""
-    from wids.shards.specs.shard_table import publish_table
-    from wids.storage.files import file_digest
-
-    document = json.loads(path.read_bytes())
-    sha256 = bytes.fromhex(file_digest(str(path), "sha256"))
-    publish_table(str(path), document, path.stat().st_size, sha256, 0o666, None)
-
-
 def queued_s() -> float:
     """Return how long this process has waited for a processor; 0 without /proc."""
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return 0.0
+
+
+def resident_nbytes() -> int:
+    """Return the memory of this process; 0 without /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def worker(url: str | None, folder: str) -> None:
@@ -70,10 +68,13 @@ def worker(url: str | None, folder: str) -> None:
     keep = wids.ShardListDataset
     if url is not None:
         start_s, cpu_s, queue_s = time.perf_counter(), time.process_time(), queued_s()
+        before_nbytes = resident_nbytes()
         dataset = wids.ShardListDataset(url.split("\n") if "\n" in url else url, cache_dir=folder)
         found["open_s"] = time.perf_counter() - start_s
         found["open_cpu_s"] = time.process_time() - cpu_s
         found["open_queue_s"] = queued_s() - queue_s
+        found["grown_nbytes"] = resident_nbytes() - before_nbytes
+        found["spec_nbytes"] = len(pickle.dumps(dataset.spec.shards))
         for part in range(100):
             number, _ = dataset.locate(len(dataset) * part // 100)
             if not dataset.spec.shards[number].url:
@@ -143,11 +144,6 @@ def measured(place: Path, num_shards: int, options: argparse.Namespace) -> dict[
 
     path, folder = place / "train.json", place / "cache"
     write_spec(path, num_shards)
-    if options.table:
-        # In another process, since the peak of this one counts as that of those it starts.
-        process = multiprocessing.get_context("spawn").Process(target=save_table, args=(path,))
-        process.start()
-        process.join()
     result: dict[str, Any] = {"num_shards": num_shards, "json_nbytes": path.stat().st_size}
     with ExitStack() as stack:
         url, server = str(path), None
@@ -198,7 +194,9 @@ def row(result: dict[str, Any]) -> str:
     first = result["first"]
     text = (
         f"{result['num_shards']:>10,} shards: JSON {result['json_nbytes'] / 1e6:,.0f} MB; first "
-        f"open {first['open_s']:.2f} s, peak {first['peak_nbytes'] / 1e6:,.0f} MB; then "
+        f"open {first['open_s']:.2f} s ({first['open_cpu_s']:.2f} s of processor), peak "
+        f"{first['peak_nbytes'] / 1e6:,.0f} MB, {first['grown_nbytes'] / 1e6:,.0f} MB more than "
+        f"before, shards as a pickle {first['spec_nbytes'] / 1e6:,.1f} MB; then "
         f"{result['open_s']:.3f} s ({result['open_cpu_s']:.3f} s of processor, "
         f"{result['open_queue_s']:.3f} s waiting for one), peak "
         f"{result['peak_nbytes'] / 1e6:,.0f} MB, all processes "
@@ -219,7 +217,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--shards", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--mix", type=int, default=0, help="specs in a list")
-    parser.add_argument("--table", action="store_true", help="write the table beside the spec")
     parser.add_argument("--http", action="store_true", help="serve the spec on loopback")
     parser.add_argument("--wids", default=str(TESTS.parent), help="the checkout to measure")
     parser.add_argument("--folder", help="where to work (default: that of temporary files)")

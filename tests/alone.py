@@ -78,11 +78,6 @@ def uses(folder: Path) -> dict[str, Sequence[Callable[[], Any]]]:
     def dataset() -> Any:
         return wids.ShardListDataset(folder / "train.json")
 
-    def large() -> Any:
-        path = folder / f"large-{os.getpid()}.json"
-        path.write_text(json.dumps({"shardlist": [], "info": "x" * (2 << 20)}))
-        return wids.load_spec(path)
-
     def main() -> Any:
         runpy.run_module("wids", run_name="__main__")
 
@@ -103,7 +98,6 @@ def uses(folder: Path) -> dict[str, Sequence[Callable[[], Any]]]:
             lambda: wids.Clips,
         ),
         "shards.foreign": (lambda: wids.load_spec({"a.tar": 5}),),
-        "shards.specs.shard_table": (large,),
         "dataset.lightning": (lambda: wids.SamplerCallback, lambda: wids.SamplerTrainer),
         "dataset.timing": (lambda: wids.timings, lambda: wids.StageTimes),
     }

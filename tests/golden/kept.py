@@ -63,16 +63,6 @@ def unpack(folder: Path, target: Path) -> Path:
     return target
 
 
-LARGE_TIME_NS = 10**18
-"""The time of a document that has a table of shards."""
-
-
-def lengthened(path: Path) -> bytes:
-    """Return a document that is so long that it is read by its table: with spaces at its end."""
-    data = path.read_bytes()
-    return data + b" " * (300_000 - len(data))
-
-
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
     """The block has this current folder."""

@@ -10,7 +10,6 @@ journals and the cache, which have times and inodes of this machine, and Parquet
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -28,7 +27,6 @@ import order_cases
 from loopback import Server
 
 import wids
-from wids.shards.specs.shard_table import State, write_table
 
 
 def write_tar(
@@ -193,27 +191,6 @@ def table(folder: Path) -> None:
         backup.unlink()
 
 
-def large(folder: Path) -> None:
-    """Tables of shards, as they are published beside large documents."""
-    (folder / "large").mkdir()
-    many = [{"url": f"{n:04d}.tar", "nsamples": n % 7, "filesize": 10240 + n} for n in range(1100)]
-    odd: list[Any] = [
-        {"url": "a/0.tar", "nsamples": 3, "sha256": "0f" * 32},
-        {"url": "https://host/b.tar?v=1", "num_samples": 4, "size": 5, "md5sum": "1" * 32},
-        {"url": "\u4f60\u597d \udcff.tar", "key_split": "last", "dataset": "other"},
-        {"url": "../c.tar", "sha256": "AB" * 32, "index": "c.index", "tags": {"a": [1, None]}},
-        "d.tar",
-    ]
-    for name, shards in (("many", many), ("odd", odd)):
-        head = {"wids_version": 1, "name": name, "info": f"{name} \u00fc"}
-        path = folder / "large" / f"{name}.json"
-        path.write_text(json.dumps({**head, "shardlist": shards}, indent=1) + "\n")
-        data = kept.lengthened(path)
-        state = State(len(data), str(kept.LARGE_TIME_NS))
-        with path.with_suffix(".shards").open("w+b") as file:
-            write_table(file, shards, head, hashlib.sha256(data).digest(), state)
-
-
 class FirstOnly(Executor):
     """Does the first task and loses the others."""
 
@@ -344,7 +321,7 @@ def lines(value: dict[str, Any]) -> str:
 def make_datasets(folder: Path) -> None:
     """Write what has the same bytes in every run."""
     folder.mkdir(parents=True)
-    for part in (published, odd, headers, packed, written, rewritten, shuffled, large):
+    for part in (published, odd, headers, packed, written, rewritten, shuffled):
         part(folder)
 
 

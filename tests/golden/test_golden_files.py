@@ -230,35 +230,6 @@ def test_a_saved_table(folder: Path, whole: Path) -> None:
     assert kept.columns(whole / "table" / "small.json") == values(folder)["columns"]
 
 
-@each("name", {folder: ["many", "odd"] for folder in GENERATIONS if (folder / "large").exists()})
-def test_a_table_of_shards(
-    name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A table beside a document is used, and has the shards and the rest of it.
-
-    With a flipped bit in its header it is not used. (SHARDS-1, SHARDS-5, SHARDS-8)
-    """
-    path, source = tmp_path / f"{name}.json", folder / "large" / f"{name}.json"
-    expected = wids.load_spec(json.loads(source.read_text()), base=tmp_path)
-    table = source.with_suffix(".shards").read_bytes()
-    data = kept.lengthened(source)
-
-    def loaded(document: bytes, table: bytes) -> wids.DatasetSpec:
-        path.write_bytes(document)
-        path.with_suffix(".shards").write_bytes(table)
-        os.utime(path, ns=(kept.LARGE_TIME_NS, kept.LARGE_TIME_NS))
-        spec = wids.load_spec(path)
-        assert spec == expected
-        return spec
-
-    # Who reads this document fails.
-    spec = loaded(b"x" * len(data), table)
-    assert [shard.entry() for shard in spec.shards] == [s.entry() for s in expected.shards]
-    assert not caplog.text
-    loaded(data, flipped(table, 50))
-    assert "the JSON document is read instead" in caplog.text
-
-
 # Runs that were interrupted.
 
 

@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
     from wids.publish.executors import process_pool
-    from wids.publish.problems import table_problems
     from wids.shards.costs import DownloadCost
-    from wids.shards.specs.naming import is_document
     from wids.storage.fetch import Fetcher
     from wids.storage.remote_lengths import known_lengths, known_sum
 
@@ -46,10 +44,8 @@ def run(options: argparse.Namespace) -> int:
     # Missing shards are problems, which come later.
     cost = DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
     shared.ask_consent(cost, options, "reading remote shards")
-    # Here, since a spec that was loaded does not know its document.
-    problems = table_problems(fetcher, options.spec) if is_document(options.spec) else []
     with process_pool(options.jobs, len(spec.shards)) as executor:
-        problems += wids.verify_spec(
+        problems = wids.verify_spec(
             spec,
             decode=options.decode,
             executor=executor,

@@ -49,7 +49,7 @@ from wids.shards.read_options import (
 from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import common_classes, is_of_classes
-from wids.shards.specs.shard_sequences import dataset_names
+from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.raw_samples import Raw
@@ -247,7 +247,7 @@ class ShardListDataset(TorchDataset):
         folder = cache_folder(cache_dir)
         # Commands write their output where copies are, on a disk that is meant to hold it.
         fetcher = Fetcher(storage_options, handlers, os.path.join(folder, "shards"))
-        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe, folder=folder)
+        self.spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
         failures = as_failures(on_error, max_failed)
         steps = as_transformations(transformations, allow_pickle=allow_pickle)
         store = Cache(
@@ -490,7 +490,7 @@ class ShardListDataset(TorchDataset):
         """
         from wids.shards.positions import ranges_by_name
 
-        names, numbers = dataset_names(self.spec.shards, self.dataset_name)
+        names, numbers = columns_of(self.spec.shards).dataset_names(self.dataset_name)
         return ranges_by_name(self.positions, self.reader.edges, names, numbers)
 
     @property

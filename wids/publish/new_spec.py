@@ -36,7 +36,7 @@ from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import private_mode
-from wids.shards.specs.saving import unsaved_shards
+from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated, ShardIndex, index_tar
@@ -295,7 +295,7 @@ def build_spec(
         ShardFormatError: A shard is not a complete, plain tar.
         FileExistsError: ``journal`` is another file.
         UploadError: The dataset index cannot be written to its URL.
-        ValueError: ``pack`` is a URL that cannot be written, such as ``https:``.
+        ValueError: ``dataset_index`` is a URL that cannot be written, such as ``https:``.
 
     Examples:
         >>> import wids
@@ -368,12 +368,9 @@ class Describer:
         tasks = self.tasks(shards)
         with Journal(journal, mode=private_mode(shard.url for shard in shards)) as log:
             self.describe(shards, log)
-            described = unsaved_shards(
-                (
-                    self._with_facts(shard, log.record(task), has_index=target is not None)
-                    for shard, task in zip(shards, tasks, strict=True)
-                ),
-                target or journal,
+            described = columns_of(
+                self._with_facts(shard, log.record(task), has_index=target is not None)
+                for shard, task in zip(shards, tasks, strict=True)
             )
             with new_dataset_index(target, log.indexes(tasks), storage_options) as dataset_index:
                 yield described, dataset_index

@@ -8,13 +8,10 @@ compared. `table_problems` compares the table of shards with its document.
 
 from __future__ import annotations
 
-import filecmp
-import hashlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations, islice
 from operator import itemgetter
@@ -22,17 +19,13 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from wids.errors import FetchError, printable
+from wids.errors import printable
 from wids.shards.fields.codecs import BY_EXTENSION, CHOSEN_KINDS
 from wids.shards.indexes.dataset_index import LocalDatasetIndex
-from wids.shards.specs import shard_table
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.parsing import parse
-from wids.shards.specs.shard_sequences import dataset_names
+from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray, WordArray
-from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import unnamed_file
 from wids.storage.sizes import count_text, percent_text
 from wids.storage.transport import urls
 
@@ -214,7 +207,7 @@ def repeated_keys(indexes: LocalDatasetIndex, shards: Sequence[ShardSpec]) -> li
         shards: Its shards, in order.
     """
     ends = np.cumsum(indexes.num_samples.astype(np.int64))
-    _, datasets = dataset_names(shards, None)
+    _, datasets = columns_of(shards).dataset_names(None)
     # Where two tars have one hash, a key of both is not found: one pair of shards in 2**64.
     tars = np.fromiter((hash(shard.url) for shard in shards), np.int64, len(shards))
 
@@ -294,40 +287,3 @@ def dataset_problems(
         name: Name of the dataset.
     """
     return [*repeated_keys(indexes, shards), *field_remarks(indexes, shards, name)]
-
-
-def table_problems(fetcher: Fetcher, document: str) -> list[Problem]:
-    """Return what is wrong with the table beside a document, as a list of at most one.
-
-    All of it is compared: it has to be the file that is made from the document now.
-
-    Args:
-        fetcher: Reads URLs.
-        document: Path or URL of the document.
-    """
-    url, found = shard_table.table_url(document), "another one"
-    with ExitStack() as stack:
-        try:
-            path = stack.enter_context(downloaded(fetcher, url))
-            table = shard_table.open_table(path)
-            if table is None:
-                return []
-            source = stack.enter_context(downloaded(fetcher, document))
-            made, made_path = stack.enter_context(unnamed_file())
-            with open(source, "rb") as file:
-                data = file.read()
-            values, sha256 = parse(data, source), hashlib.sha256(data).digest()
-            shard_table.write_table(made, values["shardlist"], values, sha256, table.state)
-            made.flush()
-            if filecmp.cmp(path, made_path, shallow=False):
-                return []
-        except FetchError:  # it is optional
-            return []
-        except shard_table.DamagedTableError as error:
-            found = f"it damaged ({error})"
-    name = os.path.basename(urls.path_of(document))
-    text = (
-        f"expected the table of the shards of {name}, as it is now, found {found}; readers use the "
-        "document; save the spec again to make a new table"
-    )
-    return [Problem(urls.redact(url), text)]

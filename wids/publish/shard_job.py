@@ -28,7 +28,7 @@ from wids.publish.new_shard import Publishing, ShardTask
 from wids.publish.output import Output, only_writer
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.shards.specs.saving import unsaved_shards
+from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.index import ShardIndex
 from wids.storage import files, upload
 from wids.storage.arrays import LazySequence
@@ -235,7 +235,7 @@ class ShardJob:
             self._write(own, missing, log, output, executor, progress=None)
             _sweep(own, output)
             final = self._final(log, part)
-            return unsaved_shards((shard.spec for shard in final), output.spec_path)
+            return columns_of(shard.spec for shard in final)
 
     def merge(self) -> DatasetSpec:
         """Publish the dataset index and the spec of the shards that all parts have written.
@@ -309,7 +309,7 @@ class ShardJob:
             bar.reach(done)
 
     def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = unsaved_shards((shard.spec for shard in self._final(log)), output.spec_path)
+        shards = columns_of(shard.spec for shard in self._final(log))
         if not shards:
             raise no_sample_error(output)
         schemes: Counter[str] = Counter()

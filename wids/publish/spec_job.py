@@ -32,7 +32,8 @@ from wids.shards.specs.loader import load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec, check_references
 from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
 from wids.shards.specs.saved_document import private_mode, save_document
-from wids.shards.specs.saving import name_with_query, unsaved_shards
+from wids.shards.specs.saving import name_with_query
+from wids.shards.specs.shard_columns import columns_of
 from wids.storage import upload
 from wids.storage.arrays import LazySequence
 from wids.storage.fetch import Fetcher
@@ -108,7 +109,7 @@ class SpecJob:
             s if s.nbytes is not None else replace(s, nbytes=found.get(s.url))
             for s in self.named.shards
         )
-        shards = unsaved_shards(measured, self.output)
+        shards = columns_of(measured)
         return replace(self, named=replace(self.named, shards=shards))
 
     def run(
@@ -171,7 +172,7 @@ class SpecJob:
         sizes = known_lengths(fetcher, {shard.url: shard.nbytes for shard in shards})
         default = self.named.name or dataset_name(shards[0].url)
         published = (_as_published(shard, sizes[shard.url]) for shard in shards)
-        stated = unsaved_shards(published, self.output)
+        stated = columns_of(published)
         spec = replace(self.named, shards=stated, name=default if name is None else name)
         self._save(spec, info, "")
         return spec
@@ -234,7 +235,7 @@ class SpecJob:
         with part_journal(self.journal, part, self._plan, self._mode) as log:
             describer.describe(own, log)
             records = map(log.record, describer.tasks(own))
-            return unsaved_shards((record.spec() for record in records), self.output)
+            return columns_of(record.spec() for record in records)
 
     def merge(self) -> None:
         """Take over the descriptions of all parts, so that `run` describes nothing again.
@@ -297,7 +298,7 @@ def prepare_spec(
     """
     check_output(output, ".json")
     target = upload.absolute(output)
-    named = _named_shards(names, Fetcher(storage_options), split, target)
+    named = _named_shards(names, Fetcher(storage_options), split)
     files: Sequence[str] = LazySequence(attrgetter("url"), named.shards)
     if base is not None:
         _check_names(files)
@@ -306,16 +307,14 @@ def prepare_spec(
     return SpecJob(named, target, base, options, storage_options, _file_at(target))
 
 
-def _named_shards(
-    names: Sequence[str], fetcher: Fetcher, split: str | None, output: str
-) -> DatasetSpec:
+def _named_shards(names: Sequence[str], fetcher: Fetcher, split: str | None) -> DatasetSpec:
     if len(names) == 1 and (split is not None or is_document(names[0]) or is_list(names[0])):
         return load_with(fetcher, names[0], None, allow_pipe=False, split=split)
     if split is not None:
         raise ValueError(f"--split: expected one dataset, found {len(names)} names")
     # Sorted, because folders list their files in any order, and the order of shards is the order of
     # samples.
-    return DatasetSpec(unsaved_shards(map(ShardSpec, tar_urls(names, fetcher)), output))
+    return DatasetSpec(columns_of(map(ShardSpec, tar_urls(names, fetcher))))
 
 
 def check_output(output: str, ending: str) -> None:

@@ -23,7 +23,7 @@ from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.executors import results_of
 from wids.publish.new_spec import new_dataset_index
-from wids.publish.problems import Problem, dataset_problems, log_problem, problem_of, table_problems
+from wids.publish.problems import Problem, dataset_problems, log_problem, problem_of
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
@@ -31,7 +31,6 @@ from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_in
 from wids.shards.shard_facts import remote_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, IndexedShards, ShardSpec
-from wids.shards.specs.naming import is_document
 from wids.shards.tars.headers import (
     KeySplit,
     TarBytes,
@@ -82,9 +81,8 @@ def verify_spec(
     """Compare shards with what a spec and its dataset index state.
 
     Checks lengths, digests and counts, the checksums of headers, names that belong to no sample or
-    occur twice, bytes after the end of the archive, the index in the dataset index, the table of
-    shards beside the document, and keys that occur in several shards; optionally also that every
-    field can be decoded.
+    occur twice, bytes after the end of the archive, the index in the dataset index, and keys that
+    occur in several shards; optionally also that every field can be decoded.
 
     Args:
         shards: The shards, in any form that a dataset takes.
@@ -122,8 +120,6 @@ def verify_spec(
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     problems: list[Problem] = []
     indexed: list[ShardSpec] = []
-    if isinstance(shards, str | os.PathLike) and is_document(os.fspath(shards)):
-        problems += table_problems(fetcher, os.fspath(shards))
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
         # Those that `locate` finds are local, and some are left out.

@@ -22,7 +22,6 @@ from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
 from wids.shards.shard_pool import OpenShard, ShardPool
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.specs.shard_sequences import StatedCounts
 from wids.shards.tars.raw_samples import PooledShard
 from wids.storage.cache.store import Cache
 from wids.storage.stages import SharedNumber
@@ -65,25 +64,20 @@ def counted_shards(
         # Through the pool, so that the shards of a small dataset stay open.
         return len(pool.get(number, local=options.access != "range"))
 
-    if isinstance(opener.counts, StatedCounts):
-        edges = opener.counts.edges
-    else:
-        counts = [count for count in opener.counts if count is not None]
-        if len(counts) < len(spec.shards):
+    if isinstance(opener.counts, list):
+        if None in opener.counts:
             from wids.shards.counting import count_samples  # 1 ms, with modules that ask servers
 
-            counts = count_samples(opener, opener.counts, open_length, progress)
-        if sum(counts) >= 1 << 63:
+            count_samples(opener, opener.counts, open_length, progress)
+        if sum(count or 0 for count in opener.counts) >= 1 << 63:
             raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
-        edges = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-    empty = np.flatnonzero(edges[1:] == edges[:-1])
+    empty = np.flatnonzero(np.diff(opener.edges) == 0)
     if len(empty):
         from wids.shards.counting import check_empty
 
         broken = opener.broken.numbers
         check_empty(opener, [n for n in empty.tolist() if n not in broken], progress)
-    is_table = isinstance(opener.counts, StatedCounts)
-    return ShardReader(opener, pool, edges[:0] if is_table else edges)
+    return ShardReader(opener, pool)
 
 
 _LOOK_S: Final = 2.0

@@ -94,12 +94,12 @@ def count_samples(
     counts: list[int | None],
     open_length: Callable[[int], int],
     progress: bool | None,
-) -> list[int]:
-    """Return the number of samples of each shard, after counting those that are not stated.
+) -> None:
+    """Count the samples of the shards whose number is not stated.
 
     Args:
         opener: Knows which shards have an index or a copy.
-        counts: Its stated counts, in which new ones are stored.
+        counts: Its stated counts, in which new ones are stored; that of a broken shard stays None.
         open_length: Opens a shard, and returns its number of samples.
         progress: Whether to show a bar, as in `progress.Bar`.
 
@@ -136,7 +136,6 @@ def count_samples(
         counts[number] = count
     if len(opener.broken.numbers) == len(counts):  # it would be read as nothing, without an error
         raise opener.broken.first_error()
-    return [count or 0 for count in counts]
 
 
 def check_empty(opener: ShardOpener, numbers: Iterable[int], progress: bool | None) -> None:

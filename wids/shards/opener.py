@@ -10,12 +10,14 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from wids.errors import FetchError, MismatchError, NotFoundError, WidsError, local_error
 from wids.shards.indexes import index_file
@@ -23,12 +25,13 @@ from wids.shards.indexes.index_file import index_paths, load_index, store_index
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import BrokenShards, ShardFacts, remote_file
 from wids.shards.sidecars import DatasetIndexes
-from wids.shards.specs.model import DatasetSpec
-from wids.shards.specs.shard_sequences import Shards, counts_of, has_remote
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.shard_columns import Numbers, columns_of
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.raw_samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import locks, stages
+from wids.storage.arrays import IntArray
 from wids.storage.cache.cache_names import is_settled
 from wids.storage.cache.store import BackgroundFetch, Cache
 from wids.storage.transport import urls
@@ -116,20 +119,22 @@ class ShardOpener:
         options: How to open shards.
 
     Attributes:
-        counts: Number of samples in each shard, None where it is not known yet. An opened shard
-            must have this number, whether it comes from the spec or from counting.
+        counts: Number of samples in each shard: those of the spec, if it states all; else a list,
+            None where it is not known yet. An opened shard must have this number.
         broken: The shards that cannot be opened.
         facts: These, and how the shards are opened.
         local: Those that are files on this machine.
     """
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
-        self.shards = spec.shards
-        self.counts = counts_of(spec.shards)
-        self.broken = BrokenShards(spec.shards)
+        self.shards = columns_of(spec.shards)
+        self.counts: list[int | None] | Numbers = self.shards.counts
+        if self.shards.edges is None:
+            self.counts = [shard.num_samples for shard in self.shards]
+        self.broken = BrokenShards(self.shards)
         self.dataset_indexes = DatasetIndexes(spec, store)
         # Also those that may be remote after rewriting.
-        are_remote = bool(os.environ.get("WDS_REWRITE")) or has_remote(self.shards)
+        are_remote = bool(os.environ.get("WDS_REWRITE")) or self.shards.has_remote
         if are_remote:
             locks.prepare()  # 10 ms, before a thread of this process may do it
         budget = None
@@ -300,10 +305,22 @@ class ShardOpener:
             return rule, shard_spec.url, shard_spec.nbytes, self.dataset_indexes.digest(number)
         return None
 
-    def take_stated(self, shards: Shards) -> None:
+    @property
+    def edges(self) -> IntArray:
+        """Where shards begin, and the end of the last one; only after all have been counted.
+
+        A broken one, which was not counted, has no samples.
+        """
+        edges = self.shards.edges
+        if edges is None or isinstance(self.counts, list):
+            counts = [count or 0 for count in self.counts]
+            edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        return edges
+
+    def take_stated(self, shards: Iterable[ShardSpec]) -> None:
         """Take the indexes of the same shards that lie beside them."""
-        self.shards = shards
-        self.facts = replace(self.facts, shards=shards)
+        self.shards = columns_of(shards)
+        self.facts = replace(self.facts, shards=self.shards)
         self.local = LocalShards(self.facts)
 
     def known_index(self, number: int) -> ShardIndex | None:

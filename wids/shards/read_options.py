@@ -18,7 +18,7 @@ import numpy as np
 
 from wids.errors import warn
 from wids.shards.specs.model import ShardSpec
-from wids.shards.specs.shard_sequences import has_remote, remote_nbytes_of
+from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated
 from wids.shards.tars.raw_samples import Raw, check_raw
@@ -135,7 +135,8 @@ def cache_limit(
     nbytes = parse_nbytes(os.environ.get("WIDS_CACHE_SIZE") if cache_size is None else cache_size)
     if nbytes is None or keep:
         return None
-    stated = np.nan_to_num(remote_nbytes_of(shards) if has_remote(shards) else np.zeros(0))
+    columns = columns_of(shards)
+    stated = np.nan_to_num(columns.remote_nbytes if columns.has_remote else np.zeros(0))
     remote_nbytes = np.sort(stated)[-2:].astype(np.int64).tolist()
     hint = ""
     if nbytes < _LEAST_NBYTES:

@@ -20,7 +20,6 @@ from wids.shards.capacity import cache_share_nbytes
 from wids.shards.opener import ShardOpener
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.shard_pool import ShardPool
-from wids.shards.specs.shard_sequences import StatedCounts, nbytes_of, remote_nbytes_of
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.shards.tars.shard import Shard
@@ -57,9 +56,8 @@ class ShardReader:
     Safe to use from any number of threads; can be pickled, without its open shards, and forked.
 
     Args:
-        opener: Opens the shards, whose specs, options and cache it knows.
+        opener: Opens the shards, whose counts, specs, options and cache it knows.
         pool: The open shards.
-        edges: Where shards begin, and the end of the last one; unless a table states it.
 
     Attributes:
         opener, pool: As passed.
@@ -83,11 +81,8 @@ class ShardReader:
 
     has_all_fields = True
 
-    def __init__(self, opener: ShardOpener, pool: ShardPool, edges: IntArray) -> None:
-        self.opener, self.pool, self._own_edges = opener, pool, edges
-        counts = opener.counts
-        # Those of a table are its mapped bytes, which another process maps itself.
-        self.edges = counts.edges if isinstance(counts, StatedCounts) else edges
+    def __init__(self, opener: ShardOpener, pool: ShardPool) -> None:
+        self.opener, self.pool, self.edges = opener, pool, opener.edges
         self.shards, self.options = opener.shards, opener.facts.options
         self.fields, self.store = self.options.fields, opener.facts.store
         self.cache_folder, self.broken = self.store.folder, opener.broken
@@ -95,7 +90,7 @@ class ShardReader:
         self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
         self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
-        # takes a third of the time of bisecting a memoryview. That of many shards stays mapped.
+        # takes a third of the time of bisecting a memoryview. That of many shards stays an array.
         bounds = self.edges.tolist() if len(self.edges) <= _MAX_LISTED else self.edges.data
         self.starts, self.ends = bounds[:-1], bounds[1:]
         # A wrapping method would cost one more call for each sample.
@@ -204,7 +199,7 @@ class ShardReader:
             part: Part of the bytes of all shards that is read so; 0 for none.
         """
         if self._budget is not None:
-            nbytes = int(np.nansum(nbytes_of(self.shards))) if part else 0
+            nbytes = int(np.nansum(self.shards.nbytes)) if part else 0
             self._budget.let_ahead(int(nbytes * part))
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
@@ -367,7 +362,7 @@ class ShardReader:
     def all_stored_nbytes(self) -> FloatArray:
         """What `stored_nbytes` returns for all shards."""
         if self.fetches_for_many:
-            return remote_nbytes_of(self.shards)
+            return self.shards.remote_nbytes
         return np.zeros(len(self.shards))
 
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
@@ -400,7 +395,7 @@ class ShardReader:
         """
         opener = self.opener.with_options(self.options.only(fields))
         pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
-        return ShardReader(opener, pool, self._own_edges)
+        return ShardReader(opener, pool)
 
     def close(self) -> None:
         """Release all open shards, and end what was announced; the next read opens them again."""
@@ -411,7 +406,7 @@ class ShardReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process makes the rest itself, including the look-up of keys.
-        return type(self), (self.opener, self.pool, self._own_edges)
+        return type(self), (self.opener, self.pool)
 
 
 def read_from(

@@ -27,7 +27,7 @@ from wids.errors import (
 from wids.shards.read_options import ReadOptions
 from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import COUNTS_FROM, ShardSpec
-from wids.shards.specs.shard_sequences import StatedCounts
+from wids.shards.specs.shard_columns import Numbers
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.arrays import IntArray
@@ -152,7 +152,7 @@ class ShardFacts:
     """
 
     shards: Sequence[ShardSpec]
-    counts: list[int | None] | StatedCounts
+    counts: list[int | None] | Numbers
     dataset_indexes: DatasetIndexes
     store: Cache
     options: ReadOptions

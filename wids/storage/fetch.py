@@ -78,34 +78,13 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read, the server answers with an error, or it is too long.
         """
-        found = self.read_short(url, limit_nbytes)
-        if isinstance(found, bytes):
-            return found
-        raise _too_long_error(url, limit_nbytes)
-
-    def read_short(
-        self, url: str, limit_nbytes: int, short_nbytes: int | None = None
-    ) -> bytes | tuple[int, str]:
-        """Read all bytes of a document, or only its length and tag if it is not short.
-
-        Args:
-            url: Path or URL.
-            limit_nbytes: Most bytes to accept.
-            short_nbytes: Length of the longest document to read, if the server states length and
-                tag; None for the most bytes.
-
-        Raises:
-            NotFoundError: There is no such file.
-            FetchError: It cannot be read, the server answers with an error, or it is too long.
-        """
         # Before the request, since its contents decide which URLs come next (SEC-9).
         self.bind_options(url)
 
-        def attempt() -> bytes | tuple[int, str]:
+        def attempt() -> bytes:
             with self._transports.open(url) as stream:
-                total_nbytes, tag = stream.total_nbytes or 0, stream.tag
-                if tag and total_nbytes > (limit_nbytes if short_nbytes is None else short_nbytes):
-                    return total_nbytes, tag
+                if (stream.total_nbytes or 0) > limit_nbytes:
+                    raise _too_long_error(url, limit_nbytes)
                 data = stream.collected(limit_nbytes)
             if len(data) > limit_nbytes:
                 raise _too_long_error(url, limit_nbytes)

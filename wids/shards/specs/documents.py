@@ -1,21 +1,18 @@
 """Resolve JSON documents of shards, with all documents and datasets that they refer to.
 
-Each document is read once, its references become absolute, and its values are checked. A large one
-is read by its table of shards. Weights of datasets that become parts of another one are specified
-in specs/shard-spec.md (SPEC-5).
+Each document is read once, its references become absolute, and its values are checked. Weights of
+datasets that become parts of another one are specified in specs/shard-spec.md (SPEC-5).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from wids.errors import SpecError
 from wids.shards.specs import entries, parsing
@@ -25,19 +22,13 @@ from wids.shards.specs.model import (
     VERSION,
     DatasetSpec,
     IndexedShards,
-    ShardSpec,
     common_classes,
 )
 from wids.shards.specs.naming import is_list
-from wids.shards.specs.shard_sequences import LazyShards, dataset_names, joined, with_defaults
+from wids.shards.specs.shard_columns import columns_of, joined, listed
 from wids.shards.tars.headers import KeySplit
-from wids.storage.cache.cache_names import default_folder, document_note_path
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
-from wids.storage.transport.urls import rewritten
-
-if TYPE_CHECKING:
-    from wids.shards.specs.shard_table import TableFile
 
 _logger = logging.getLogger(__name__)
 
@@ -61,10 +52,12 @@ def as_component(
     spec: DatasetSpec, name: str | None, key_split: KeySplit | None = None
 ) -> DatasetSpec:
     """Return a dataset as a part of another one; shards without a dataset name get its name."""
-    shards = with_defaults(spec.shards, name or spec.name or None, key_split)
+    shards, name = spec.shards, name or spec.name or None
+    if name or key_split:
+        shards = columns_of(shards).with_defaults(name, key_split)
     # The dataset indexes have keys by their own rule, which is the first dot if none is stated.
-    has_indexed_length = key_split != "last" or all(shard.key_split for shard in spec.shards)
-    dataset_indexes = spec.all_dataset_indexes() if has_indexed_length else ()
+    has_indexed_keys = key_split != "last" or all(shard.key_split for shard in spec.shards)
+    dataset_indexes = spec.all_dataset_indexes() if has_indexed_keys else ()
     extras = {"classes": spec.classes} if spec.classes else {}
     return DatasetSpec(shards, extras=extras, weights=spec.weights, dataset_indexes=dataset_indexes)
 
@@ -132,7 +125,7 @@ def combined(parts: Sequence[Component]) -> dict[str, float]:
         return {}
     weights: dict[str, float] = {}
     for part in parts:
-        names, _ = dataset_names(part.spec.shards, None)
+        names, _ = columns_of(part.spec.shards).dataset_names(None)
         weight = 1 if part.weight is None else part.weight
         if None in names and part.weight is not None:
             _logger.warning("%s: the weight %r is not used: it has no name", part.label, weight)
@@ -172,7 +165,6 @@ class Documents:
     Args:
         fetcher: Reads URLs.
         read: Reads documents in its place.
-        folder: The cache folder, with the tables of large documents; None for the default one.
         allow_pipe: Whether documents may name commands.
 
     Attributes:
@@ -180,14 +172,11 @@ class Documents:
         infos: The documents of Energon.
     """
 
-    def __init__(
-        self, fetcher: Fetcher, read: Read | None, folder: str | None, *, allow_pipe: bool
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, read: Read | None, *, allow_pipe: bool) -> None:
         self.origin = ""
         self.infos: list[str] = []
         self._fetcher = fetcher
-        self._read: Callable[[str, int], bytes | TableFile]
-        self._read = read or partial(_read, fetcher, folder)
+        self._read = read or fetcher.read
         self._num_documents = self._num_values = 0
         self.context_at = partial(Context.at, allow_pipe=allow_pipe)
 
@@ -220,15 +209,10 @@ class Documents:
             is_trusted=urls.is_local(url),
             chain=(*chain, url),
         )
-        found = self._read(url, parsing.MAX_DOCUMENT_NBYTES)
-        if not isinstance(found, bytes):
-            self._num_values += parsing.num_values(json.dumps(found.facts["document"]))
-            from wids.shards.specs.spec_tables import ShardTable
-
-            shards = partial(ShardTable, found)
-            return self.document({**found.facts["document"], "shardlist": shards}, context)
         parse = self._listed if is_list(url) else self.parsed
-        spec = self.document(parse(found, name), context)
+        # No variable keeps the bytes of a large document while its shards become columns.
+        document = parse(self._read(url, parsing.MAX_DOCUMENT_NBYTES), name)
+        spec = self.document(document, context)
         if urls.path_of(url).endswith(f"/{INFO}"):
             self.infos.append(url)
         return spec
@@ -272,7 +256,7 @@ class Documents:
         join = context.join
         name = entries.text(document, "name", label) or ""
         key_split = entries.key_split_of(document, label)
-        shards = self._shardlist(document, context, key_split)
+        shards = listed(entries.list_of(document, "shardlist", label), label, join, key_split)
         parts = [
             self._component(component, context.inside(number), join)
             for number, component in enumerate(entries.list_of(document, "datasets", label))
@@ -295,22 +279,6 @@ class Documents:
             dataset_indexes=dataset_indexes,
         )
 
-    def _shardlist(
-        self, document: Mapping[str, Any], context: Context, key_split: KeySplit | None
-    ) -> Sequence[ShardSpec]:
-        """Return the shards that a document lists, or those of its table."""
-        listed = document.get("shardlist")
-        if callable(listed):  # of a table
-            shards: LazyShards = listed(context, key_split)
-            # By one name of each scheme; the others are checked when they are asked for.
-            _ = shards.are_remote  # SPEC-12, SPEC-13: what the document may not name is an error
-            return shards
-        label, join = context.name, context.join
-        return tuple(
-            entries.shard_of(entry, f"{label}: shardlist[{number}]", join, key_split)
-            for number, entry in enumerate(entries.list_of(document, "shardlist", label))
-        )
-
     def _component(self, component: Any, context: Context, join: Callable[[str], str]) -> Component:
         """Resolve one of a document's ``datasets``: a reference to a document, or one inline."""
         label = context.name
@@ -326,28 +294,6 @@ class Documents:
         return Component(
             as_component(spec, name, entries.key_split_of(component, label)), weight, label
         )
-
-
-def _read(fetcher: Fetcher, folder: str | None, url: str, limit_nbytes: int) -> bytes | TableFile:
-    """Return the bytes of a document, or its table if it is large."""
-    if is_list(url):
-        return fetcher.read(url, limit_nbytes)
-    place = rewritten(url)
-    folder, known = folder or default_folder(), None
-    if urls.is_local(place):
-        with suppress(OSError, ValueError):
-            if os.path.getsize(urls.local_path(place)) <= parsing.SHORT_NBYTES:
-                return fetcher.read(url, limit_nbytes)
-    elif not os.path.exists(document_note_path(folder, url)):  # no large one was read before
-        found = fetcher.read_short(url, limit_nbytes, parsing.LARGE_NBYTES)
-        if isinstance(found, bytes):
-            return found
-        known = found
-    # Ten modules, which most programs do not need.
-    from wids.shards.specs.spec_tables import table_of
-
-    table = table_of(folder, fetcher, url, known)
-    return fetcher.read(url, limit_nbytes) if table is None else table
 
 
 def _trail(chain: tuple[str, ...]) -> str:

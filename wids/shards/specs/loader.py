@@ -28,7 +28,7 @@ from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, IndexedShards, ShardSpec
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
-from wids.shards.specs.shard_sequences import joined
+from wids.shards.specs.shard_columns import columns_of, joined
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
@@ -106,15 +106,13 @@ def load_with(
     allow_pipe: bool,
     read: Read | None = None,
     split: str | None = None,
-    folder: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
 
-    Tables of large documents are in the cache folder ``folder``; None for the default one. From
-    then on, the fetcher sends options without a URL prefix only to the server that the first
+    From then on, the fetcher sends options without a URL prefix only to the server that the first
     document came from, even if another fetcher read the document earlier (SEC-9).
     """
-    documents = Documents(fetcher, read, folder, allow_pipe=allow_pipe)
+    documents = Documents(fetcher, read, allow_pipe=allow_pipe)
     loader = _Loader(fetcher, documents)
     if isinstance(shards, DatasetSpec):
         documents.bind(shards)
@@ -130,7 +128,7 @@ def load_with(
             "name shards under the key shardlist, or pass their paths"
         )
     spec = loader.part(spec, split)
-    return replace(spec, origin=documents.origin) if documents.origin else spec
+    return replace(spec, shards=columns_of(spec.shards), origin=documents.origin)
 
 
 class _Loader:

@@ -186,8 +186,8 @@ class DatasetSpec:
     """A dataset: its shards in order, and what its JSON document says about it.
 
     Attributes:
-        shards: The shards, at least one if the spec was loaded. A tuple, or a sequence that makes
-            the items of a large document when they are asked for.
+        shards: The shards, at least one if the spec was loaded. If so, they are in columns: a
+            sequence that makes its items when they are asked for.
         name: Name of the dataset, or ``""``.
         index: Absolute path or URL of the dataset index, or None.
         extras: Everything else in the document (``__kind__``, ``info``, …), preserved but not

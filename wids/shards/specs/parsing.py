@@ -11,11 +11,6 @@ from typing import Any, Final
 from wids.errors import SpecError
 
 MAX_DOCUMENT_NBYTES: Final = 256 << 20
-SHORT_NBYTES: Final = 256 << 10
-"""Local documents up to this length are parsed. A table costs no request there, and with tables
-fifty documents of 10,000 shards are opened within a second."""
-LARGE_NBYTES: Final = 1 << 20
-"""Documents longer than this, of about 6,000 shards, are read by their table of shards."""
 MAX_VALUES: Final = 10_000_000
 """Most values in all documents of one spec. Python needs up to 300 bytes for a value of three bytes
 of text, such as ``{},``; a shard with seven keys has eight values."""

@@ -1,18 +1,14 @@
-"""Write a JSON document, however many shards it has, and the table of a large one."""
+"""Write a JSON document, however many shards it has."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import IO, Any, Final
 
-from wids.errors import WidsError
-from wids.shards.specs.parsing import LARGE_NBYTES
 from wids.storage import upload
 from wids.storage.arrays import LazySequence
 from wids.storage.transport import urls
@@ -21,8 +17,6 @@ _NUM_PIECES: Final = 1000
 """Pieces of JSON text that are written at once."""
 _NUM_ENTRIES: Final = 20
 """Entries of a shardlist in one of these pieces."""
-
-_logger = logging.getLogger(__name__)
 
 
 def private_mode(names: Iterable[str]) -> int:
@@ -43,39 +37,25 @@ def save_document(
 ) -> None:
     """Write a JSON document atomically, to a path or URL; see `upload.publishing`.
 
-    One that is replaced keeps its permissions. A large one gets a table of its shards beside it,
-    for readers with little memory.
+    One that is replaced keeps its permissions.
     """
     with suppress(OSError):
         if upload.is_local(os.fspath(path)):
             mode = os.stat(path).st_mode & 0o777
     with upload.publishing(path, mode, replaces=replaces, storage_options=storage_options) as file:
         try:
-            sha256 = _write_json(file, document, "utf-8")
+            _write_json(file, document, "utf-8")
         except UnicodeEncodeError:  # file names need not be UTF-8
             file.seek(0)
             file.truncate()
-            sha256 = _write_json(file, document, "ascii")
-        nbytes = file.tell()
-    if nbytes > LARGE_NBYTES and document.get("shardlist"):
-        from wids.shards.specs.shard_table import publish_table
-
-        try:  # it only saves work: the document is published
-            publish_table(os.fspath(path), document, nbytes, sha256, mode, storage_options)
-        except (OSError, ValueError, WidsError) as error:
-            name = urls.redact(os.fspath(path))
-            _logger.warning("%s: its table of shards is not published: %s", name, str(error))
+            _write_json(file, document, "ascii")
 
 
-def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> bytes:
-    """Write a document, whose text may be too long for memory; return its SHA-256."""
+def _write_json(file: IO[bytes], document: Mapping[str, Any], encoding: str) -> None:
+    """Write a document, whose text may be too long for memory."""
     pieces = _json_pieces(document, json.JSONEncoder(indent=1, ensure_ascii=encoding == "ascii"))
-    digest = hashlib.sha256()
     while text := "".join(islice(pieces, _NUM_PIECES)):
-        data = text.encode(encoding)
-        digest.update(data)
-        file.write(data)
-    return digest.digest()
+        file.write(text.encode(encoding))
 
 
 def _json_pieces(document: Mapping[str, Any], encoder: json.JSONEncoder) -> Iterator[str]:

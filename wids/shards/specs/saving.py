@@ -1,4 +1,4 @@
-"""Change values of a JSON spec in place, and keep the shards of one that is not saved yet.
+"""Change values of a JSON spec in place.
 
 The document is edited in place, so that keys unknown to wids are preserved. No shard is opened or
 moved.
@@ -7,20 +7,15 @@ moved.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import posixpath
 import shutil
-import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any, Final
+from typing import Any
 
 from wids.errors import SpecError
-from wids.shards.specs.entries import Context
 from wids.shards.specs.loader import load_spec
-from wids.shards.specs.model import SavedTable, ShardSpec
+from wids.shards.specs.model import SavedTable
 from wids.shards.specs.saved_document import save_document
 from wids.storage.transport import urls
 
@@ -151,37 +146,3 @@ def _common_base(path: str, document: dict[str, Any], shard_urls: list[str]) -> 
         return {"base": folder}
     previous = document.get("base") or document.get("base_path") or ""
     return {"base": posixpath.join(previous, folder)}
-
-
-_MAX_LISTED: Final = 10_000
-
-
-def unsaved_shards(
-    shards: Iterable[ShardSpec], output: str | os.PathLike[str] | None
-) -> Sequence[ShardSpec]:
-    """Return shards as a tuple, or as a table in a temporary file if there are many.
-
-    Args:
-        shards: The shards.
-        output: The path that has space for the file beside it; for a URL, a path in a folder that
-            does not exist, or None, the file is in the system's folder of temporary files.
-    """
-    left = iter(shards)
-    first = tuple(islice(left, _MAX_LISTED))
-    shard = next(left, None)
-    if shard is None:
-        return first
-    from wids.shards.specs.shard_table import SHA256_NBYTES, State, TableFile, write_table
-    from wids.shards.specs.spec_tables import ShardTable
-
-    name = os.fspath(output or "")
-    folder = os.path.dirname(os.path.abspath(name)) if name and urls.is_local(name) else None
-    if folder is not None and not os.path.isdir(folder):
-        folder = None  # the error comes from the code that writes the output, which names it
-    with tempfile.TemporaryFile(dir=folder) as file:
-        entries = (each.entry() for each in chain(first, (shard,), left))
-        write_table(file, entries, {}, bytes(SHA256_NBYTES), State(0, ""), folder)
-        file.flush()
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    context = Context("the described shards", os.getcwd(), allow_pipe=True)
-    return ShardTable(TableFile("", data), context)

@@ -104,20 +104,10 @@ def copy_path(folder: str, remote_file: RemoteFile) -> str:
     return os.path.join(shards_folder(folder), name)
 
 
-def table_path(folder: str, sha256: str) -> str:
-    """Return the path of the table of shards of a JSON document, named by its digest."""
-    return os.path.join(indexes_folder(folder), f"{sha256[:32]:0<32}-{sha256[32:]}.shards")
-
-
 def directory_path(folder: str, remote_file: RemoteFile) -> str:
     """Return the path of the directory of a large remote dataset index."""
     name = _hashed_name(remote_file.url, "directory", remote_file.url, remote_file.version)
     return os.path.join(indexes_folder(folder), f"{name}.directory")
-
-
-def document_note_path(folder: str, url: str) -> str:
-    """Return the path of the note on the state of a JSON document, by its URL."""
-    return os.path.join(indexes_folder(folder), _hashed_name(url, "document", url) + ".note")
 
 
 @lru_cache(maxsize=4096)  # a shard that was closed is opened again under the same name
