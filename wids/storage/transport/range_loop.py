@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 import selectors
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -27,6 +26,7 @@ from typing import Final, TypeAlias
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
 from wids.storage.transport import hedging, retry
+from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     MAX_OVERHEAD_NBYTES,
     MIN_NBYTES_PER_S,
@@ -253,7 +253,7 @@ class _Loop:
         self._later: list[tuple[float, int, _Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
-        self._connecting: _Connecting | None = None
+        self._connecting: Connecting | None = None
         self._scratch = memoryview(bytearray(_HEAD_NBYTES))
         self._tick_s = 0.0
 
@@ -328,10 +328,10 @@ class _Loop:
 
     def _connect(self, server: _Server, route: Route) -> None:
         if self._connecting is None:
-            self._connecting = _Connecting()
+            self._connecting = Connecting()
             self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
         server.num_connecting += 1
-        self._connecting.start(server, route.connect)
+        self._connecting.start(server.idle, route.connect)
 
     def _use(self, server: _Server, made: Connection | BaseException, *, is_first: bool) -> None:
         """Use a connection for the first read that has none, or keep it."""
@@ -399,7 +399,8 @@ class _Loop:
             time.sleep(wait_s)
 
     def _use_made(self) -> None:
-        for server, made in () if self._connecting is None else self._connecting.made():
+        for idle, made in () if self._connecting is None else self._connecting.made():
+            server = self._servers[id(idle)]
             server.num_connecting -= 1
             self._use(server, made, is_first=True)
 
@@ -608,12 +609,14 @@ class _Loop:
         read, late_s, took_s = exchange.read, exchange.like.late_s, now_s - exchange.sent_s
         left_s = late_s - took_s if late_s else math.inf
         silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
-        if min(left_s, silence_s) > 0:
-            self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, min(left_s, silence_s)))
-        elif exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
+        is_late = min(left_s, silence_s) <= 0
+        if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
             exchange.pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
             self._queue(read, is_first=True)
+            return
+        wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
+        self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
 
 
 _spare: Final[list[bytearray]] = []
@@ -641,57 +644,3 @@ def _free(memory: bytearray) -> None:
 def _is_wait(error: Exception) -> bool:
     """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
     return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
-
-
-class _Connecting:
-    """Threads that connect; a connection that comes after the end of the loop is kept for others.
-
-    Attributes:
-        waker: A socket that has bytes when something was made.
-    """
-
-    def __init__(self) -> None:
-        self._made: deque[tuple[_Server, Connection | BaseException]] = deque()
-        self._is_over = False
-        self.waker, self._other = socket.socketpair()
-        self.waker.settimeout(0)
-        self._other.settimeout(0)
-
-    def start(self, server: _Server, connect: Callable[[], Connection]) -> None:
-        """Connect in a thread."""
-
-        def run() -> None:
-            made: Connection | BaseException
-            try:
-                made = connect()
-            except BaseException as error:  # noqa: BLE001 - the loop raises it
-                made = error
-            self._made.append((server, made))
-            if self._is_over:
-                self._keep()
-            else:
-                with suppress(OSError):  # it ended just now, or has not noticed others yet
-                    self._other.send(b"x")
-
-        threading.Thread(target=run, name="wids-connect", daemon=True).start()
-
-    def made(self) -> Iterator[tuple[_Server, Connection | BaseException]]:
-        """Yield what was made since the last call, for which server."""
-        with suppress(BlockingIOError):
-            self.waker.recv(4096)
-        while self._made:
-            yield self._made.popleft()
-
-    def end(self) -> None:
-        """Keep what was not used, and what is made from now on."""
-        self._is_over = True
-        self._keep()
-        self.waker.close()
-        self._other.close()
-
-    def _keep(self) -> None:
-        with suppress(IndexError):
-            while True:
-                server, made = self._made.popleft()
-                if isinstance(made, Connection):
-                    server.idle.append(made)
