@@ -291,7 +291,7 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
                     assert list(step.indices) == order[at : at + 24]
 
 
-@pytest.mark.long
+@pytest.mark.alone  # beside other work, Ray does not start within its own limits
 @pytest.mark.timeout(900)  # two minutes, most of which Ray needs to start and to checkpoint
 def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a local Ray of two workers, killed with all its processes, each sample is used once."""

@@ -33,7 +33,7 @@ from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.index import index_tar
 from wids.tables.search import Hits
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]  # a browser that hangs ends
 
 SEASONS = ["spring", "summer", "autumn", "winter"]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}

@@ -1,7 +1,7 @@
 """Connect to servers in threads, for a loop that waits for sockets.
 
-Looking up a name cannot be interrupted, and `http.client` and `ssl` wait by themselves. A connection
-that comes after the end of its loop is kept for others.
+Looking up a name cannot be interrupted, and `http.client` and `ssl` wait by themselves. A
+connection that comes after the end of its loop is kept for others.
 """
 
 from __future__ import annotations
