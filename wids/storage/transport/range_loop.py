@@ -309,7 +309,7 @@ class _Loop:
                 read = server.ready.popleft()
                 if read.is_done:
                     continue
-                nbytes, request = read.wanted.stop - read.wanted.start, ("GET", read.location)
+                nbytes, request = read.wanted.stop - read.wanted.start, ("GET", read.wanted.url)
                 turn = gate().ask(server.name, nbytes, request, is_awaited=True, may_block=False)
                 server.asked = read, turn
             read, turn = server.asked
