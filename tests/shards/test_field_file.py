@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import optional, raises
 from loopback import Server
 from recordings import film
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader
 import wids
 from wids.cli.main import main
 from wids.errors import MismatchError
+from wids.shards.fields.video import VideoReader
+from wids.storage.cache.cache_names import is_own_name
 
 LARGE = random.Random(0).randbytes(3_000_000)
 
@@ -118,6 +121,29 @@ def test_another_tar_is_noticed(tmp_path: Path, server: Server) -> None:
         server.page("/films-0.tar", b"\0" * 3_010_560)
         with raises((MismatchError, wids.ShardFormatError), "films-0.tar"):
             file.read(10)
+
+
+def test_frames_are_counted_once(tmp_path: Path, server: Server) -> None:
+    """The numbers of an mkv cost all of it once, also for later processes; then its own bytes."""
+    optional("av")
+    data = film(400, size=(160, 120), distance=10, format_name="matroska", bit_rate=2_000_000)
+    expected = VideoReader(data).frames([333])
+    written(tmp_path / "site", [data])
+    url, sent = served(tmp_path / "site", server), []
+    for _ in range(2):
+        server.log.clear()
+        with wids.ShardListDataset(url, access="range", cache_dir=tmp_path / "cache") as dataset:
+            with dataset.open_field(0, ".mp4") as file:
+                assert torch.equal(VideoReader(file).frames([333]), expected)
+        sent.append(sum(each.num_sent for each in server.log if each.path.endswith(".tar")))
+    assert sent[0] > len(data)
+    assert sent[1] < len(data) / 2
+    (kept,) = (tmp_path / "cache" / "indexes").glob("*.frames")
+    assert is_own_name(kept.name)  # it counts, and may be evicted (CACHE-9)
+    kept.write_bytes(kept.read_bytes()[:-1])  # damaged: counted again
+    with wids.ShardListDataset(url, access="range", cache_dir=tmp_path / "cache") as dataset:
+        with dataset.open_field(0, ".mp4") as file:
+            assert torch.equal(VideoReader(file).frames([333]), expected)
 
 
 @pytest.mark.long

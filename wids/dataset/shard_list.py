@@ -1023,7 +1023,8 @@ class ShardListDataset(TorchDataset):
         """
         from wids.shards.remote_shard import open_field
 
-        return open_field(self.reader.open, self.locate(index), field)
+        reader = self.reader
+        return open_field(reader.open, self.locate(index), field, cache_folder=reader.cache_folder)
 
     def member(self, index: int, field: str) -> tuple[str, int, int]:
         """Return the shard that has a field of a sample, where it begins there, and its length.

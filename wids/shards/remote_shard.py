@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,6 +39,7 @@ from wids.shards.tars.raw_samples import (
     label,
 )
 from wids.storage.arrays import IntArray
+from wids.storage.cache import cache_names
 from wids.storage.files import fastest_crc32
 from wids.storage.ranges import (
     GAP_NBYTES,
@@ -474,6 +476,7 @@ def open_field(
     place: tuple[int, int],
     field: str,
     limit_nbytes: float = math.inf,
+    cache_folder: str | None = None,
 ) -> io.BufferedReader:
     """Open a field as a binary file that can seek.
 
@@ -482,6 +485,7 @@ def open_field(
         place: The number of the shard that has the sample, and its index there.
         field: The field, with its leading dot.
         limit_nbytes: Most bytes to read in all; reading more is an error.
+        cache_folder: Where what a decoder finds out about the field is kept; None for nowhere.
 
     Raises:
         KeyError: The sample does not have the field.
@@ -489,6 +493,12 @@ def open_field(
     """
     number, local_index = place
     shard = open_shard(number, local=False)
+    index, kept = shard.index, None
+    if cache_folder is not None and len(index.payload_crcs):
+        member = index.member(local_index, field, f"shard {number}")
+        facts = index.member_name(member), int(index.payload_crcs[member]), int(index.sizes[member])
+        path = cache_names.derived_path(cache_folder, shard.name, *facts, "frames")
+        kept = partial(cache_names.saved_or_made, path)
     _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes
 
@@ -500,13 +510,24 @@ def open_field(
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
         return open_shard(number, local=False).read_part(local_index, field, start, stop)
 
-    return io.BufferedReader(_FieldFile(nbytes, read), _BUFFER_NBYTES)
+    return io.BufferedReader(_FieldFile(nbytes, read, kept), _BUFFER_NBYTES)
 
 
 class _FieldFile(io.RawIOBase):
-    """The bytes of a field, by a callable that reads from a start to a stop."""
+    """The bytes of a field, by a callable that reads from a start to a stop.
 
-    def __init__(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
+    Attributes:
+        kept: Returns what a decoder has found out about the field in an earlier process, or calls
+            a callable that finds it out; None if that is not kept.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        read: Callable[[int, int], bytes],
+        kept: Callable[[Callable[[], bytes]], bytes] | None,
+    ) -> None:
+        self.kept = kept
         self._nbytes = nbytes
         self._read = read
         self._at = 0

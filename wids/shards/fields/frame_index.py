@@ -260,7 +260,12 @@ class Film:
         """
         if not self.can_seek:
             return None
-        return self._places() if self.is_listed else self._times()
+        if self.is_listed:
+            return self._places()
+        kept = getattr(getattr(self._file, "raw", None), "kept", None)  # of `open_field`
+        if kept is None:
+            return self._times()
+        return array("q", kept(lambda: bytes(self._times() or b""))) or None
 
     @cached_property
     def _num_lost(self) -> int | None:
@@ -323,7 +328,7 @@ class Film:
             places.append(place)
         return places
 
-    def _times(self) -> Sequence[int] | None:
+    def _times(self) -> array[int] | None:
         codec = self.stream.codec_context.name
         times = array("q")
         for packet in self._all_packets():

@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import IO, Final, NamedTuple
@@ -110,6 +111,21 @@ def directory_path(folder: str, remote_file: RemoteFile) -> str:
     return os.path.join(indexes_folder(folder), f"{name}.directory")
 
 
+def derived_path(folder: str, shard: str, member: str, crc: int, nbytes: int, kind: str) -> str:
+    """Return the path of what was found out about a member of a shard, such as its frames.
+
+    Args:
+        folder: The cache folder.
+        shard: The name of the shard in messages.
+        member: The name of the member.
+        crc: Its checksum.
+        nbytes: Its length.
+        kind: What was found out, as the end of the name.
+    """
+    name = _hashed_name(member, shard, member, crc, nbytes, kind)
+    return os.path.join(indexes_folder(folder), f"{name}.{kind}")
+
+
 @lru_cache(maxsize=4096)  # a shard that was closed is opened again under the same name
 def local_index_path(folder: str, shard_path: str, key_split: str) -> str:
     """Return the path of a local shard's index, named by a hash of the shard's path.
@@ -194,6 +210,22 @@ def save_quietly(path: str, data: bytes) -> bool:
             file.write(data)
         return True
     return False
+
+
+def saved_or_made(path: str, make: Callable[[], bytes]) -> bytes:
+    """Return the bytes of a file of the cache; make and save them if it is missing or damaged.
+
+    Args:
+        path: The file, which begins with the CRC-32 of the bytes.
+        make: Returns them.
+    """
+    with suppress(OSError), open(path, "rb") as file:
+        data = file.read()
+        if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
+            return data[4:]
+    made = make()
+    save_quietly(path, zlib.crc32(made).to_bytes(4, "little") + made)
+    return made
 
 
 def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
