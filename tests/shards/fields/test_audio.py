@@ -508,6 +508,23 @@ def mp3(rate: int, num_channels: int, quality: int | None = 7, *, is_piped: bool
 headless_mp3 = partial(mp3, is_piped=True)
 
 
+def mp3_of_bit_rate(rate: int, num_channels: int, bit_rate: int) -> bytes:
+    """Return the tone, all packets of which have one length."""
+    options = {"b": f"{bit_rate}"}
+    return sound_by_ffmpeg("mp3", "libmp3lame", sweep(rate, num_channels), rate, options=options)
+
+
+def test_little_is_decoded_before_a_part_of_an_mp3_of_constant_bit_rate() -> None:
+    """What its packets can refer to; of a variable bit rate, the most that any can."""
+    optional("av")
+    constant, variable = mp3_of_bit_rate(44_100, 2, 128_000), mp3(44_100, 2)
+    num_frames = round(6.1 * 44_100)
+    tagged = b"ID3\x03\0\0\0\0\0\x0aInformation"[: 10 + 10] + constant
+    assert audio._frames_before(constant, num_frames) < 5 * 1152
+    assert audio._frames_before(tagged, num_frames) == 1 << 14  # not the tag of the packets
+    assert audio._frames_before(variable, num_frames) == 1 << 14
+
+
 def wav_of_no_length() -> bytes:
     """Return a wav whose header states no bytes, as written to a pipe."""
     data = bytearray(by_libsndfile("WAV", "PCM_16", 16_000, 1))
@@ -539,6 +556,13 @@ LONG_SOUNDS: Final[dict[str, Callable[[], bytes]]] = {
             "Vorbis": partial(by_libsndfile, "OGG", "VORBIS"),
             "wav": partial(by_libsndfile, "WAV", "PCM_24"),
         }.items()
+    },
+    **{
+        f"mp3 of {bit_rate} bits a second": partial(mp3_of_bit_rate, rate, num_channels, bit_rate)
+        for rate, num_channels, bit_rate in (
+            *((44_100, 2, 32_000), (44_100, 1, 32_000), (44_100, 2, 320_000)),
+            *((16_000, 1, 8000), (16_000, 1, 24_000), (22_050, 2, 160_000)),
+        )
     },
     "Opus of 16 kHz": lambda: by_libsndfile("OGG", "OPUS", 16_000, 1),
     "Opus of 48 kHz": lambda: by_libsndfile("OGG", "OPUS", 48_000, 2),

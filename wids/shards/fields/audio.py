@@ -34,6 +34,12 @@ _HEAD_NBYTES: Final = 4096
 """Bytes within which the header of audio is, but for tags before it."""
 _MP3_BEFORE: Final = 1 << 14
 """Frames that are decoded before a part of an mp3, which uses bits of up to 23 earlier packets."""
+_MP3_RESERVOIR_NBYTES: Final = 511
+"""How far back these bits may be (ISO/IEC 11172-3, `main_data_begin`), where the header and the side
+information of packets do not count."""
+_MP3_SIDE_NBYTES: Final = 4 + 2 + 32
+_TAG_OFFSETS: Final = (36, 21, 13)
+"""Where its tag may be in the first packet of an mp3, by the version and the channels."""
 
 _END_S: Final = 0.5
 """By how much less than it states a whole file may have."""
@@ -230,12 +236,26 @@ def _seekable_frame(file: Any, data: bytes, start: int) -> int:
     if not file.seekable():
         return 0
     if file.format == "MP3":
-        return max(0, start - _MP3_BEFORE)
+        return max(0, start - _frames_before(data, file.frames))
     if file.subtype == "VORBIS":  # the last page is cut, by which its first frame is misplaced
         before = data.rfind(b"OggS", 0, data.rfind(b"OggS"))
         end = int.from_bytes(data[before + 6 : before + 14], "little", signed=True)  # or -1
         return min(start, max(0, end))
     return start
+
+
+def _frames_before(data: bytes, num_frames: int) -> int:
+    """Return how many frames to decode before a part of an mp3."""
+    tag = data.find(b"Info")  # of an mp3 whose packets have one length; the others have "Xing"
+    is_tag = any(data[tag - offset] == 0xFF for offset in _TAG_OFFSETS if tag >= offset)
+    if not is_tag or len(data) < tag + 16:
+        return _MP3_BEFORE
+    flags, num_packets, nbytes = struct.unpack_from(">III", data, tag + 4)
+    if flags & 3 != 3 or not num_packets:
+        return _MP3_BEFORE
+    main_nbytes = nbytes // num_packets - _MP3_SIDE_NBYTES
+    earlier = 2 + _MP3_RESERVOIR_NBYTES // max(1, main_nbytes)  # two packets overlap
+    return min(_MP3_BEFORE, (earlier + 1) * -(-num_frames // num_packets))
 
 
 def needs_ffmpeg(file: IO[bytes]) -> bool:
@@ -270,7 +290,7 @@ def _is_counted(file: IO[bytes], begin: int, head: bytes) -> bool:
     if tag < 0 or len(head) < tag + 16:
         return False
     flags, _, nbytes = struct.unpack_from(">III", head, tag + 4)
-    for offset in (36, 21, 13):  # of the tag in its packet, by the version and the channels
+    for offset in _TAG_OFFSETS:
         file.seek(max(0, begin + tag - offset + nbytes - 1))
         last = file.read(4)
         if flags & 3 == 3 and last and last[1:] in (b"", b"TAG", b"APE", b"LYR"):
