@@ -244,6 +244,16 @@ def test_streams(tmp_path: Path) -> None:
             wids.Decoder(video=way)({".mkv": found[1]})
 
 
+def test_a_film_that_ends_early() -> None:
+    """An mkv that was cut off is an error in a loop, as it is for ``verify --decode``."""
+    data = film(200, format_name="matroska")
+    decode = wids.Decoder(video="frames")
+    assert decode({".mkv": data})[".mkv"][0].shape[0] == 200
+    for check in (lambda cut: decode({".mkv": cut}), video.check_film):
+        with raises((wids.DecodeError, ValueError), "expected 8.0 s, found"):
+            check(data[: len(data) // 2])
+
+
 @pytest.mark.parametrize("way", ["frames", "reader", wids.Clips(2, at=0.0)])
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
     """Without PyAV only decoding is an error, which names the extra."""

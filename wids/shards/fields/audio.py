@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -35,7 +35,7 @@ _HEAD_NBYTES: Final = 4096
 _MP3_BEFORE: Final = 1 << 14
 """Frames that are decoded before a part of an mp3, which uses bits of up to 23 earlier packets."""
 _MP3_RESERVOIR_NBYTES: Final = 511
-"""How far back these bits may be (ISO/IEC 11172-3, `main_data_begin`), where the header and the side
+"""How far back these bits may be (ISO/IEC 11172-3, `main_data_begin`), where header and side
 information of packets do not count."""
 _MP3_SIDE_NBYTES: Final = 4 + 2 + 32
 _TAG_OFFSETS: Final = (36, 21, 13)
@@ -253,9 +253,9 @@ def _frames_before(data: bytes, num_frames: int) -> int:
     flags, num_packets, nbytes = struct.unpack_from(">III", data, tag + 4)
     if flags & 3 != 3 or not num_packets:
         return _MP3_BEFORE
-    main_nbytes = nbytes // num_packets - _MP3_SIDE_NBYTES
+    main_nbytes = int(nbytes // num_packets) - _MP3_SIDE_NBYTES
     earlier = 2 + _MP3_RESERVOIR_NBYTES // max(1, main_nbytes)  # two packets overlap
-    return min(_MP3_BEFORE, (earlier + 1) * -(-num_frames // num_packets))
+    return min(_MP3_BEFORE, (earlier + 1) * -int(-num_frames // num_packets))
 
 
 def needs_ffmpeg(file: IO[bytes]) -> bool:
@@ -372,6 +372,20 @@ def _decoded(file: Any, *streams: Any) -> Iterator[Any]:
         yield from frames
     if failure is not None and not num_frames:
         raise failure
+    check_end(file, first, ends)
+
+
+def check_end(file: Any, first: Any, ends: Mapping[int, int]) -> None:
+    """Compare the length that is stated for a stream with what could be decoded.
+
+    Args:
+        file: The container.
+        first: The stream; if it states no length, that of the file is the end of any of them.
+        ends: When the last frame of each stream ends, by its number.
+
+    Raises:
+        ValueError: More than half a second is missing.
+    """
     stated = stated_s(file, first) or 0.0
     is_own = first.duration is not None
     start = (first.start_time or 0) if is_own else 0

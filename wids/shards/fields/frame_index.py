@@ -103,9 +103,7 @@ class Film:
         start = self.start  # before anything is read, since it may begin again
         packets = self._sought(_END)
         rest = chain(packets, self._packets) if packets else self._all_packets()
-        return max(
-            (self._end_of(packet) for packet in rest if not packet.is_discard), default=start
-        )
+        return max((self.end_of(packet) for packet in rest if not packet.is_discard), default=start)
 
     @cached_property
     def step(self) -> int:
@@ -167,6 +165,11 @@ class Film:
         """Return all frames."""
         return self._decoded(self._all_packets())
 
+    def end_of(self, timed: Any) -> int:
+        """Return when a frame or packet ends."""
+        check_time()
+        return self.start if timed.pts is None else timed.pts + (timed.duration or self.step)
+
     def close(self) -> None:
         """Release the decoder."""
         self._packets.close()  # which would crash on a closed container
@@ -187,16 +190,12 @@ class Film:
     def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[int, Any]]:
         return ((frame.pts, frame) for frame in frames if frame.pts is not None)
 
-    def _end_of(self, timed: Any) -> int:
-        check_time()
-        return self.start if timed.pts is None else timed.pts + (timed.duration or self.step)
-
     @cached_property
     def _counted(self) -> tuple[int, int]:
         """The number of frames, and when the last one ends, by decoding them."""
         count, end = 0, self.start
         for frame in self.from_start():
-            count, end = count + 1, max(end, self._end_of(frame))
+            count, end = count + 1, max(end, self.end_of(frame))
         return count, end
 
     @cached_property

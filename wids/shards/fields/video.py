@@ -201,14 +201,18 @@ class VideoReader:
 
     def all_frames(self) -> Pixels:
         """Return all frames, shape (frames, height, width, 3)."""
-        found: list[Pixels] = []
-        for frame in self._film.from_start():
+        film, found, end = self._film, list[Pixels](), 0
+        for frame in film.from_start():
             self._check_size(len(found) + 1)
             found.append(self._pixels(frame))
+            if frame.pts is not None:
+                end = max(end, film.end_of(frame))
         if not found:
             raise ValueError(NO_FRAMES)
-        if self._film.is_listed:
-            _check_count(len(found), self._film.num_frames)
+        if film.is_listed:
+            _check_count(len(found), film.num_frames)
+        elif len(film.container.streams) == 1:  # or sound may be longer
+            audio.check_end(film.container, film.stream, {film.stream.index: end})
         return np.stack(found)
 
     def _pixels(self, frame: Any) -> Pixels:
