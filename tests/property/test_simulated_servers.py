@@ -118,7 +118,7 @@ class SimulatedHttp(Http):
         super().__init__()
         self.site = site
 
-    def as_http(self, url: str) -> None:
+    def by_http(self, url: str) -> None:
         """Return None: there is no socket to wait for."""
 
     def _final_response(

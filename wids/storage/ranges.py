@@ -13,8 +13,9 @@ reader waits for, which the callers decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from wids.errors import FetchError, MismatchError, WidsError
 from wids.storage.download import check_complete
@@ -25,6 +26,7 @@ from wids.storage.transport.schemes import Plan, Transports
 from wids.storage.transport.stream import PastEndError, Stream
 
 if TYPE_CHECKING:
+    from wids.storage.transport.http import Http
     from wids.storage.transport.range_loop import Range
 
 
@@ -96,15 +98,22 @@ class RangeReader:
         return None if self._has_untagged else self._tags.get(self._url)
 
     def request(self, start: int, stop: int) -> Range | None:
-        """Return how `range_loop` reads a part; None if it cannot."""
+        """Return how `range_loop` reads a part; None if it cannot.
+
+        Raises:
+            FetchError: The address cannot be signed.
+        """
         plan = self.plan
-        if plan.http is None or start >= stop:
+        by_http = None if start >= stop else plan.transport.by_http(plan.url)
+        if by_http is None:
             return None
         from wids.storage.transport.range_loop import Range
 
+        http, address = by_http
         return Range(
-            plan.http,
+            cast("Http", http),
             plan.url,
+            address,
             start,
             stop,
             self._tag,
@@ -208,7 +217,7 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
     requests = [
         (number, request)
         for number, (call, *span) in enumerate(parts)
-        if isinstance(call, RangeReader) and (request := call.request(*span)) is not None
+        if isinstance(call, RangeReader) and (request := _request(call, *span)) is not None
     ]
     others = set(range(len(parts))).difference(number for number, _ in requests)
     if requests:
@@ -221,6 +230,12 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
         others.update(requests[number][0] for number in left)
     in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return [made[number] for number in range(len(parts))]
+
+
+def _request(reader: RangeReader, start: int, stop: int) -> Range | None:
+    with suppress(FetchError):  # which the stream raises
+        return reader.request(start, stop)
+    return None
 
 
 def _bytes_of(_: int, arrived: Arrived) -> memoryview:

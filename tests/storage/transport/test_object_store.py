@@ -30,6 +30,7 @@ from wids.errors import FetchError, MismatchError, NotFoundError, WidsError
 from wids.storage import upload
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
+from wids.storage.ranges import read_all
 from wids.storage.transport import store_settings
 from wids.storage.transport.gate import gate
 from wids.storage.transport.object_store import ObjectStores, _asked_region
@@ -179,6 +180,27 @@ def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, metho
     assert dataset[19][".txt"] == "text 19"
 
 
+def test_a_forked_child_reads_ranges_together(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's batch of a bucket has one thread, and errors name the object of each range."""
+    fetcher = Fetcher({**KEYS, "endpoint_url": site})
+    reader = fetcher.range_reader(URL, len(DATA))
+    other = fetcher.range_reader("s3://bucket/none", len(DATA))
+    assert reader(3, 9) == DATA[3:9]  # obstore runs in the parent
+
+    def reads() -> bool:
+        monkeypatch.setattr("wids.storage.ranges.in_threads", lambda tasks, _: not tasks)
+        spans = [(start, start + 999) for start in range(0, 40_000, 1000)]
+        found = read_all([(reader, *span) for span in spans], lambda _, arrived: bytes(arrived))
+        assert found == [DATA[start:stop] for start, stop in spans]
+        (error,) = read_all([(other, 0, 1)], lambda _, arrived: arrived)
+        assert isinstance(error, NotFoundError)
+        assert "s3://bucket/none" in str(error)
+        assert site not in str(error)
+        return True
+
+    assert in_child(reads)
+
+
 @pytest.mark.parametrize("obstore_is_new", [False, True])
 def test_a_forked_child_reads_by_signed_urls(site: str, *, obstore_is_new: bool) -> None:
     """In a child every kind of reading works, with the same tags, and errors name the object."""
@@ -244,6 +266,7 @@ def test_ctrl_c_ends_a_wait_for_a_silent_store() -> None:
         site = f"http://127.0.0.1:{listener.getsockname()[1]}"
         code = f"""
 from wids.storage.fetch import Fetcher
+from wids.storage.ranges import read_all
 Fetcher({{**{KEYS!r}, "endpoint_url": "{site}"}}).read("{URL}", 10)
 """
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

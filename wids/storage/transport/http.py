@@ -239,9 +239,9 @@ class Http(Transport):
         """Return True, for all URLs."""
         return True
 
-    def as_http(self, url: str) -> Http:  # noqa: ARG002
+    def by_http(self, url: str) -> tuple[Http, str]:
         """Return this one."""
-        return self
+        return self, url
 
     def head(self, url: str) -> Response:
         """Return the response to a HEAD request, whatever its status.

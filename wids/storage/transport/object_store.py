@@ -87,12 +87,7 @@ class Bucket:
         Raises:
             FetchError: It cannot be read or signed.
         """
-        signed, headers = self._address(url, key)
-        token = headers.get("Authorization", "")
-        http = self._http.get(token)
-        if http is None:  # another thread may replace it, if the token was renewed
-            http = Http(headers, TIMEOUT_S, self._config.client.get("root_certificate"))
-            self._http = {token: http}
+        http, signed = self.signed(url, key)
         try:
             # A URL that is signed for GET refuses HEAD.
             stream = http.open(signed, start, 1 if stop == 0 else stop, tag)
@@ -103,6 +98,20 @@ class Bucket:
             stream.close()
             return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
         return stream
+
+    def signed(self, url: str, key: str) -> tuple[Http, str]:
+        """Return what reads an object, and its address, which is good for a while.
+
+        Raises:
+            FetchError: It cannot be signed.
+        """
+        address, headers = self._address(url, key)
+        token = headers.get("Authorization", "")
+        http = self._http.get(token)
+        if http is None:  # another thread may replace it, if the token was renewed
+            http = Http(headers, TIMEOUT_S, self._config.client.get("root_certificate"))
+            self._http = {token: http}
+        return http, address
 
     def _address(self, url: str, key: str) -> tuple[str, Mapping[str, str]]:
         """Return the URL to request, and headers."""
@@ -326,6 +335,13 @@ class ObjectStores(Transport):
             return self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
         location = store_settings.location_of(url)
         return self._bucket(location).open_signed(url, location.key, start, stop, tag)
+
+    def by_http(self, url: str) -> tuple[Http, str] | None:
+        """Return what reads an object in a forked process, as `open` does there."""
+        if not store_settings.is_forked() or self.driver(url) is not None:
+            return None
+        location = store_settings.location_of(url)
+        return self._bucket(location).signed(url, location.key)
 
     def streams_parts(self, url: str) -> bool:
         """Return whether obstore opens a URL."""

@@ -68,7 +68,8 @@ class Range:
 
     Attributes:
         http: How its server is reached.
-        url: The file, after rewriting.
+        url: The file, as messages and the gate name it.
+        address: Where it is requested.
         start: Position of the first byte.
         stop: Position after the last byte.
         tag: Returns the version that it must be of, for If-Range; None for any.
@@ -82,6 +83,7 @@ class Range:
 
     http: Http
     url: str
+    address: str
     start: int
     stop: int
     tag: Callable[[], str | None]
@@ -131,7 +133,7 @@ class _Read:
 
     def begin(self) -> None:
         """Forget where redirects have led."""
-        self.location = self.wanted.url
+        self.location = self.wanted.address
         self.ours: Mapping[str, str] | None = None
         self.num_redirects = 0
 
@@ -299,7 +301,7 @@ class _Loop:
         idle = read.route.idle
         server = self._servers.get(id(idle))
         if server is None:
-            server = self._servers[id(idle)] = _Server(origin(read.location), idle)
+            server = self._servers[id(idle)] = _Server(origin(read.wanted.url), idle)
         (server.ready.appendleft if is_first else server.ready.append)(read)
 
     def _fill(self, server: _Server) -> None:

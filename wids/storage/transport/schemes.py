@@ -16,15 +16,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import local, retry, urls
 from wids.storage.transport.stream import Entry, Stream, Transport
-
-if TYPE_CHECKING:
-    from wids.storage.transport.http import Http
 
 _logger = logging.getLogger(__name__)
 
@@ -194,15 +191,15 @@ class Plan(NamedTuple):
 
     Attributes:
         url: The file, after rewriting.
+        transport: What reads it.
         patience: How long to wait for its server.
         may_hedge: Whether late requests are sent twice.
-        http: Reads it, if many of its parts can be read by one thread; else None.
     """
 
     url: str
+    transport: Transport
     patience: retry.Patience
     may_hedge: bool
-    http: Http | None
 
 
 class Transports:
@@ -304,8 +301,7 @@ class Transports:
         """Return how parts of a URL are read."""
         target, transport = self._rewritten(url)
         may_hedge = hedges(self._common | options_for(url, self._options))
-        http = cast("Http | None", transport.as_http(target))
-        return Plan(target, self.patience(url), may_hedge, http)
+        return Plan(target, transport, self.patience(url), may_hedge)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

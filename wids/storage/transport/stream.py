@@ -162,8 +162,12 @@ class Transport(ABC):
         """Return whether a part of a file arrives in pieces, with the tag of its version."""
         return False
 
-    def as_http(self, url: str) -> Transport | None:  # noqa: ARG002 - it can depend on the bucket
-        """Return the `http.Http` that reads a URL by plain requests, if anything does."""
+    def by_http(self, url: str) -> tuple[Transport, str] | None:  # noqa: ARG002
+        """Return the `http.Http` that reads a file, and the address it has for that; else None.
+
+        Raises:
+            FetchError: It cannot be signed.
+        """
         return None
 
     def entries(self, folder: str) -> list[Entry]:
