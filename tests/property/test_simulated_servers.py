@@ -13,11 +13,13 @@ import hashlib
 import io
 import logging
 import random
+import selectors
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import formatdate
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any, TypeAlias
 
 import pytest
 
@@ -25,9 +27,16 @@ from wids.errors import WidsError
 from wids.storage import download
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import gate, http, retry
-from wids.storage.transport.connections import CutError, Response, SilenceError
-from wids.storage.transport.http import Http
+from wids.storage.transport import gate, http, range_loop, retry
+from wids.storage.transport.connecting import Connecting
+from wids.storage.transport.connections import (
+    Connection,
+    CutError,
+    Response,
+    SilenceError,
+    request_head,
+)
+from wids.storage.transport.http import Http, Route
 
 _NOW_S = 1_700_000_000
 _PROGRESS_NBYTES = 500
@@ -83,6 +92,7 @@ class Site:
         self.is_liar = chance() < 0.3
         self.current = 0
         self.num_requests = 0
+        self.idle: list[Connection] = []
 
     @property
     def body(self) -> bytes:
@@ -111,6 +121,65 @@ class Site:
         return self.random.random() > self.reliability
 
 
+Answer: TypeAlias = "tuple[int, bytes, dict[str, str], Exception | None]"
+"""Status, body and headers of a response, and the error after it."""
+
+
+class SimulatedConnection(Connection):
+    """A connection whose other end has answered as soon as the request is sent."""
+
+    def __init__(self, exchange: Callable[[Mapping[str, str]], Answer]) -> None:
+        near, self.far = socket.socketpair()
+        super().__init__(near, "h", 15)
+        self.exchange_with = exchange
+
+    def begin(self, request: bytes) -> socket.socket | None:
+        lines = request.decode().split("\r\n")[1:-2]
+        status, body, answer, error = self.exchange_with(dict(line.split(": ") for line in lines))
+        head = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
+        self.far.sendall(f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + body)
+        is_short = answer.get("Content-Length", str(len(body))) != str(len(body))
+        if not isinstance(error, SilenceError) and (error is not None or is_short):
+            self.far.close()
+        self._sock.settimeout(0)
+        return self._sock
+
+    def close(self) -> None:
+        super().close()
+        self.far.close()
+
+
+class Clock:
+    """Time, which passes only where the loop waits and nothing comes."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def selector(self) -> selectors.BaseSelector:
+        """Return a selector that waits by this clock."""
+        clock = self
+
+        class Selector(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> Any:
+                found = super().select(0)
+                clock.now_s += 0 if found else timeout or 0
+                return found
+
+        return Selector()
+
+
+def connect_now(self: Connecting, idle: list[Connection], connect: Any) -> None:
+    """Connect in this thread."""
+    self._made.append((idle, connect()))
+    self._other.send(b"x")
+
+
 class SimulatedHttp(Http):
     """The HTTP of wids, as far as it is above the connections."""
 
@@ -118,8 +187,15 @@ class SimulatedHttp(Http):
         super().__init__()
         self.site = site
 
-    def by_http(self, url: str) -> None:
-        """Return None: there is no socket to wait for."""
+    def route(
+        self,
+        url: str,  # noqa: ARG002
+        location: str,  # noqa: ARG002
+        headers: Mapping[str, str],
+        method: str = "GET",
+    ) -> Route:
+        head = request_head(method, "/a", headers)
+        return Route(head, self.site.idle, lambda: SimulatedConnection(self.exchange))
 
     def _final_response(
         self,
@@ -127,6 +203,15 @@ class SimulatedHttp(Http):
         headers: Mapping[str, str],
         method: str = "GET",  # noqa: ARG002
     ) -> Response:
+        status, body, answer, error = self.exchange(headers)
+        stated = answer.get("Content-Length", "")
+        nbytes = int(stated) if stated.isdigit() else None
+        stream = Body(body, self.site.random.choice([90, 1000]), error)
+        lower = {name.lower(): value for name, value in answer.items()}
+        return Response(status, lower, pieces(stream, nbytes))
+
+    def exchange(self, headers: Mapping[str, str]) -> Answer:
+        """Return what the server sends, and how it fails after that."""
         site = self.site
         site.begin_request()
         status, body, answer = self._answer(headers)
@@ -135,11 +220,7 @@ class SimulatedHttp(Http):
             status, body, answer, error = self._failure(status, body, answer)
         if "Content-Length" in answer and answer["Content-Length"].isdigit():
             body = body[: int(answer["Content-Length"])]
-        stated = answer.get("Content-Length", "")
-        nbytes = int(stated) if stated.isdigit() else None
-        stream = Body(b"" if status == 204 else body, site.random.choice([90, 1000]), error)
-        lower = {name.lower(): value for name, value in answer.items()}
-        return Response(status, lower, pieces(stream, nbytes))
+        return status, b"" if status == 204 else body, answer, error
 
     def _answer(self, headers: Mapping[str, str]) -> tuple[int, bytes, dict[str, str]]:
         """Return what an honest server sends."""
@@ -300,6 +381,14 @@ def run(
     num_servers: int, first_seed: int, monkeypatch: pytest.MonkeyPatch, seconds: float = 1e9
 ) -> int:
     """Check servers, for some seconds at most; return how many gave what was asked for."""
+    clock = Clock()
+    monkeypatch.setattr(range_loop, "time", clock)
+    monkeypatch.setattr(
+        range_loop,
+        "selectors",
+        SimpleNamespace(DefaultSelector=clock.selector, EVENT_READ=selectors.EVENT_READ),
+    )
+    monkeypatch.setattr(Connecting, "start", connect_now)
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
@@ -316,6 +405,9 @@ def run(
             num_complete += check(site, fetcher_of(site, monkeypatch))
         except BaseException as error:
             raise AssertionError(f"the server with seed {seed}, {check.__name__}") from error
+        finally:
+            for connection in site.idle:
+                connection.close()
         # Each further piece of a file allows as many more failures.
         assert site.num_requests <= 4 * _MOST_ATTEMPTS * (1 + 3000 // _PROGRESS_NBYTES), seed
     return num_complete
