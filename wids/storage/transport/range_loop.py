@@ -567,7 +567,8 @@ class _Loop:
     def _failed(self, read: _Read, error: WidsError, spent_s: float) -> None:
         """Queue a read again, later, or hand out its error; unless it has another request."""
         read.num_racing -= 1
-        if read.is_done or read.num_racing:
+        # That the file is another one is an answer, also to the second request.
+        if read.is_done or (read.num_racing and isinstance(error, FetchError)):
             return
         if isinstance(error, TransientError):
             try:
