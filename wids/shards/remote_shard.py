@@ -46,6 +46,7 @@ from wids.storage.ranges import (
     Arrived,
     RangeError,
     Span,
+    bytes_of,
     frugal_gap_nbytes,
     joined,
     read_all,
@@ -179,11 +180,8 @@ class RemoteShard(PooledShard):
         Raises:
             WidsError: It could not be read.
         """
-        # The memory of the range is free for the next one then.
         with self._watch():
-            if isinstance(arrived, WidsError):
-                raise arrived
-        view = memoryview(arrived)
+            view = bytes_of(arrived)
         return {member: self._value(member, wanted.start, view) for member in wanted.members}
 
     def with_values(self, values: Mapping[int, Value]) -> RemoteShard:
@@ -310,9 +308,7 @@ class RemoteShard(PooledShard):
 
         def use(_: int, arrived: Arrived) -> memoryview:
             with watch():
-                if isinstance(arrived, WidsError):
-                    raise arrived
-            return memoryview(arrived)
+                return bytes_of(arrived)
 
         return read_all([(self._read_part, *span) for span in spans], use)
 
@@ -497,7 +493,7 @@ def open_field(
     if cache_folder is not None and len(index.payload_crcs):
         member = index.member(local_index, field, f"shard {number}")
         facts = index.member_name(member), int(index.payload_crcs[member]), int(index.sizes[member])
-        path = cache_names.derived_path(cache_folder, shard.name, *facts, "frames")
+        path = cache_names.frames_path(cache_folder, shard.name, *facts)
         kept = partial(cache_names.saved_or_made, path)
     _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes

@@ -77,7 +77,7 @@ class RangeReader:
                 part.
             FetchError: It cannot be read.
         """
-        return read_all([(self, start, stop)], _bytes_of)[0]
+        return read_all([(self, start, stop)], lambda _, arrived: bytes_of(arrived))[0]
 
     def by_stream(self, start: int, stop: int) -> memoryview:
         """Do what `view` does, by a stream of the transport."""
@@ -238,7 +238,8 @@ def _request(reader: RangeReader, start: int, stop: int) -> Range | None:
     return None
 
 
-def _bytes_of(_: int, arrived: Arrived) -> memoryview:
+def bytes_of(arrived: Arrived) -> memoryview:
+    """Return the bytes of a part, or raise why it could not be read."""
     if isinstance(arrived, WidsError):
         raise arrived
     return memoryview(arrived)

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import pytest
 from conftest import raises
@@ -154,14 +155,51 @@ def test_a_late_request_is_sent_again_by_the_thread_that_waits(
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
     check_all([reader])
 
-    def attempt() -> bool:
+    def attempt() -> bool | None:
         server.log.clear()
         server.pages["/a"].faults = [Fault(how="silent")]
         check_all([reader], 30)
-        return len(server.log) == 31
+        return True if len(server.log) == 31 else None
 
     in_time(attempt)
     wait_for(lambda: gate().server(server.url, is_awaited=True).num_in_flight == 0)
+
+
+def test_a_second_request_that_is_not_needed_any_more_is_not_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is answered while the second waits for its turn: it gives its turn up."""
+    monkeypatch.setenv("WIDS_HEDGE", "1")
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    check_all([reader])
+    limit = gate().server(server.url, is_awaited=True).limit
+    queue, send = range_loop._Loop._queue, range_loop._Loop._send
+    was_late, num_sent = False, 0
+
+    def queued(loop: Any, read: Any, *, is_first: bool = False) -> None:
+        nonlocal was_late
+        queue(loop, read, is_first=is_first)
+        if is_first:  # since it is late; its bytes come now
+            was_late, server.rate_nbytes = True, None
+
+    def sent(*args: Any, **options: bool) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        send(*args, **options)
+
+    monkeypatch.setattr(range_loop._Loop, "_queue", queued)
+    monkeypatch.setattr(range_loop._Loop, "_send", sent)
+
+    def attempt() -> int | None:
+        nonlocal was_late, num_sent
+        was_late, num_sent = False, 0
+        limit.value, server.rate_nbytes = 1, 20_000
+        read_all([(reader, 0, 60_000)], kept)
+        return num_sent if was_late else None
+
+    assert in_time(attempt) == 1
+    assert gate().server(server.url, is_awaited=True).num_in_flight == 0
+    assert not gate().server(server.url, is_awaited=True).waiting
 
 
 def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> None:

@@ -111,8 +111,8 @@ def directory_path(folder: str, remote_file: RemoteFile) -> str:
     return os.path.join(indexes_folder(folder), f"{name}.directory")
 
 
-def derived_path(folder: str, shard: str, member: str, crc: int, nbytes: int, kind: str) -> str:
-    """Return the path of what was found out about a member of a shard, such as its frames.
+def frames_path(folder: str, shard: str, member: str, crc: int, nbytes: int) -> str:
+    """Return the path of the times of the frames of a video.
 
     Args:
         folder: The cache folder.
@@ -120,10 +120,9 @@ def derived_path(folder: str, shard: str, member: str, crc: int, nbytes: int, ki
         member: The name of the member.
         crc: Its checksum.
         nbytes: Its length.
-        kind: What was found out, as the end of the name.
     """
-    name = _hashed_name(member, shard, member, crc, nbytes, kind)
-    return os.path.join(indexes_folder(folder), f"{name}.{kind}")
+    name = _hashed_name(member, shard, member, crc, nbytes, "frames")
+    return os.path.join(indexes_folder(folder), f"{name}.frames")
 
 
 @lru_cache(maxsize=4096)  # a shard that was closed is opened again under the same name

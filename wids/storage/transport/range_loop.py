@@ -315,7 +315,11 @@ class _Loop:
                 turn = gate().ask(server.name, nbytes, request, is_awaited=True, may_block=False)
                 server.asked = read, turn
             read, turn = server.asked
-            if not (turn.is_counted or read.is_done):
+            if read.is_done:  # by its first request, while the second waited for its turn
+                gate().withdraw(turn)
+                server.asked = None
+                continue
+            if not turn.is_counted:
                 return
             server.asked = None
             turn.waited_s = time.monotonic() - turn.asked_s
@@ -492,37 +496,46 @@ class _Loop:
         self._selector.unregister(exchange.sock)
         exchange.turn.ended(exchange.nbytes)
         exchange.like.note(exchange.sent_s)
+        data = None if read.is_done else self._checked(exchange, stream)
         if exchange.is_kept:
             self._use(server, exchange.connection, is_first=False)
         else:
             exchange.connection.close()
         self._fill(server)  # before this thread does anything else
-        if read.is_done:
-            return
+        if data is not None:
+            self._take(read.number, data)
+            exchange.buffer.release()
+            del data
+            _free(exchange.memory)
+
+    def _checked(self, exchange: _Exchange, stream: Stream) -> memoryview | None:
+        """End a read all of whose bytes have arrived; return them, or None if they are wrong."""
+        read = exchange.read
         try:
             data = read.wanted.finish(stream, exchange.buffer)
         except WidsError as error:
             self._failed(read, error, time.monotonic() - exchange.sent_s)
-            return
+            return None
+        read.num_racing -= 1
         read.attempts.succeeded()
-        self._hand_out(read, data)
-        exchange.buffer.release()
-        del data
-        _free(exchange.memory)
+        self._end_read(read)
+        return data
 
-    def _hand_out(self, read: _Read, outcome: memoryview | WidsError) -> None:
+    def _end_read(self, read: _Read) -> None:
+        """Count a read as done, and drop its other requests."""
         read.is_done = True
         self._num_left -= 1
-        if read.was_hedged:
-            for other in list(self._busy.values()):
-                if other.read is read:
-                    self._end(other)
-        self._take(read.number, outcome)
+        for other in list(self._busy.values()) if read.num_racing else ():
+            if other.read is read:
+                self._end(other)
+
+    def _hand_out(self, read: _Read, error: WidsError) -> None:
+        self._end_read(read)
+        self._take(read.number, error)
 
     def _leave_to_http(self, read: _Read) -> None:
         if not read.is_done:
-            read.is_done = True
-            self._num_left -= 1
+            self._end_read(read)
             self._unusual.append(read.number)
 
     def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
@@ -589,9 +602,6 @@ class _Loop:
         for read in self._limited:
             if not read.is_done and read.wanted.patience.left_s <= 0:
                 read.waits("")
-                for exchange in list(self._busy.values()):
-                    if exchange.read is read:
-                        self._end(exchange)
                 self._hand_out(read, read.wanted.patience.deadline_error())
         for exchange in list(self._busy.values()):
             if exchange.sock not in self._busy:
