@@ -33,7 +33,6 @@ from wids.shards.tars.raw_samples import (
     Raw,
     RawSample,
     ReadableShard,
-    ReadRange,
     changed_header_error,
     changed_payload_error,
     label,
@@ -45,6 +44,7 @@ from wids.storage.ranges import (
     GAP_NBYTES,
     Arrived,
     RangeError,
+    Read,
     Span,
     bytes_of,
     frugal_gap_nbytes,
@@ -101,9 +101,9 @@ class RemoteShard(PooledShard):
         name: str,
         index: ShardIndex,
         nbytes: int,
-        read_range: ReadRange,
+        read_range: Read,
         *,
-        read_part: ReadRange | None = None,
+        read_part: Read | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         takes: Callable[[int], bool] = lambda _: True,
@@ -170,7 +170,7 @@ class RemoteShard(PooledShard):
             pass
         return self._ranges({member for i in local_indices for member in self._members_of(i)})
 
-    def to_read(self, wanted: MemberRange) -> tuple[ReadRange, int, int]:
+    def to_read(self, wanted: MemberRange) -> tuple[Read, int, int]:
         """Return what `read_all` needs to read a range, which the caller has had counted."""
         return self._read_range, wanted.start, wanted.stop
 

@@ -24,9 +24,6 @@ RawSample: TypeAlias = dict[str, Any]
 Labels: TypeAlias = tuple[int, str, str]
 """What a dataset adds to the samples of a shard: the position of the first sample in the dataset,
 the path or URL of the shard, and the name of the dataset."""
-ReadRange: TypeAlias = Callable[[int, int], "bytes | memoryview"]
-"""Returns the bytes from a start to a stop."""
-
 WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "bytes": None,
     "view": None,
