@@ -131,6 +131,10 @@ def _missing_text(sample: dict[Any, Any], name: str) -> str:
     return f"{name}: the sample has {', '.join(fields) or 'no fields'}"
 
 
+def _unchanged(sample: Any) -> Any:
+    return sample
+
+
 OnError: TypeAlias = Callable[[WidsError], Any]
 
 _NUM_LOOKED_AT: Final = 4096
@@ -171,7 +175,8 @@ class Access:
     @property
     def joint(self) -> Joint | None:
         """What is joined to the samples of the shards; None for nothing."""
-        return getattr(self.reader, "joint", None)
+        joint: Joint | None = self.reader.joint
+        return joint
 
     @property
     def steps(self) -> list[Transformation]:
@@ -262,6 +267,15 @@ class Access:
         reader = self.reader if self.joint is None else self.joint.undecoded().reader()
         return replace(self.with_on_error(None), reader=reader, transformations=[])
 
+    def before_steps(self, *, is_verified: bool) -> Access:
+        """Return the labelled samples before they are transformed.
+
+        Args:
+            is_verified: Whether to verify them as samples that will be decoded.
+        """
+        steps: list[Transformation] = [_unchanged] if is_verified else []
+        return replace(self, transformations=steps)
+
     # Reading.
 
     def sample(self, position: int) -> Any:
@@ -282,6 +296,8 @@ class Access:
             open_shard: Opens the shard.
         """
         reader, transformations = self.reader, self.transformations
+        if reader.joint is not None:
+            return self._joined(np.array([position]), local)[0]
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
@@ -329,8 +345,10 @@ class Access:
         positions = select_batch(self.positions, indices)
         samples: list[Any] = [None] * len(positions)
         reader, transformations = self.reader, self.transformations
-        groups, open_shard = reader.of_batch(positions)
         local = reader.fetches_for_many
+        if reader.joint is not None:
+            return self._joined(positions, local)
+        groups, open_shard = reader.of_batch(positions)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         for number, places, local_indices in groups:
             shard = None
@@ -354,6 +372,17 @@ class Access:
             for place, sample in zip(places, found, strict=True):
                 samples[place] = sample
         return samples
+
+    def _joined(self, positions: IntArray, local: bool) -> list[Any]:
+        """Return joined samples, which are read together; ``local`` is as for `read`."""
+        try:
+            samples = self.reader.joint.read(positions, local)
+        except WidsError as error:
+            if len(positions) == 1:
+                return [self._stand_in(error, int(positions[0]))]
+            # One by one, so that only those that fail are replaced.
+            return [self._joined(positions[n : n + 1], local)[0] for n in range(len(positions))]
+        return self.transformed_together(samples) if self.transformations else samples
 
     def in_turn(self) -> Iterator[Any]:
         """Yield all samples."""

@@ -995,8 +995,11 @@ class ShardListDataset(TorchDataset):
         """
         number, local_index = self.locate(index)
         shard = self.reader.open(number)
-        if not isinstance(shard, Shard):  # the reader was asked for a local one
-            raise TypeError(f"{shard!r}: expected a local shard")
+        if self._access.joint is not None or not isinstance(shard, Shard):
+            raise TypeError(
+                "get_shard: expected a dataset whose shards have all fields of its samples, found "
+                "a joined one; ask the dataset that was joined"
+            )
         return shard, local_index, self.spec.shards[number].entry()
 
     def open_field(self, index: int, field: str) -> BufferedReader:

@@ -229,10 +229,10 @@ class ShardLook:
 
     Attributes:
         cache_folder: The folder of copies and indexes.
-        has_all_fields: As of a `ShardReader`.
+        joint: As of a `ShardReader`.
     """
 
-    has_all_fields = True
+    joint = None
 
     def __init__(self, opener: ShardOpener, number: int) -> None:
         self.cache_folder = opener.facts.store.folder

@@ -74,12 +74,13 @@ class ShardReader:
             to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
-        has_all_fields: Whether the indexes of shards have all fields of their samples.
+        joint: What is joined to the samples, so that indexes lack fields: a
+            `wids.tables.joined.Joint`; None for nothing.
         ways: How threads that read a batch one sample after the other open its shards, and whether
             they fetch them, by the ids of the threads.
     """
 
-    has_all_fields = True
+    joint: Any = None
 
     def __init__(self, opener: ShardOpener, pool: ShardPool) -> None:
         self.opener, self.pool, self.edges = opener, pool, opener.edges

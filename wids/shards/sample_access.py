@@ -40,8 +40,8 @@ class ReadableShards(Protocol):
         """The folder of copies and indexes."""
 
     @property
-    def has_all_fields(self) -> bool:
-        """Whether the indexes of shards have all fields of their samples."""
+    def joint(self) -> Any:
+        """What is joined to the samples; None if the indexes have all their fields."""
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
@@ -154,6 +154,12 @@ class SampleAccess(Protocol):
 
     def __len__(self) -> int:
         """Return the number of samples."""
+
+    def before_steps(self, *, is_verified: bool) -> SampleAccess:
+        """Return the same samples before they are transformed."""
+
+    def read(self, position: int, number: int, local: bool, open_shard: Any) -> Any:
+        """Read one sample of a shard, transformed."""
 
     def with_on_error(self, on_error: Any) -> SampleAccess:
         """Return the same samples, with another policy for those that cannot be produced."""
@@ -278,11 +284,12 @@ def index_of(
 ) -> ShardIndex | None:
     """Return an index with all fields of some samples, or of the first; None if there is none."""
     index = dataset.reader.index(number)
-    if index is None or dataset.reader.has_all_fields:
+    if index is None or dataset.reader.joint is None:
         return index
     with dataset.only(None) as selection:
-        shard = selection.reader.open(number, local=False)
-        return shard.of_samples(local_indices or range(len(index))[:_NUM_READ]).index
+        joint, some = selection.reader.joint, local_indices or range(len(index))[:_NUM_READ]
+        found: ShardIndex = joint.of_samples(number, some).index
+        return found
 
 
 _PART: Final = 8

@@ -71,13 +71,9 @@ class RowSide(OtherSide):
         self._fields = list(fields)
         self._take = take
 
-    def read(self, entries: IntArray) -> list[Fields | None]:
+    def read(self, entries: IntArray, local: bool = True) -> list[Fields | None]:  # noqa: ARG002 - in memory
         """Return the values of rows; see `OtherSide`."""
         return self._selected([*self._take(entries.tolist())] if len(entries) else [])
-
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - in memory
-        """Return the values of one row."""
-        return self._selected([*self._take([entry])])[0]
 
     def fields(self, number: int | None) -> Sequence[str]:  # noqa: ARG002 - the same for all
         """Return the fields that a row can have."""
@@ -501,27 +497,16 @@ class FileSide(OtherSide):
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
             return entry_rows([], self._names, url)
 
-    def read(self, entries: IntArray) -> list[Fields | None]:
+    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:  # noqa: ARG002 - all are read
         """Return the values that the files have for the keys of samples."""
         found: list[Fields | None] = [None] * len(entries)
         for number, places, local_indices in self._first.groups(entries):
-            read = self._values(number, local_indices)
-            for place, fields in zip(places, read, strict=True):
-                found[place] = fields
+            file, index = self._file(number), self._first.key_index(number)
+            rows = [file.keys.rows.get(index.key(local_index), -1) for local_index in local_indices]
+            read = iter(file.read(np.array([row for row in rows if row >= 0], np.int64)))
+            for place, row in zip(places, rows, strict=True):
+                found[place] = next(read) if row >= 0 else None
         return self._selected(found)
-
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - all are read
-        """Return the values for one sample."""
-        number, local_index = self._first.locate(entry)
-        file = self._file(number)
-        row = file.keys.rows.get(self._first.key_index(number).key(local_index))
-        return None if row is None else self._selected([file.read_one(row, local=True)])[0]
-
-    def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
-        file, index = self._file(number), self._first.key_index(number)
-        rows = [file.keys.rows.get(index.key(local_index), -1) for local_index in local_indices]
-        found = iter(file.read(np.array([row for row in rows if row >= 0], np.int64)))
-        return [next(found) if row >= 0 else None for row in rows]
 
     def fields(self, number: int | None) -> Sequence[str]:
         """Return all fields that one shard's file has; none without a number."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from wids.errors import JoinError
-from wids.shards.reader import Group, OpenByNumber, ShardReader, read_from
+from wids.shards.reader import ShardReader
 from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
-from wids.shards.tars.raw_samples import Labels
 from wids.storage.arrays import IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.tables.column_values import KEY
@@ -53,72 +52,35 @@ class KeyedSamples:
         """Whether samples are as they are stored."""
         return not (self.access.transformations or self.access.is_overridden)
 
-    def read(
-        self, positions: IntArray, batch: tuple[Iterable[Group], OpenByNumber] | None = None
-    ) -> tuple[list[str], list[Any]]:
+    @cached_property
+    def _stored(self) -> SampleAccess:
+        is_verified = self.is_compared or bool(self.access.transformations)
+        return self.access.before_steps(is_verified=is_verified)
+
+    def read(self, positions: IntArray, local: bool) -> tuple[list[str], list[Any]]:
         """Return the keys of samples as they are stored, and the samples.
 
-        Those of a plain dataset are new dicts, with the key. Others have been labelled and
-        transformed, and may be anything. Each shard is opened once.
+        Those of a plain dataset are new dicts. Others have been transformed, and may be anything.
 
         Args:
             positions: The samples.
-            batch: What `ShardReader.of_batch` has returned for them, if it was called.
+            local: As for `ShardPool.get`, for a single sample.
         """
-        keys, samples = [""] * len(positions), [None] * len(positions)
-        groups, open_shard = batch or self.reader.of_batch(positions)
-        for number, places, local_indices in groups:
-            found = zip(places, *self._read_many(open_shard, number, local_indices), strict=True)
-            for place, key, sample in found:
-                keys[place], samples[place] = key, sample
-        return keys, samples
-
-    def _read_many(
-        self, open_shard: OpenByNumber, number: int, local_indices: Sequence[int]
-    ) -> tuple[list[str], list[Any]]:
         access, reader = self.access, self.reader
         if access.is_overridden:
-            start, index = reader.starts[number], reader.key_index(number)
-            indices = [start + local_index for local_index in local_indices]
-            return list(map(index.key, local_indices)), self.dataset.__getitems__(indices)
-        verify, labels = self._settings(number)
-        samples: list[Any] = read_from(
-            reader,
-            number,
-            reader.fetches_for_many,
-            lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
-            open_shard,
-        )
+            places = map(reader.locate, positions.tolist())
+            keys = [reader.key_index(number).key(local_index) for number, local_index in places]
+            return keys, self.dataset.__getitems__(positions.tolist())
+        if len(positions) == 1:
+            position = int(positions[0])
+            number = reader.locate(position)[0]
+            samples = [self._stored.read(position, number, local, reader.open)]
+        else:
+            samples = self._stored.batch(positions)
         keys = [sample["__key__"] for sample in samples]
         if access.transformations:
             samples = access.transformed_together(samples)
         return keys, samples
-
-    def read_one(self, position: int, *, local: bool) -> tuple[str, Any]:
-        """Return the key of one sample as it is stored, and the sample; see `read`.
-
-        Args:
-            position: The sample.
-            local: As for `ShardPool.get`.
-        """
-        access = self.access
-        if access.is_overridden:
-            (key,), (sample,) = self.read(np.array([position]))
-            return key, sample
-        number, local_index = self.reader.locate(position)
-        verify, labels = self._settings(number)
-        sample = read_from(
-            self.reader, number, local, lambda shard: shard.read(local_index, verify, labels)
-        )
-        key = sample["__key__"]
-        return key, access.transformed_together([sample])[0] if access.transformations else sample
-
-    def _settings(self, number: int) -> tuple[bool, Labels | None]:
-        """Return whether to compare checksums, and the labels that transformations see."""
-        access, reader = self.access, self.reader
-        if not access.transformations:
-            return reader.verifies_decoded if self.is_compared else reader.verifies_raw, None
-        return reader.verifies_decoded, reader.labels(number, access.dataset_name)
 
     def check(self, samples: list[Any]) -> None:
         """Raise `JoinError` if transformations returned anything but dicts."""
@@ -166,15 +128,12 @@ class OtherSide(ABC):
     _chosen: frozenset[str] | None = None
 
     @abstractmethod
-    def read(self, entries: IntArray) -> list[Fields | None]:
+    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:
         """Return the fields of entries, in new dicts with the key as ``__key__`` if they have one.
 
-        None stands for an entry that turns out not to exist.
+        None stands for an entry that turns out not to exist. ``local`` is as for `ShardPool.get`,
+        for a single entry of a dataset.
         """
-
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - of a dataset
-        """Return what `read` returns for one entry; ``local`` is as for `ShardPool.get`."""
-        return self.read(np.array([entry]))[0]
 
     @abstractmethod
     def fields(self, number: int | None) -> Sequence[str]:
@@ -209,7 +168,7 @@ class OtherSide(ABC):
 
     def content(self, entries: IntArray) -> tuple[Any, ...]:
         """Return values that change when the fields of entries do; -1 stands for no entry."""
-        found = iter(self.read(entries[entries >= 0]))
+        found = iter(self.read(entries[entries >= 0], local=True))
         checksum = 0
         for entry in entries.tolist():
             for name, value in ((next(found) if entry >= 0 else None) or {}).items():
@@ -266,24 +225,13 @@ class DatasetSide(OtherSide):
         self._reader = dataset.reader
         self.edges = dataset.reader.edges
 
-    def read(self, entries: IntArray) -> list[Fields | None]:
-        """Return the fields of samples, each of whose shards is opened once."""
-        return self._renamed(*self.dataset.read(entries))
-
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:
-        """Return the fields of one sample."""
-        key, sample = self.dataset.read_one(entry, local=self._fetches(local))
-        return self._renamed([key], [sample])[0]
-
-    def _fetches(self, local: bool) -> bool:
+    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:
+        """Return the fields of samples, without labels except for the stored key."""
         reader = self._reader
-        return reader.fetches_for_one or (local and reader.fetches_for_many)
-
-    def _renamed(self, keys: list[str], samples: list[Any]) -> list[Fields | None]:
-        """Return samples with other names, and without labels except for the stored key."""
-        if self.dataset.is_plain and not self._names.prefix:
-            return samples
-        self.dataset.check(samples)
+        may_fetch = reader.fetches_for_one or (local and reader.fetches_for_many)
+        keys, samples = self.dataset.read(entries, may_fetch)
+        if not self.dataset.is_plain:
+            self.dataset.check(samples)
         latest: tuple[Any, ...] = ()
         pairs: list[tuple[Any, Any]] = []
         found: list[Fields | None] = []

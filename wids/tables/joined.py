@@ -1,11 +1,10 @@
 """Read joined samples: each sample of a dataset with the entry of another side that has its key.
 
-A `JoinedShard` is a `wids.shards.tars.raw_samples.ReadableShard`: samples are read as from another
-shard. It holds nothing open: the readers of both sides do.
-
-Positions, shards and keys are those of the first dataset's reader; each query about a shard goes to
-both sides. A joined dataset differs from others in its reader alone. Each read copies the values of
-a frame, a mapping or a file that a transformation could change in place.
+Both sides read samples as they do alone; a `Joint` puts them together. `JoinedShards` are those of
+the first dataset, with its positions and keys: for both sides they answer what is local and how
+long it is, and fetch it. Where indexes must have all fields, samples are read first, into a
+`SampleShard`. Each read copies the values of a frame, a mapping or a file that a transformation
+could change in place.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
-from wids.shards.reader import Group, OpenByNumber, ShardReader
+from wids.shards.key_lookup import KeyLookup
+from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, RawSample, ReadableShard, label, read_or_errors
+from wids.shards.tars.raw_samples import RawSample, ReadableShard, label, read_or_errors
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
@@ -46,40 +46,30 @@ class Joint:
     entries: PositionMap
     fills: bool
 
-    def read(
-        self, positions: IntArray, batch: tuple[Iterable[Group], OpenByNumber] | None = None
-    ) -> list[RawSample]:
-        """Return joined samples of any shards, read together.
+    def read(self, positions: IntArray, local: bool = True) -> list[RawSample]:
+        """Return joined samples of any shards, read together, with the labels of the dataset.
 
         Args:
             positions: The samples.
-            batch: What `ShardReader.of_batch` has returned for the dataset, if it was called.
+            local: As for `ShardPool.get`, for a single sample.
 
         Raises:
             JoinError: Both sides have a field of one name, or a sample is not a dict.
             SampleError: The other side does not have a key.
             MismatchError: A shard was written again since the datasets were joined.
         """
-        keys, samples = self.own.read(positions, batch)
+        keys, samples = self.own.read(positions, local)
         entries = self.entries.at(positions)
-        present = np.flatnonzero(entries >= 0)
-        others = self.other.read(entries[present])
-        if len(present) < len(entries):
-            found, others = others, [None] * len(entries)
-            for place, fields in zip(present.tolist(), found, strict=True):
-                others[place] = fields
-        return self._joined(positions, keys, samples, others)
-
-    def read_one(self, position: int, *, local: bool) -> RawSample:
-        """Return one joined sample; see `read`. ``local`` is as for `ShardPool.get`."""
-        key, sample = self.own.read_one(position, local=local)
-        entry = self.entries.one(position)
-        found = self.other.read_one(entry, local=local) if entry >= 0 else None
-        return self._joined([position], [key], [sample], [found])[0]
+        is_present = entries >= 0
+        others: list[Fields | None] = [None] * len(entries)
+        found = self.other.read(entries[is_present], local) if is_present.any() else []
+        for place, fields in zip(np.flatnonzero(is_present).tolist(), found, strict=True):
+            others[place] = fields
+        return self._joined(positions.tolist(), keys, samples, others)
 
     def _joined(
         self,
-        positions: Sequence[int] | IntArray,
+        positions: list[int],
         keys: list[str],
         samples: list[Any],
         found: list[Fields | None],
@@ -90,7 +80,7 @@ class Joint:
             self._missing(place, positions, keys) if fields is None else fields
             for place, fields in enumerate(found)
         ]
-        self.check_keys(positions, keys, [fields.pop("__key__", None) for fields in others])
+        self._check_keys(positions, keys, [fields.pop("__key__", None) for fields in others])
         if not self.own.is_plain:
             self.own.check(samples)
         # New dicts, since a transformation may keep what it returns, and return it again.
@@ -98,14 +88,17 @@ class Joint:
         if sum(map(len, joined)) != sum(map(len, samples)) + sum(map(len, others)):
             for position, key, sample, fields in zip(positions, keys, samples, others, strict=True):
                 if common := sample.keys() & fields:
-                    raise self.collision(position, key, sorted(map(str, common)))
+                    raise self._collision(position, key, sorted(map(str, common)))
+        if not self.own.is_plain:  # otherwise they have labels
+            reader, name = self.own.reader, self.own.access.dataset_name
+            for position, sample in zip(positions, joined, strict=True):
+                number, local_index = reader.locate(position)
+                label(sample, local_index, reader.labels(number, name))
         return joined
 
-    def _missing(
-        self, place: int, positions: Sequence[int] | IntArray, keys: Sequence[str]
-    ) -> Fields:
+    def _missing(self, place: int, positions: list[int], keys: Sequence[str]) -> Fields:
         """Return the fields of a sample that is missing on the other side."""
-        number, _ = self.own.reader.locate(int(positions[place]))
+        number, _ = self.own.reader.locate(positions[place])
         if self.fills:
             return self.other.missing(number)
         raise SampleError(
@@ -115,8 +108,8 @@ class Joint:
             key=keys[place],
         )
 
-    def check_keys(
-        self, positions: Sequence[int] | IntArray, keys: Sequence[str], stored: Sequence[str | None]
+    def _check_keys(
+        self, positions: list[int], keys: Sequence[str], stored: Sequence[str | None]
     ) -> None:
         """Raise unless entries came with the keys of their samples; None for no entry.
 
@@ -135,7 +128,7 @@ class Joint:
                     "of them was written again since: open both datasets and join them again"
                 )
 
-    def collision(self, position: int, key: str, names: list[str]) -> JoinError:
+    def _collision(self, position: int, key: str, names: list[str]) -> JoinError:
         """Return the error for a sample with fields that both sides have."""
         return JoinError(
             f'{self._name(position)}: sample "{key}": expected fields with other names on both '
@@ -146,7 +139,7 @@ class Joint:
     def _name(self, position: int) -> str:
         """Return the shard of a sample, for messages."""
         reader = self.own.reader
-        return urls.redact(reader.shards[reader.locate(int(position))[0]].url)
+        return urls.redact(reader.shards[reader.locate(position)[0]].url)
 
     def entries_of(self, number: int) -> IntArray:
         """Return the entries of the samples of one shard, -1 where there is none."""
@@ -166,9 +159,37 @@ class Joint:
         """Return the joint of samples as they are stored."""
         return replace(self, own=self.own.undecoded(), other=self.other.undecoded())
 
-    def reader(self) -> JoinedReader:
-        """Return the reader of joined samples."""
-        return JoinedReader(self)
+    def reader(self) -> JoinedShards:
+        """Return the shards of the dataset, which are fetched with what is joined to them."""
+        return JoinedShards(self)
+
+    def of_samples(
+        self,
+        number: int,
+        local_indices: Sequence[int] | IntArray,
+        on_damage: Callable[[WidsError], object] | None = None,
+    ) -> SampleShard:
+        """Return some samples of a shard, undecoded, as a shard whose index has all their fields.
+
+        Args:
+            number: The number of the shard.
+            local_indices: The samples, ascending.
+            on_damage: Takes the error of a damaged sample, which then has no fields; None to raise
+                it.
+        """
+        joint, reader = self.undecoded(), self.own.reader
+        places = np.asarray(local_indices, np.int64)
+        positions = places + reader.starts[number]
+        if on_damage is None:
+            found: list[Any] = joint.read(positions)
+        else:
+            found = read_or_errors(joint.read, positions, ShardFormatError)
+            for each in found:
+                if isinstance(each, WidsError):
+                    on_damage(each)
+        samples = [{} if isinstance(each, WidsError) else each for each in found]
+        name = urls.redact(reader.shards[number].url)
+        return SampleShard(name, reader.key_index(number), places, samples)
 
     @property
     def transformations(self) -> Sequence[Any]:
@@ -181,115 +202,24 @@ class Joint:
             each.dataset.set_epoch(epoch)
 
 
-class JoinedShard(ReadableShard):
-    """One shard of a joined dataset; see `wids.shards.tars.raw_samples.ReadableShard`.
-
-    Safe to use from any number of threads.
-
-    Args:
-        reader: The reader that it belongs to, which has its index.
-        joint: What is joined.
-        number: The number of the shard.
-        local: As for `ShardPool.get`.
-        batch: The samples that will be read, if they were read together with those of others.
-    """
-
-    def __init__(
-        self,
-        reader: ShardReader,
-        joint: Joint,
-        number: int,
-        local: bool,
-        batch: list[RawSample] | None = None,
-    ) -> None:
-        self._reader = reader
-        self._joint = joint
-        self._own = joint.own.reader
-        self._number = number
-        self._start = reader.starts[number]
-        self._local = local
-        self._batch = batch
-
-    # Found when they are asked for: such a shard is made for each batch.
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The shard, for messages."""
-        return urls.redact(self._reader.shards[self._number].url)
-
-    def __repr__(self) -> str:
-        return f"<JoinedShard: {self.name}, and what is joined to its samples>"
-
-    @property
-    def index(self) -> ShardIndex:  # type: ignore[override]
-        """The index of the samples as the first side stores them."""
-        return self._own.key_index(self._number)
-
-    def read(
-        self,
-        local_index: int,
-        verify: bool = False,  # noqa: ARG002 - each side has a setting of its own
-        labels: Labels | None = None,
-    ) -> RawSample:
-        """Return one sample; see `Joint.read`."""
-        sample = self._joint.read_one(self._start + local_index, local=self._local)
-        if labels is not None:
-            label(sample, local_index, labels)
-        return sample
-
-    def read_many(
-        self,
-        local_indices: Sequence[int],
-        *,
-        verify: bool = False,  # noqa: ARG002 - each side has a setting of its own
-        labels: Labels | None = None,
-    ) -> list[RawSample]:
-        """Return samples in the order of ``local_indices``; see `Joint.read`."""
-        samples = self._batch
-        if samples is None:
-            samples = self._joint.read(np.array(local_indices, np.int64) + self._start)
-        if labels is not None:
-            for local_index, sample in zip(local_indices, samples, strict=True):
-                label(sample, local_index, labels)
-        return samples
-
-    def of_samples(
-        self,
-        local_indices: Sequence[int] | IntArray,
-        on_damage: Callable[[WidsError], object] | None = None,
-    ) -> ReadableShard:
-        """Return samples of both sides as they are stored; see `ReadableShard.of_samples`."""
-        joint, places = self._joint.undecoded(), np.asarray(local_indices, np.int64)
-        if on_damage is None:
-            return SampleShard(self, places, joint.read(places + self._start))
-        found = read_or_errors(joint.read, places + self._start, ShardFormatError)
-        for each in found:
-            if isinstance(each, WidsError):
-                on_damage(each)
-        return SampleShard(self, places, [{} if isinstance(e, WidsError) else e for e in found])
-
-    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return bytes of a field of the first side."""
-        shard = self._own.open(self._number, local=self._local)
-        return shard.read_part(local_index, field, start, stop)
-
-    def check(self) -> None:
-        """Do nothing: what is open is checked when it is read."""
-
-
 class SampleShard(ReadableShard):
     """Some samples of a shard that were read, whose index has their fields.
 
     Args:
-        shard: The shard.
-        local_indices: The samples in it, ascending. The index has the keys of the others too.
+        name: The shard in messages.
+        index: Its index; that of the samples has the keys of the others too.
+        local_indices: The samples, ascending.
         samples: Their fields.
     """
 
     def __init__(
-        self, shard: ReadableShard, local_indices: IntArray, samples: Iterable[Mapping[str, Any]]
+        self,
+        name: str,
+        index: ShardIndex,
+        local_indices: IntArray,
+        samples: Iterable[Mapping[str, Any]],
     ) -> None:
-        self.name = shard.name
+        self.name = name
         members = [
             (local_index, field, value)
             for local_index, sample in zip(local_indices.tolist(), samples, strict=True)
@@ -301,9 +231,9 @@ class SampleShard(ReadableShard):
         self._values = [value for _, _, value in members]
         nothing = np.zeros(len(members), np.uint8)
         self.index = replace(
-            shard.index,
+            index,
             member_starts=np.searchsorted(
-                np.array([each for each, _, _ in members], np.int64), range(len(shard.index) + 1)
+                np.array([each for each, _, _ in members], np.int64), range(len(index) + 1)
             ),
             sizes=np.array([len(as_bytes(value)) for value in self._values], np.int64),
             field_ids=np.array([numbers[field] for _, field, _ in members], np.int64),
@@ -323,17 +253,8 @@ class SampleShard(ReadableShard):
         return plain_values([self._values[member] for member in members.tolist()], decode)
 
 
-_LOOKED_UP: Final = (
-    *("ends", "fetches_for_many", "fetches_for_one", "labels", "shards", "starts"),
-    *("verifies_decoded", "verifies_raw"),
-)
-"""What each read of a sample looks up; `__getattr__` takes longer."""
-
-
-class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[misc]
-    """The shards of a dataset, with fields of another side, for those who ask a `ShardReader`.
-
-    What is not defined here is asked of the reader of the dataset: positions, keys, indexes.
+class JoinedShards(ShardReader):
+    """The shards of a dataset, which are fetched and counted with what is joined to their samples.
 
     Args:
         joint: What is joined.
@@ -342,46 +263,17 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
         joint: As passed.
     """
 
-    has_all_fields = False
+    joint: Joint
 
     def __init__(self, joint: Joint) -> None:
+        self._own = joint.own.reader
+        super().__init__(self._own.opener, self._own.pool)
         self.joint = joint
-        self._inner = inner = joint.own.reader
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}
-        self.open = self._joined_shard
-        self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
-        for name in _LOOKED_UP:
-            setattr(self, name, getattr(inner, name))
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __repr__(self) -> str:
-        return f"<JoinedReader: {self._inner!r}, and what is joined to its samples>"
-
-    def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        return JoinedShard(self, self.joint, number, local)
-
-    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the samples of a batch by shards, after reading all of them."""
-        try:
-            own, open_own = self._inner.of_batch(positions)
-            groups = list(own)
-            found = self.joint.read(positions, (groups, open_own))
-        except WidsError:  # raised again where only the sample that failed is replaced
-            return self.groups(positions), self.open
-        batches = {number: [found[place] for place in places] for number, places, _ in groups}
-
-        def open_shard(number: int, local: bool = True) -> JoinedShard:
-            return JoinedShard(self, self.joint, number, local, batches[number])
-
-        return groups, open_shard
+    def _key_lookup(self) -> KeyLookup:
+        return self._own._key_lookup()  # noqa: SLF001 - of the same shards
 
     def _shards_needed(self, number: int) -> list[int]:
         """Return the shards of the other side that the samples of a shard need."""
@@ -396,26 +288,26 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
     def is_local(self, number: int) -> bool:
         """Whether a shard, and what is joined to its samples, can be read without fetching."""
         needed = self._shards_needed(number)
-        return self._inner.is_local(number) and all(map(self._other.is_local, needed))
+        return self._own.is_local(number) and all(map(self._other.is_local, needed))
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard, and of what has to be fetched for its samples."""
-        sizes = [self._inner.nbytes(number), *map(self._other.nbytes, self._shards_needed(number))]
+        sizes = [self._own.nbytes(number), *map(self._other.nbytes, self._shards_needed(number))]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields of shards, and those joined to them, where these are known."""
-        names = (*self._inner.field_names(stored), *self._other.fields(None))
+        names = (*self._own.field_names(stored), *self._other.fields(None))
         return list(dict.fromkeys(names))  # `stored` may have those that are joined
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return values that change when the samples of a shard, or what is joined to them, do."""
         entries = self.joint.entries_of(number)
-        return self._inner.content(number), self._other.content(entries)
+        return self._own.content(number), self._other.content(entries)
 
     def announce_shards(self, numbers: Sequence[int]) -> None:
         """Note that a pass will read shards, and what is joined to them."""
-        self._inner.announce_shards(numbers)
+        self._own.announce_shards(numbers)
         for each in self.joint.datasets[1:]:
             needed: Sequence[int] = range(len(each.reader.shards))
             if 2 * len(numbers) < len(self.shards):  # otherwise nearly all, without a look-up
@@ -429,13 +321,13 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
         """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
-        self._inner.fetch(number, background)
+        self._own.fetch(number, background)
         for other in self._shards_needed(number):
             self._other.fetch(other, background)
 
-    def only(self, fields: Collection[str] | None) -> JoinedReader:
+    def only(self, fields: Collection[str] | None) -> JoinedShards:
         """Return a reader that fetches no shard; see `ShardReader.only`."""
-        return JoinedReader(self.joint.only(fields))
+        return JoinedShards(self.joint.only(fields))
 
     def pass_over_broken(self) -> None:
         """Note broken shards of both sides; see `ShardReader.pass_over_broken`."""
@@ -468,7 +360,7 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
 
         Bytes of the other side that several shards need are divided among them.
         """
-        own, others = self._inner.stored_nbytes(numbers, counted), self._cached_together()[1:]
+        own, others = self._own.stored_nbytes(numbers, counted), self._cached_together()[1:]
         if not others:
             return own
         (other,) = others

@@ -32,7 +32,7 @@ from wids.tables.join_keys import (
     match_keys,
 )
 from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
-from wids.tables.joined import JoinedReader, Joint
+from wids.tables.joined import JoinedShards, Joint
 from wids.tables.table import check_arrow
 
 Missing = Literal["error", "skip", "none"]
@@ -70,7 +70,7 @@ def joined_reader(
     prefix: str,
     on: str = KEY,
     columns: Sequence[str] | None = None,
-) -> tuple[JoinedReader, BoolArray | slice]:
+) -> tuple[JoinedShards, BoolArray | slice]:
     """Return the reader of a joined dataset, and which samples of the view it has.
 
     Args:
@@ -92,8 +92,8 @@ def joined_reader(
     wanted = _wanted(other, on, columns)
     joint, is_present = _joint(view, other, missing, _names(prefix), wanted)
     if missing == "skip" and not is_present.all():
-        return JoinedReader(joint), is_present
-    return JoinedReader(joint), slice(None)
+        return JoinedShards(joint), is_present
+    return JoinedShards(joint), slice(None)
 
 
 def _names(prefix: Any) -> Names:

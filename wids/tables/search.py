@@ -30,7 +30,7 @@ from wids.errors import DecodeError, ShardFormatError, WidsError
 from wids.order.shuffle import Shuffle
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
 from wids.shards.positions import Positions, as_int_array
-from wids.shards.sample_access import IndexedDataset, ReadableDataset
+from wids.shards.sample_access import IndexedDataset, ReadableDataset, ReadableShards
 from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
 from wids.storage.arrays import IntArray
 from wids.storage.sizes import first_of
@@ -83,19 +83,6 @@ class ShardRows:
         self._members: dict[str, tuple[IntArray, IntArray]] = {}
         self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
         self.left_out: Counter[str] = Counter()
-
-    def of(self, rows: IntArray) -> tuple[ShardRows, IntArray]:
-        """Return the fields of some samples, and those samples; the first of them if all are read.
-
-        Samples are read where the index of their shard does not have all their fields.
-        """
-        few, damage = rows[:_NUM_READ], Counter[str]()
-        shard = self._shard.of_samples(few, lambda _: damage.update(["unreadable"]))
-        if shard is self._shard:
-            return self, rows
-        found = ShardRows(shard)
-        found.left_out = damage
-        return found, few
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -444,15 +431,19 @@ class Scan(Generic[AnyVisitor]):
     def _run_shard(self, number: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
         """Visit the samples of a shard from the next one on, block by block."""
         with ExitStack() as stack:
-            opened: ShardRows | None = None
+            reader: ReadableShards | None = None
             while self.num_searched < end and not self._is_enough and is_wanted():
                 stop = min(self.num_searched + _BLOCK, end)
                 rows = self.visitor.wanted(
                     start, np.arange(self.num_searched - start, stop - start)
                 )
                 if len(rows):  # or the shard is not even opened
-                    opened = opened or self._opened(number, stack)
-                    shard, some = opened.of(rows)
+                    if reader is None:
+                        reader = self._reader(number, stack)
+                        shard = ShardRows(reader.open(number, local=False))
+                    some = rows
+                    if reader.joint is not None:  # the index lacks fields
+                        shard, some = _joined_rows(reader.joint, number, rows[:_NUM_READ])
                     few = shard.affordable(some, self.visitor.fields)
                     stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
                     self._is_enough = self.visitor.visit(start, shard, few)
@@ -460,11 +451,19 @@ class Scan(Generic[AnyVisitor]):
                     self.left_out, shard.left_out = self.left_out + shard.left_out, Counter()
                 self.num_searched = stop
 
-    def _opened(self, number: int, stack: ExitStack) -> ShardRows:
+    def _reader(self, number: int, stack: ExitStack) -> ReadableShards:
+        """Return shards that are not fetched, with one that has an index."""
         if self.dataset.reader.index(number) is None:
             raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
-        view = stack.enter_context(self.dataset.only(None))
-        return ShardRows(view.reader.open(number, local=False))
+        return stack.enter_context(self.dataset.only(None)).reader
+
+
+def _joined_rows(joint: Any, number: int, rows: IntArray) -> tuple[ShardRows, IntArray]:
+    """Return the fields of joined samples, and the samples."""
+    damage = Counter[str]()
+    found = ShardRows(joint.of_samples(number, rows, lambda _: damage.update(["unreadable"])))
+    found.left_out = damage
+    return found, rows
 
 
 def found_in(

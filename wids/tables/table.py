@@ -112,7 +112,7 @@ class ColumnReader:
             WidsError: The shard cannot be read.
         """
         reader = self.shards
-        if not reader.has_all_fields:
+        if reader.joint is not None:
             return self._read_samples(number, rows)
         shard: ReadableShard = reader.open(number, local=reader.fetches_for_one)
         if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
@@ -149,18 +149,17 @@ class ColumnReader:
     def _read_samples(self, number: int, rows: Rows) -> ShardColumns:
         """Read samples with the fields of the columns, where the index does not have them all."""
 
-        def read(reader: ShardReader, *, local: bool) -> ShardColumns:
+        def read(reader: ShardReader) -> ShardColumns:
             ignores = None if self.errors == "raise" else (lambda _: None)
-            shard = reader.open(number, local).of_samples(rows, ignores)
-            return self._read_from(shard, number, rows)
+            return self._read_from(reader.joint.of_samples(number, rows, ignores), number, rows)
 
         try:
             with closing(self.shards.only({path.field for path in self.paths})) as reader:
-                return read(reader, local=False)
+                return read(reader)
         except RangeError:
             if not self.shards.fetches_for_many:
                 raise
-            return read(self.shards, local=True)
+            return read(self.shards)
 
     def _costs_less_whole(self, shard: RemoteShard, rows: Rows) -> bool:
         """Return whether to fetch a shard, which may be, in place of reading members of it."""
@@ -438,7 +437,7 @@ def read_table(
     reader = ColumnReader(shards, paths, errors)
     ascending = in_ascending_order(positions)
     tasks = list(rows_of_shards(ascending, shards.edges))
-    if not shards.has_all_fields:
+    if shards.joint is not None:
         tasks = [
             (number, rows[at : at + _MAX_SAMPLES])
             for number, rows in tasks

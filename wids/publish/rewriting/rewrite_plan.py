@@ -203,11 +203,11 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordAr
         places = order[edges[number] : edges[number + 1]]
         index = index_of(reader, number)
         local = positions[places] - reader.starts[number]
-        if not reader.has_all_fields:
+        if reader.joint is not None:
             nbytes[places] = _read_nbytes(reader, number, local)
         if len(local) * _SPARSE < len(index):
             index, local = _only(index, local), np.arange(len(local))
-        if reader.has_all_fields:
+        if reader.joint is None:
             nbytes[places] = _tar_nbytes(index, reader.fields)[local]
         hashes[places] = key_hashes(index)[local]
         if count % _RELEASED_AFTER == 0:
@@ -218,10 +218,11 @@ def _columns(reader: ShardReader, positions: IntArray) -> tuple[IntArray, WordAr
 def _read_nbytes(reader: ShardReader, number: int, local: IntArray) -> IntArray:
     """Return the length of each sample in a tar, where the index does not have all fields."""
     rows, places = np.unique(local, return_inverse=True)
-    found, shard = np.empty(len(rows), np.int64), reader.open(number)
+    found = np.empty(len(rows), np.int64)
     for start in range(0, len(rows), _NUM_READ):
         few = rows[start : start + _NUM_READ]
-        found[start : start + _NUM_READ] = _tar_nbytes(shard.of_samples(few).index, None)[few]
+        shard = reader.joint.of_samples(number, few)
+        found[start : start + _NUM_READ] = _tar_nbytes(shard.index, None)[few]
     return found[places]
 
 

@@ -85,7 +85,7 @@ def changed_payload_error(name: str, member: str) -> ShardFormatError:
 
 
 class ReadableShard:
-    """A shard whose samples can be read from any number of threads: a tar, or a joined one.
+    """A shard whose samples can be read from any number of threads.
 
     Attributes:
         name: The shard in messages.
@@ -145,22 +145,6 @@ class ReadableShard:
             ShardFormatError: The tar or its index has changed.
         """
         return [value[:nbytes] for value in self.read_members(members)]
-
-    def of_samples(
-        self,
-        local_indices: Sequence[int] | IntArray,  # noqa: ARG002 - of shards that have no such index
-        on_damage: Callable[[WidsError], object] | None = None,  # noqa: ARG002 - the same
-    ) -> ReadableShard:
-        """Return a shard whose index has all fields of some samples: this one.
-
-        A shard whose index lacks fields, as that of joined samples, reads the samples instead.
-
-        Args:
-            local_indices: The samples, ascending.
-            on_damage: Takes the error of a damaged sample, which then has no fields; None to raise
-                it.
-        """
-        return self
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return the bytes of one field from a start to a stop, or to its end."""
