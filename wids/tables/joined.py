@@ -59,13 +59,14 @@ class Joint:
             MismatchError: A shard was written again since the datasets were joined.
         """
         keys, samples = self.own.read(positions, local)
-        entries = self.entries.at(positions)
-        is_present = entries >= 0
-        others: list[Fields | None] = [None] * len(entries)
-        found = self.other.read(entries[is_present], local) if is_present.any() else []
-        for place, fields in zip(np.flatnonzero(is_present).tolist(), found, strict=True):
-            others[place] = fields
-        return self._joined(positions.tolist(), keys, samples, others)
+        places = positions.tolist()
+        # For a single one in a hundredth of the time that arrays need.
+        many = len(places) > 1
+        entries = self.entries.at(positions).tolist() if many else [*map(self.entries.one, places)]
+        wanted = [entry for entry in entries if entry >= 0]
+        found = iter(self.other.read(np.array(wanted), local) if wanted else ())
+        others = [next(found) if entry >= 0 else None for entry in entries]
+        return self._joined(places, keys, samples, others)
 
     def _joined(
         self,
