@@ -492,16 +492,19 @@ def test_nothing_is_read_to_join(train: Path, captions: Path) -> None:
         assert len(a.join(b)) == 20
 
 
-def test_a_join_is_made_of_what_is_there_now(train: Path, captions: Path) -> None:
-    """Nothing is stored of it: a shard that was written again has other positions."""
+def test_a_join_is_made_of_what_is_there_now(train: Path, captions: Path, own_cache: Path) -> None:
+    """Nothing is stored of it, and a shard that was written again has other positions (JOIN-6)."""
 
-    def join() -> list[Any]:
+    def join(start: int = 0) -> list[Any]:
         with wids.ShardListDataset(train) as a:
             b = wids.ShardListDataset(shards(captions, "captions"))
-            return [s[".caption.txt"] for s in a.join(b)]
+            return [s[".caption.txt"] for s in a[start:].join(b)]
 
     expected = [f".caption.txt of s{number:05d}" for number in range(20)]
     assert join() == expected
+    stored = sorted(own_cache.rglob("*"))  # the indexes
+    assert join(start=3) == expected[3:]
+    assert sorted(own_cache.rglob("*")) == stored
     path = shards(captions, "captions")[0]
     write_tar(Path(path), _members(path)[::-1])
     assert join() == expected

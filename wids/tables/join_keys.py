@@ -218,21 +218,6 @@ class PositionMap:
         return found
 
 
-class EveryPosition(PositionMap):
-    """Maps each position to itself."""
-
-    def __init__(self) -> None:
-        super().__init__(0, np.empty(0, np.int64))
-
-    def one(self, position: int) -> int:
-        """Return the position."""
-        return position
-
-    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
-        """Return the positions."""
-        return positions.astype(np.int64, copy=False)
-
-
 def match_keys(left: Keyed, right: Keyed) -> PositionMap:
     """Return for each entry of the left side the entry of the right side that has its key.
 

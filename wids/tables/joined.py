@@ -37,13 +37,13 @@ class Joint:
     Attributes:
         own: The dataset.
         other: The other side.
-        entries: The entry of each sample.
+        entries: The entry of each sample; None if it is the position of the sample.
         fills: Whether a sample that is missing on the other side has its fields as None.
     """
 
     own: KeyedSamples
     other: OtherSide
-    entries: PositionMap
+    entries: PositionMap | None
     fills: bool
 
     def read(self, positions: IntArray, local: bool = True) -> list[RawSample]:
@@ -61,8 +61,10 @@ class Joint:
         keys, samples = self.own.read(positions, local)
         places = positions.tolist()
         # For a single one in a hundredth of the time that arrays need.
-        many = len(places) > 1
-        entries = self.entries.at(positions).tolist() if many else [*map(self.entries.one, places)]
+        entries = places
+        if self.entries is not None:
+            is_one = len(places) == 1
+            entries = [self.entries.one(*places)] if is_one else self.entries.at(positions).tolist()
         wanted = [entry for entry in entries if entry >= 0]
         found = iter(self.other.read(np.array(wanted), local) if wanted else ())
         others = [next(found) if entry >= 0 else None for entry in entries]
@@ -145,7 +147,8 @@ class Joint:
     def entries_of(self, number: int) -> IntArray:
         """Return the entries of the samples of one shard, -1 where there is none."""
         edges = self.own.reader.edges
-        return self.entries.at(np.arange(edges[number], edges[number + 1]))
+        positions = np.arange(edges[number], edges[number + 1])
+        return positions if self.entries is None else self.entries.at(positions)
 
     @property
     def datasets(self) -> list[KeyedSamples]:

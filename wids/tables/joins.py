@@ -26,7 +26,6 @@ from wids.tables.column_values import KEY
 from wids.tables.join_fields import Names, Wanted
 from wids.tables.join_keys import (
     DatasetKeys,
-    EveryPosition,
     Keyed,
     PositionMap,
     match_keys,
@@ -135,7 +134,7 @@ def _joint(
     if isinstance(other, str) and join_rows.is_per_shard(other):
         is_optional = missing != "error"
         files = join_rows.FileSide(view.reader, other, names, wanted, is_optional=is_optional)
-        joint = Joint(view.samples, files, EveryPosition(), fills)
+        joint = Joint(view.samples, files, None, fills)
         return joint, _present_in_files(view, files, missing)
     if join_rows.is_array(other):
         rows = _by_number(view, other)
