@@ -2,7 +2,7 @@
 
 `Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with its error
 in the place of each such sample, whether it is damaged itself or its whole shard is. Broken shards
-are noted where they are opened (`wids.shards.shard_facts`).
+are noted where they are opened (`wids.shards.broken_shards`).
 """
 
 from __future__ import annotations

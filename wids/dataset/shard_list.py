@@ -30,6 +30,7 @@ from wids.dataset.views import (
 )
 from wids.errors import missing_attribute
 from wids.shards.counted_shards import counted_shards
+from wids.shards.policy import Wanted
 from wids.shards.positions import (
     Positions,
     as_index,
@@ -618,7 +619,7 @@ class ShardListDataset(TorchDataset):
         if access.is_overridden:
             return (self if access is self._access else self._view(access))[index]
         position, number = int(access.positions[index]), access.shard_number(index)
-        return access.read(position, number, local=False, open_shard=access.reader.open)
+        return access.read(position, number, Wanted.PART, access.reader.open)
 
     # Views.
 

@@ -338,7 +338,7 @@ def _known_fields(dataset: Any) -> list[str]:
     # An error of a shard is reported when it is read.
     with suppress(WidsError, OSError):
         for number in range(min(len(spec.shards), _MAX_SHARDS)):
-            if reader.pool.peek(number) is not None:
+            if reader.peek(number) is not None:
                 return list(reader.field_names(reader.index(number).fields))
         if any(part.start == 0 and urls.is_local(part.url) for part in spec.all_dataset_indexes()):
             index = reader.known_index(0)

@@ -2,10 +2,6 @@
 
 Only the members of the requested samples are read, each with the headers before it, which must be
 those that the index was made from. A callable reads the ranges.
-
-Nobody knows what a program will read next. A shard is fetched as soon as that is at most twice the
-cost of the best choice in hindsight (decision 0093). A sampler does know: it announces the shards
-of its pass, which are then fetched when they are first needed.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from wids.errors import MismatchError, NotFoundError, WidsError
+from wids.shards.policy import Wanted
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
@@ -51,7 +48,7 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
-from wids.storage.stages import SharedArray, checked
+from wids.storage.stages import checked
 from wids.storage.transport.stream import PastEndError
 
 Value: TypeAlias = "bytes | WidsError"
@@ -84,9 +81,8 @@ class RemoteShard(PooledShard):
             they may be of another version than those before; None for ``read_range``.
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
-        takes: Called with the bytes of each read before it begins, and with 0 to ask whether
-            anything will be read; returns False if the whole tar should be fetched instead.
-        has_copy: Whether a local copy of the tar exists by now.
+        takes: Called with the bytes of each read before it begins; returns False if the whole tar
+            should be fetched instead.
         version: Returns the version of all that ``read_part`` returns; None if it is not known.
         watch: Returns a block that notes errors which concern the whole shard.
 
@@ -106,16 +102,14 @@ class RemoteShard(PooledShard):
         read_part: Read | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
-        takes: Callable[[int], bool] = lambda _: True,
-        has_copy: Callable[[], bool] = lambda: False,
+        takes: Callable[[int], bool] | None = None,
         version: Callable[[], str | None] = lambda: None,
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
         self.index = index
         self.nbytes = nbytes
-        self.takes = takes
-        self._has_copy = has_copy
+        self.takes = takes or (lambda _: True)
         self._version = version
         self._watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
@@ -126,11 +120,6 @@ class RemoteShard(PooledShard):
         self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
-        return not self.takes(0) or self._has_copy()
 
     def read_many(
         self,
@@ -394,75 +383,6 @@ def _intact(value: Value) -> bytes:
     return value
 
 
-_ANNOUNCED: Final = 1 << 62
-"""Stands for the bytes read of a shard that was announced."""
-
-_SMALL_NBYTES: Final = 8 << 20
-"""A shard that arrives about as soon as a part of it: batches wait for it."""
-
-
-class RangeBudget:
-    """Bytes that were read by range of each shard of a dataset, and which shards were announced.
-
-    Shared with the processes that are started later, forked and spawned ones alike. A copy that is
-    pickled for another machine starts from the current values. There is no lock: of two processes
-    or threads that add at the same moment, one may not be counted, which only delays a fetch.
-
-    Args:
-        num_shards: Number of shards.
-    """
-
-    def __init__(self, num_shards: int) -> None:
-        # For each shard, and the bytes of `let_ahead`.
-        self._shared = SharedArray("q", num_shards + 1)
-
-    def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
-        """Whether to read this many bytes of a shard by range, which are then counted.
-
-        Args:
-            number: The shard.
-            shard_nbytes: Its length.
-            nbytes: Bytes to read; 0 to ask whether anything more is read by range.
-        """
-        values = self._shared.values
-        read_nbytes = values[number]
-        if read_nbytes == _ANNOUNCED:
-            free_nbytes = values[-1]
-            if shard_nbytes <= _SMALL_NBYTES or free_nbytes < max(nbytes, 1):
-                return False
-            values[-1] = free_nbytes - nbytes
-            return True
-        # What is transferred until its copy is evicted is then at most twice what the best choice
-        # would transfer, whatever is read later (decision 0093).
-        if read_nbytes + 2 * nbytes >= shard_nbytes:
-            return False
-        values[number] = read_nbytes + nbytes
-        return True
-
-    def announce(self, numbers: Iterable[int]) -> None:
-        """Note shards that a pass reads whole, or in large part."""
-        for number in numbers:
-            self._shared.values[number] = _ANNOUNCED
-
-    def forget_announced(self) -> None:
-        """Count all shards that were announced from zero again."""
-        for number in range(len(self._shared.values) - 1):
-            if self._shared.values[number] == _ANNOUNCED:
-                self._shared.values[number] = 0
-
-    def let_ahead(self, nbytes: int) -> None:
-        """Let batches read this many bytes of announced shards while these are being fetched.
-
-        Without them, each batch waits for its shards.
-        """
-        self._shared.values[-1] = nbytes
-
-    def note_fetched(self, number: int) -> None:
-        """Count from zero again: if the copy of the shard is evicted, the choice is a new one."""
-        if self._shared.values[number] != _ANNOUNCED:
-            self._shared.values[number] = 0
-
-
 _BUFFER_NBYTES: Final = 256 << 10
 """Bytes of a request: video is read in steps of 32 kB, each of which would cost a round trip."""
 
@@ -488,7 +408,7 @@ def open_field(
         FetchError: The shard cannot be opened.
     """
     number, local_index = place
-    shard = open_shard(number, local=False)
+    shard = open_shard(number, Wanted.PART)
     index, kept = shard.index, None
     if cache_folder is not None and len(index.payload_crcs):
         member = index.member(local_index, field, f"shard {number}")
@@ -504,7 +424,7 @@ def open_field(
         if left_nbytes < 0:
             raise OSError(f"more than {limit_nbytes:,} bytes would have to be read")
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
-        return open_shard(number, local=False).read_part(local_index, field, start, stop)
+        return open_shard(number, Wanted.PART).read_part(local_index, field, start, stop)
 
     return io.BufferedReader(_FieldFile(nbytes, read, kept), _BUFFER_NBYTES)
 

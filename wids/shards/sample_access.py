@@ -17,6 +17,7 @@ import numpy as np
 
 from wids.errors import WidsError, printable
 from wids.shards.capacity import Capacity
+from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_index, first_index_of, from_start, in_turn, select
 from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
@@ -49,8 +50,8 @@ class ReadableShards(Protocol):
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
 
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
+        """Open a shard, as what is wanted of it says."""
 
 
 class ReadableDataset(Protocol):
@@ -205,7 +206,7 @@ def capacity_of(reader: ShardReader, lengths: Sequence[int]) -> Capacity:
     if len(lengths) != len(reader.shards):
         nbytes = nbytes.sum(keepdims=True)
     counts = np.array(lengths, np.int64)
-    return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, reader.pool.size)
+    return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, reader.max_open)
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def index_of(
     if index is None or dataset.reader.has_all_fields:
         return index
     with dataset.only(None) as selection:
-        shard = selection.reader.open(number, local=False)
+        shard = selection.reader.open(number, Wanted.PART)
         return shard.of_samples(local_indices or range(len(index))[:_NUM_READ]).index
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from wids.errors import JoinError, NotFoundError, PackError
 from wids.publish.packing.folder_listing import csv_rows
+from wids.shards import policy
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, unzip
 from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
@@ -75,7 +76,7 @@ class RowSide(OtherSide):
         """Return the values of rows; see `OtherSide`."""
         return self._selected([*self._take(entries.tolist())] if len(entries) else [])
 
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - in memory
+    def read_one(self, entry: int, wanted: policy.Wanted) -> Fields | None:  # noqa: ARG002 - in memory
         """Return the values of one row."""
         return self._selected([*self._take([entry])])[0]
 
@@ -510,12 +511,12 @@ class FileSide(OtherSide):
                 found[place] = fields
         return self._selected(found)
 
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - all are read
+    def read_one(self, entry: int, wanted: policy.Wanted) -> Fields | None:
         """Return the values for one sample."""
         number, local_index = self._first.locate(entry)
         file = self._file(number)
         row = file.keys.rows.get(self._first.key_index(number).key(local_index))
-        return None if row is None else self._selected([file.read_one(row, local=True)])[0]
+        return None if row is None else self._selected([file.read_one(row, wanted)])[0]
 
     def _values(self, number: int, local_indices: Sequence[int]) -> list[Fields | None]:
         file, index = self._file(number), self._first.key_index(number)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import JoinError
+from wids.shards.policy import Wanted
 from wids.shards.reader import Group, OpenByNumber, ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.shards.tars.raw_samples import Labels
@@ -85,7 +86,7 @@ class KeyedSamples:
         samples: list[Any] = read_from(
             reader,
             number,
-            reader.fetches_for_many,
+            Wanted.SAMPLES,
             lambda shard: shard.read_many(local_indices, verify=verify, labels=labels),
             open_shard,
         )
@@ -94,12 +95,12 @@ class KeyedSamples:
             samples = access.transformed_together(samples)
         return keys, samples
 
-    def read_one(self, position: int, *, local: bool) -> tuple[str, Any]:
+    def read_one(self, position: int, wanted: Wanted) -> tuple[str, Any]:
         """Return the key of one sample as it is stored, and the sample; see `read`.
 
         Args:
             position: The sample.
-            local: As for `ShardPool.get`.
+            wanted: What is wanted of its shard.
         """
         access = self.access
         if access.is_overridden:
@@ -108,7 +109,7 @@ class KeyedSamples:
         number, local_index = self.reader.locate(position)
         verify, labels = self._settings(number)
         sample = read_from(
-            self.reader, number, local, lambda shard: shard.read(local_index, verify, labels)
+            self.reader, number, wanted, lambda shard: shard.read(local_index, verify, labels)
         )
         key = sample["__key__"]
         return key, access.transformed_together([sample])[0] if access.transformations else sample
@@ -172,8 +173,8 @@ class OtherSide(ABC):
         None stands for an entry that turns out not to exist.
         """
 
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:  # noqa: ARG002 - of a dataset
-        """Return what `read` returns for one entry; ``local`` is as for `ShardPool.get`."""
+    def read_one(self, entry: int, wanted: Wanted) -> Fields | None:  # noqa: ARG002 - of a dataset
+        """Return what `read` returns for one entry; ``wanted`` is for datasets."""
         return self.read(np.array([entry]))[0]
 
     @abstractmethod
@@ -270,14 +271,12 @@ class DatasetSide(OtherSide):
         """Return the fields of samples, each of whose shards is opened once."""
         return self._renamed(*self.dataset.read(entries))
 
-    def read_one(self, entry: int, *, local: bool) -> Fields | None:
+    def read_one(self, entry: int, wanted: Wanted) -> Fields | None:
         """Return the fields of one sample."""
-        key, sample = self.dataset.read_one(entry, local=self._fetches(local))
+        # Not a part: its shard was not opened to find the sample.
+        wanted = wanted if wanted is Wanted.MOST else Wanted.SAMPLES
+        key, sample = self.dataset.read_one(entry, wanted)
         return self._renamed([key], [sample])[0]
-
-    def _fetches(self, local: bool) -> bool:
-        reader = self._reader
-        return reader.fetches_for_one or (local and reader.fetches_for_many)
 
     def _renamed(self, keys: list[str], samples: list[Any]) -> list[Fields | None]:
         """Return samples with other names, and without labels except for the stored key."""

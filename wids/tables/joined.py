@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
+from wids.shards.policy import Wanted
 from wids.shards.reader import Group, OpenByNumber, ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import Labels, RawSample, ReadableShard, label, read_or_errors
@@ -70,11 +71,11 @@ class Joint:
                 others[place] = fields
         return self._joined(positions, keys, samples, others)
 
-    def read_one(self, position: int, *, local: bool) -> RawSample:
-        """Return one joined sample; see `read`. ``local`` is as for `ShardPool.get`."""
-        key, sample = self.own.read_one(position, local=local)
+    def read_one(self, position: int, wanted: Wanted) -> RawSample:
+        """Return one joined sample, as what is wanted of its shard says; see `read`."""
+        key, sample = self.own.read_one(position, wanted)
         entry = self.entries.one(position)
-        found = self.other.read_one(entry, local=local) if entry >= 0 else None
+        found = self.other.read_one(entry, wanted) if entry >= 0 else None
         return self._joined([position], [key], [sample], [found])[0]
 
     def _joined(
@@ -190,7 +191,7 @@ class JoinedShard(ReadableShard):
         reader: The reader that it belongs to, which has its index.
         joint: What is joined.
         number: The number of the shard.
-        local: As for `ShardPool.get`.
+        wanted: What is wanted of it.
         batch: The samples that will be read, if they were read together with those of others.
     """
 
@@ -199,7 +200,7 @@ class JoinedShard(ReadableShard):
         reader: ShardReader,
         joint: Joint,
         number: int,
-        local: bool,
+        wanted: Wanted,
         batch: list[RawSample] | None = None,
     ) -> None:
         self._reader = reader
@@ -207,7 +208,7 @@ class JoinedShard(ReadableShard):
         self._own = joint.own.reader
         self._number = number
         self._start = reader.starts[number]
-        self._local = local
+        self._wanted = wanted
         self._batch = batch
 
     # Found when they are asked for: such a shard is made for each batch.
@@ -232,7 +233,7 @@ class JoinedShard(ReadableShard):
         labels: Labels | None = None,
     ) -> RawSample:
         """Return one sample; see `Joint.read`."""
-        sample = self._joint.read_one(self._start + local_index, local=self._local)
+        sample = self._joint.read_one(self._start + local_index, self._wanted)
         if labels is not None:
             label(sample, local_index, labels)
         return sample
@@ -270,7 +271,7 @@ class JoinedShard(ReadableShard):
 
     def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
         """Return bytes of a field of the first side."""
-        shard = self._own.open(self._number, local=self._local)
+        shard = self._own.open(self._number, self._wanted)
         return shard.read_part(local_index, field, start, stop)
 
     def check(self) -> None:
@@ -324,8 +325,7 @@ class SampleShard(ReadableShard):
 
 
 _LOOKED_UP: Final = (
-    *("ends", "fetches_for_many", "fetches_for_one", "labels", "shards", "starts"),
-    *("verifies_decoded", "verifies_raw"),
+    *("ends", "labels", "options", "shards", "starts", "verifies_decoded", "verifies_raw"),
 )
 """What each read of a sample looks up; `__getattr__` takes longer."""
 
@@ -349,8 +349,6 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
         self._inner = inner = joint.own.reader
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}
-        self.open = self._joined_shard
-        self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
         for name in _LOOKED_UP:
             setattr(self, name, getattr(inner, name))
 
@@ -365,8 +363,9 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
     def __repr__(self) -> str:
         return f"<JoinedReader: {self._inner!r}, and what is joined to its samples>"
 
-    def _joined_shard(self, number: int, local: bool = True) -> JoinedShard:
-        return JoinedShard(self, self.joint, number, local)
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> JoinedShard:
+        """Return a joined shard; the readers of both sides open theirs when samples are read."""
+        return JoinedShard(self, self.joint, number, wanted)
 
     def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
         """Return the samples of a batch by shards, after reading all of them."""
@@ -378,8 +377,8 @@ class JoinedReader(ShardReader if TYPE_CHECKING else object):  # type: ignore[mi
             return self.groups(positions), self.open
         batches = {number: [found[place] for place in places] for number, places, _ in groups}
 
-        def open_shard(number: int, local: bool = True) -> JoinedShard:
-            return JoinedShard(self, self.joint, number, local, batches[number])
+        def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> JoinedShard:
+            return JoinedShard(self, self.joint, number, wanted, batches[number])
 
         return groups, open_shard
 

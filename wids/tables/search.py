@@ -29,6 +29,7 @@ import numpy.typing as npt
 from wids.errors import DecodeError, ShardFormatError, WidsError
 from wids.order.shuffle import Shuffle
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
+from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.sample_access import IndexedDataset, ReadableDataset
 from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
@@ -464,7 +465,7 @@ class Scan(Generic[AnyVisitor]):
         if self.dataset.reader.index(number) is None:
             raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
         view = stack.enter_context(self.dataset.only(None))
-        return ShardRows(view.reader.open(number, local=False))
+        return ShardRows(view.reader.open(number, Wanted.PART))
 
 
 def found_in(

@@ -262,7 +262,7 @@ def index_of(reader: ShardReader, number: int) -> ShardIndex:
         return known
     index = reader.index(number)
     if index is None:  # all of its bytes are needed later, so they are fetched now
-        index = reader.open(number, local=True).index
+        index = reader.open(number).index
     return index
 
 

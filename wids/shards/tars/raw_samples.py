@@ -187,11 +187,6 @@ class PooledShard(ReadableShard):
     nbytes: int
     is_local: bool
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the local file from now on instead of this shard."""
-        return False
-
     def __repr__(self) -> str:
         kind = type(self).__name__
         return f"{kind}({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
