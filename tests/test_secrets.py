@@ -590,7 +590,8 @@ def test_new_files_with_secrets_are_their_owners(
     try:
         page.body = b"<html>no tar</html>" * 600
         assert run(*create)[0] == 1
-        assert set(_modes(out).values()) == {0o600}  # the journal
+        assert _modes(out) == {"a.partial": 0o700}
+        assert set(_modes(out / "a.partial").values()) == {0o600}
         page.body = body
         assert run(*create)[0] == 0
         spec = wids.DatasetSpec(tuple(wids.ShardSpec(url, 1) for url in shards))
@@ -599,6 +600,7 @@ def test_new_files_with_secrets_are_their_owners(
         modes = _modes(out)
         assert modes.pop("plain.json") == 0o644
         modes.pop("a.index", None)  # has no URLs
+        assert modes.pop("a.partial", 0o700) == 0o700
         assert set(modes.values()) == {0o600}
         assert "saved.json" in modes
 

@@ -10,15 +10,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended, published
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal
+from wids.publish.journal import opened_journal
 from wids.publish.new_shard import written_record
 from wids.publish.new_spec import described, new_dataset_index
-from wids.publish.output import Output, ShardNames, only_writer
+from wids.publish.output import Output, ShardNames, only_writer, unfinished_path
 from wids.publish.problems import log_problem, repeated_keys
 from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
 from wids.shards.specs.model import DatasetSpec, ShardSpec
@@ -129,7 +128,7 @@ class ShardWriter(BlockWriter):
             self._stack.enter_context(only_writer(self._output))
             # On the disk of the shards, since the system's folder may have less space.
             folder = names.folder if self._output.is_local else None
-            self._journal = self._stack.enter_context(Journal(None, folder=folder))
+            self._journal = self._stack.enter_context(opened_journal(None, folder=folder))
             if if_exists == "error":
                 self._output.check_absent(names.path(start_shard))
                 self._output.check_unpublished()
@@ -278,11 +277,11 @@ class ShardWriter(BlockWriter):
         A spec that has changed since may have listed them, and a rewrite may have replaced them: so
         each record has the digest of the spec that the append began with.
         """
-        return replace(self._output, work="appending").journal_path
+        return unfinished_path(self._output.spec_path, "appending")
 
     def _note(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with open(os.open(self._notes_path, flags, self._output.journal_mode), "ab") as file:
+        with open(os.open(self._notes_path, flags, self._output.journal.mode), "ab") as file:
             file.write(os.fsencode(f"{self._spec_digest} {path}") + b"\0")
 
     def _noted(self) -> set[str]:
