@@ -212,52 +212,6 @@ def test_states_at_the_beginning_of_an_epoch(
     assert list(itertools.chain(*done, *batches(resumed))) == list(reference)
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize(
-    ("streams", "num_workers", "every", "left_out"),
-    [
-        pytest.param(False, 2, 4, "the first 3 batches", marks=LONG),
-        (True, 0, 1, "all batches"),
-    ],
-)
-def test_batches_that_torchdata_leaves_out_are_noticed(
-    dataset: wids.ShardListDataset, streams: bool, num_workers: int, every: int, left_out: str
-) -> None:
-    """Saved at the last batch, and resumed in the next epoch: a warning; not after the loop.
-
-    torchdata passes over what was read since its snapshot, also if that was of another epoch; and
-    without workers, it takes the end of a stream for that of the next pass.
-    """
-    stateful = optional("torchdata.stateful_dataloader")
-
-    def loader() -> Any:
-        order = sampler(dataset, num_samples=470)
-        data = wids.stream(dataset, order, batch_size=32) if streams else dataset
-        return order, stateful.StatefulDataLoader(
-            data,
-            batch_size=32,
-            sampler=None if streams else order,
-            num_workers=num_workers,
-            snapshot_every_n_steps=every,
-        )
-
-    for consumed, length in ((15, 12 if not streams else 0), (None, 15)):
-        order, interrupted = loader()
-        order.set_epoch(0)
-        assert len(batches(itertools.islice(interrupted, consumed))) == 15
-        state = interrupted.state_dict()
-        order, resumed = loader()
-        resumed.load_state_dict(state)
-        order.set_epoch(1)
-        if consumed is None:
-            assert len(batches(resumed)) == length
-            continue
-        with pytest.warns(UserWarning, match=f"torchdata now leaves out {left_out} of it"):
-            assert len(batches(resumed)) == length
-        order.set_epoch(2)
-        assert len(batches(resumed)) == 15
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_workers: int) -> None:
     """``state_dict(num_consumed)`` in the main process resumes stream or sampler (VIEW-15)."""

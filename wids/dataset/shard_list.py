@@ -291,9 +291,7 @@ class ShardListDataset(TorchDataset):
 
     @property
     def positions(self) -> Positions:
-        """Positions of the samples in the whole dataset: a range, an array, or a compact sequence.
-
-        ``numpy.asarray`` makes an array of any of them.
+        """Positions of the samples in the whole dataset: a range, or an array of int64.
 
         Example:
             >>> dataset[1:].positions

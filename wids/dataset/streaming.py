@@ -436,7 +436,7 @@ class SampleStream(IterableDataset[Any]):
         if num_consumed is not None:
             begun = self.epochs.begun
             return self.sampler._state_at(
-                begun + self.sampler._checked_consumed(num_consumed, begun, None)
+                begun + self.sampler._checked_consumed(num_consumed, begun)
             )
         if self._restored is not None:
             return dict(self._restored.state)  # nothing was read since
@@ -494,8 +494,6 @@ class SampleStream(IterableDataset[Any]):
         self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
             self.epochs.begin(self.epochs.place(self.epochs.own_number))
-            if set_number is not None:
-                self.sampler._note_skipping()
         else:
             self._note_restored(own, set_number)
 
@@ -527,7 +525,6 @@ class SampleStream(IterableDataset[Any]):
         if set_number is not None and set_number != epoch:
             # As ORDER-11 says for samplers: a state's epoch does not override one that was set.
             self.epochs.restore(set_number, is_fixed=True)
-            self.sampler._note_skipping()
             next_epoch = set_number
         self.epochs.note_restored(epoch, next_epoch, next_share, is_complete=is_complete)
 

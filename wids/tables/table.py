@@ -25,7 +25,6 @@ from wids.errors import DecodeError, ShardFormatError, TableError, WidsError
 from wids.publish.executors import results_of
 from wids.shards.fields.picture_headers import HEAD_NBYTES, picture_facts
 from wids.shards.policy import Wanted, Way, way_to_read
-from wids.shards.position_sets import PositionSet
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
@@ -51,7 +50,7 @@ def in_ascending_order(positions: Positions) -> range | IntArray:
     """Return each position once, in ascending order."""
     if isinstance(positions, range):
         return positions if positions.step > 0 else positions[::-1]
-    return np.asarray(positions) if isinstance(positions, PositionSet) else np.unique(positions)
+    return np.unique(np.asarray(positions))
 
 
 def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:
