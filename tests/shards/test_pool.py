@@ -93,7 +93,7 @@ def test_threads_share_a_pool_of_one(opener: Opener) -> None:
 
     def read(seed: int) -> None:
         numbers = random.Random(seed)
-        for _ in range(300):
+        for _ in range(100):
             number = numbers.randrange(6)
             try:
                 assert pool.get(number)[0]["__key__"] == f"s{number:05d}"
