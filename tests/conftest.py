@@ -347,6 +347,17 @@ def chromium(chromium_program: Any) -> Iterator[Chromium]:
     chromium.close()
 
 
+@pytest.fixture(scope="session")
+def validator() -> Any:
+    """A validator of specs by their JSON Schema."""
+    with pytest.MonkeyPatch.context() as patch:
+        # It has no part in this, and where Jupyter installed it, grammars that take 5 s to make.
+        patch.setitem(sys.modules, "rfc3987_syntax", None)
+        import jsonschema
+    schema = (Path(__file__).parents[1] / "specs" / "shard-spec.schema.json").read_text()
+    return jsonschema.Draft202012Validator(json.loads(schema))
+
+
 @contextmanager
 def raises(kind: type[BaseException], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:
     """The block raises this error, and its message has all these parts."""

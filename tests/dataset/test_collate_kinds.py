@@ -315,7 +315,7 @@ def test_a_function_around_collate_works_in_workers(
     dataset: wids.ShardListDataset, name: str
 ) -> None:
     """It is called with plain dicts and lists, and what it returns arrives."""
-    assert compare(dataset, KINDS[name], 20) == 20
+    assert compare(dataset, KINDS[name], 12) == 12
 
 
 @pytest.mark.long

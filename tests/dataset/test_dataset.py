@@ -418,7 +418,7 @@ def test_threads_share_a_dataset(train: Path) -> None:
     def read(seed: int) -> None:
         choose = random.Random(seed)
         try:
-            for _ in range(200):
+            for _ in range(60):
                 index = choose.randrange(20)
                 assert dataset[index][".txt"] == f"text {index}"
         except BaseException as error:  # noqa: BLE001 - shown by the assertion

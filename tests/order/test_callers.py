@@ -118,8 +118,7 @@ def loader_of(sampler: Any, num_workers: int = 2, **options: Any) -> DataLoader[
     return DataLoader(data, sampler=sampler, num_workers=num_workers, batch_size=8, **options)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize(("wrap", "persistent"), [(False, False), (True, True)])
 def test_a_state_that_is_ahead_of_training_warns(wrap: bool, persistent: bool, spec: Path) -> None:
     """The warning comes once, inside the loop and after it was left, and names both remedies."""
     with wids.ShardListDataset(spec) as dataset:
