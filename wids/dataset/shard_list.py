@@ -1020,7 +1020,7 @@ class ShardListDataset(TorchDataset):
             ...     file.seek(1), file.read()
             (1, b'ext 0')
         """
-        from wids.shards.remote_shard import open_field
+        from wids.shards.field_file import open_field
 
         reader = self.reader
         return open_field(reader.open, self.locate(index), field, cache_folder=reader.cache_folder)

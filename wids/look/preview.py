@@ -16,10 +16,10 @@ from wids.errors import WidsError, printable
 from wids.look import field_facts
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
+from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.policy import Wanted
-from wids.shards.remote_shard import open_field
 from wids.shards.sample_access import ReadableDataset, compute_field_stats, index_of
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex

@@ -20,7 +20,7 @@ from wids.shards.policy import Wanted
 from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.tars.raw_samples import PooledShard
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.cache.store import Cache
 from wids.storage.stages import SharedNumber
 
@@ -98,7 +98,7 @@ class FieldCheck:
         self._is_done = False
         self._warned = SharedNumber()
 
-    def __call__(self, reader: ShardReader, number: int, shard: PooledShard) -> None:
+    def __call__(self, reader: ShardReader, number: int, shard: TarShard) -> None:
         """Check the fields, if that was not done yet.
 
         Raises:

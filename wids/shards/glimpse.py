@@ -23,7 +23,8 @@ from wids.shards.shard_facts import remote_file
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_name
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import PooledShard, Raw
+from wids.shards.tars.raw_samples import Raw
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
@@ -268,7 +269,7 @@ class ShardLook:
         wanted: Wanted = Wanted.PART,  # noqa: ARG002 - never by fetching it
         *,
         fields: Collection[str] | None = None,
-    ) -> PooledShard:
+    ) -> TarShard:
         """Open the shard to read the samples known so far."""
         glimpse = self.glimpse
         if glimpse is not None:

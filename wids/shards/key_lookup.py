@@ -24,7 +24,7 @@ from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.headers import KeySplit, to_bytes
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import PooledShard
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.arrays import BoolArray, IntArray, WordArray
 from wids.storage.transport import urls
 
@@ -55,10 +55,10 @@ class SearchedShards(Protocol):
     def shards(self) -> Sequence[ShardSpec]:
         """The specs of the shards."""
 
-    def open(self, number: int, wanted: Wanted) -> PooledShard:
+    def open(self, number: int, wanted: Wanted) -> TarShard:
         """Return an open shard."""
 
-    def peek(self, number: int) -> PooledShard | None:
+    def peek(self, number: int) -> TarShard | None:
         """Return a shard if it is open."""
 
     def key_split(self, number: int) -> KeySplit:

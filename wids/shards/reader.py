@@ -32,8 +32,9 @@ from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import Numbers, columns_of
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import Labels, PooledShard, ReadableShard
+from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.shards.tars.shard import Shard
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
@@ -106,7 +107,7 @@ class ShardReader:
     """
 
     has_all_fields = True
-    check_opened: Callable[[ShardReader, int, PooledShard], None] | None = None
+    check_opened: Callable[[ShardReader, int, TarShard], None] | None = None
     num_accesses: int
     num_misses: int
     _num_published: int
@@ -172,7 +173,7 @@ class ShardReader:
 
     # Opening.
 
-    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> PooledShard:
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> TarShard:
         """Return a shard by its number, and open it if necessary.
 
         Args:
@@ -220,7 +221,7 @@ class ShardReader:
                 self._entries.pop(oldest.number, None)
         return shard
 
-    def open_apart(self, number: int, wanted: Wanted) -> PooledShard:
+    def open_apart(self, number: int, wanted: Wanted) -> TarShard:
         """Open a shard that is not kept open, so that it takes the place of no other."""
         return self._open(self.facts(number), wanted)
 
@@ -237,7 +238,7 @@ class ShardReader:
             self._budget,
         )
 
-    def _open(self, facts: ShardFacts, wanted: Wanted) -> PooledShard:
+    def _open(self, facts: ShardFacts, wanted: Wanted) -> TarShard:
         number = facts.number
         with self.broken.watch(number), stages.nested(stages.OPEN):
             way = way_to_read(wanted, facts)
@@ -262,7 +263,7 @@ class ShardReader:
         shards = [entry.shard for entry in list(self._entries.values()) if entry.facts is None]
         return sum(shard.nbytes for shard in shards) > self.limit_nbytes
 
-    def peek(self, number: int) -> PooledShard | None:
+    def peek(self, number: int) -> TarShard | None:
         """Return a shard if it is open, without counting as a use."""
         entry = self._entries.get(number)
         return None if entry is None else entry.shard
@@ -711,7 +712,7 @@ class _Entry:
     __slots__ = ("facts", "last_used", "number", "shard")
 
     def __init__(
-        self, number: int, shard: PooledShard, facts: ShardFacts | None, last_used: int
+        self, number: int, shard: TarShard, facts: ShardFacts | None, last_used: int
     ) -> None:
         self.number = number
         self.shard = shard

@@ -37,10 +37,10 @@ from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
 from wids.look.page.questions import PageScans, Questions, conditions_in
 from wids.look.text import class_names, share_text, shortened, value_text
+from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
 from wids.shards.policy import Wanted
-from wids.shards.remote_shard import open_field
 from wids.shards.sample_access import FieldStats, ReadableDataset, field_stats
 from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
