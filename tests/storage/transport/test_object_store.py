@@ -112,7 +112,7 @@ def test_a_large_object_arrives_in_pieces(site: str) -> None:
     assert max(sizes) <= 2 << 20
     with transport.open(URL, 0, None, None) as stream:
         next(stream.chunks)
-    with pytest.raises(StopIteration):
+    with pytest.raises(TransientError):
         next(stream.chunks)
 
 
@@ -169,10 +169,12 @@ def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, method: str) -> None:
-    """Obstore's threads do not survive a fork; workers read nevertheless, without hanging."""
+def test_workers_after_the_parent_has_read(
+    dataset: wids.ShardListDataset, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers read what the parent has read, without obstore in either."""
+    monkeypatch.setattr(store_settings, "new_store", None)
     assert dataset[3][".txt"] == "text 3"
-    assert store_settings._runtime_pid == os.getpid()
     loader = DataLoader(
         dataset, batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
     )
@@ -185,7 +187,7 @@ def test_a_forked_child_reads_ranges_together(site: str, monkeypatch: pytest.Mon
     fetcher = Fetcher({**KEYS, "endpoint_url": site})
     reader = fetcher.range_reader(URL, len(DATA))
     other = fetcher.range_reader("s3://bucket/none", len(DATA))
-    assert reader(3, 9) == DATA[3:9]  # obstore runs in the parent
+    assert reader(3, 9) == DATA[3:9]
 
     def reads() -> bool:
         monkeypatch.setattr("wids.storage.ranges.in_threads", lambda tasks, _: not tasks)
@@ -228,7 +230,8 @@ def test_a_forked_child_does_not_list_with_obstore(
 ) -> None:
     """What needs obstore in a forked child is an error at once, where no driver can do it."""
     transport = stores(site)
-    transport.open(URL, 0, 0, None)
+    with pytest.raises(FetchError):
+        transport.entries("s3://bucket/x/")  # obstore runs in the parent
     monkeypatch.setattr("wids.storage.transport.object_store._has_driver", lambda _: False)
 
     def lists() -> bool:
@@ -244,13 +247,14 @@ def test_keys_that_only_the_network_has_are_an_error_in_a_child(
 ) -> None:
     """A child that can find no keys says so at once, and names the remedies."""
     transport = stores(site)
-    transport.open(URL, 0, 0, None)
+    with pytest.raises(FetchError):
+        transport.entries("s3://bucket/x/")  # obstore runs in the parent
     monkeypatch.setattr("wids.storage.transport.store_credentials._by_botocore", lambda _: None)
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
 
     def reads() -> bool:
-        with raises(FetchError, URL, "expected keys to sign with", "botocore", "forkserver"):
+        with raises(FetchError, URL, "can use obstore", "install botocore", "forkserver"):
             ObjectStores({"endpoint_url": site}).open(URL, 0, 9, None)
         return True
 
@@ -342,10 +346,10 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:
-    """The error names the server that was not reached, and another attempt may succeed."""
+    """The error says so, and another attempt may succeed."""
     optional("obstore")
     port = free_port()
-    with raises(TransientError, URL, f"http://127.0.0.1:{port}", "ConnectionRefused") as caught:
+    with raises(TransientError, URL, "ConnectionRefused") as caught:
         stores(f"http://127.0.0.1:{port}").open(URL, 0, 9, None)
     assert (caught.value.is_outage, caught.value.is_answer) == (True, False)  # type: ignore[attr-defined]
 
@@ -358,7 +362,7 @@ def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
     text = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>us-west-2</Region></Error>"
     reply = "return 301;" if answer == "redirect" else f"return 400 '{text}';"
     header = "add_header x-amz-bucket-region us-west-2 always;"
-    more = f"location / {{ {header} if ($http_authorization !~ us-west-2) {{ {reply} }} }}"
+    more = f"location / {{ {header} if ($args !~ us-west-2) {{ {reply} }} }}"
     # nginx adds an address to its redirects, which S3 does not state.
     more = more.replace(
         "return 301;", "return 400 '<Error><Code>PermanentRedirect</Code></Error>';"
@@ -370,9 +374,8 @@ def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
         with transport.open(URL, 5, 10, None) as stream:
             assert b"".join(stream.chunks) == DATA[5:10]
     log = tmp_path / "access.log"
-    get = '"GET /bucket/a.tar HTTP/1.1"'
-    wait_for(lambda: log.read_text().count(f"{get} 206") == 2, "the last line of the log")
-    assert log.read_text().count(f"{get} 400") == 1
+    wait_for(lambda: log.read_text().count('" 206 ') == 2, "the last line of the log")
+    assert log.read_text().count('" 400 ') == 1
 
 
 def test_a_question_for_a_region_can_be_cancelled() -> None:
