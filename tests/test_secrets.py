@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cli.command import run
 from conftest import write_shards
-from loopback import Fault, Server
+from loopback import Fault, Request, Server
 from servers import free_port
 
 import wids
@@ -534,6 +534,40 @@ def test_a_store_that_does_not_answer(said: Said, monkeypatch: pytest.MonkeyPatc
 
     assert "EndpointConnectionError" in said.texts[0]
     assert said.leaks() == []
+
+
+def test_signatures_of_buckets(
+    server: Server, said: Said, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says or writes what a request to a bucket is signed with, whatever it answers.
+
+    The server repeats the request in its refusals.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-SECRET")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "password-SECRET")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token/SECRET")
+    indexed(server, tmp_path)
+    for path in list(server.pages):
+        server.pages[f"/bucket{path}"] = server.pages.pop(path)
+    shard, calls = server.pages[f"/bucket/{NAMES[1]}"], ("a dataset", "a batch", "by range")
+
+    def refuse(request: Request, _: Fault | None) -> Any:
+        return 403, request.path.encode(), 0, len(request.path), {"ETag": request.path}
+
+    leaks, as_usual = {}, shard.answer
+    for answer in (as_usual, refuse):
+        shard.answer = answer  # type: ignore[method-assign]
+        for name in (*calls, "with a cache", "verified", "no sample"):
+            said.call(lambda name=name: CALLS[name]("s3://bucket/train.json"))  # type: ignore[misc]
+            if found := said.leaks():
+                leaks[name] = found
+    assert not leaks, json.dumps(leaks, indent=1)
+    assert any("X-Amz-Signature=" in path and "SECRET" in path for path in server.requests)
+    for path in (*tmp_path.rglob("*"), *own_cache.rglob("*")):
+        assert not path.is_file() or b"X-Amz" not in path.read_bytes(), path
+        assert "X-Amz" not in str(path)
 
 
 @pytest.mark.parametrize(

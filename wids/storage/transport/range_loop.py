@@ -69,10 +69,10 @@ class Range:
     Attributes:
         http: How its server is reached.
         url: The file, as messages and the gate name it.
-        address: Where it is requested.
+        address: Where it is requested, which may be signed.
         start: Position of the first byte.
         stop: Position after the last byte.
-        tag: Returns the version that it must be of, for If-Range; None for any.
+        tag: Returns the version that it must be of; None for any.
         check: Called with the head of the response and the tag that was sent; raises `WidsError`
             if it is of another file.
         finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
@@ -83,7 +83,7 @@ class Range:
 
     http: Http
     url: str
-    address: str
+    address: str = field(repr=False)
     start: int
     stop: int
     tag: Callable[[], str | None]
@@ -148,7 +148,7 @@ class _Read:
             self.ours = wanted.http.headers.current()
         headers, self.tag = {"Range": f"bytes={wanted.start}-{wanted.stop - 1}"}, wanted.tag()
         if self.tag is not None:
-            headers["If-Range"] = self.tag
+            headers[wanted.http.version_header] = self.tag
         all_headers = with_callers(headers, self.ours)
         self.route = wanted.http.route(wanted.url, self.location, all_headers)
 
@@ -457,7 +457,7 @@ class _Loop:
             self._follow(exchange, target)
             return False
         length = int(head.headers.get("content-length", -1))
-        is_unusual = head.is_malformed or head.status in (401, 416)
+        is_unusual = head.is_malformed or head.status in wanted.http.left_statuses
         if is_unusual or (length < 0 and head.status in (200, 206)):
             raise _UnusualError
         response = Response(head.status, head.headers, iter(()))
