@@ -146,13 +146,18 @@ def check_lost_task(executor: Executor, folder: Path) -> None:
     assert contents(output) == contents(folder / "rewrite-1")
 
 
-def run_block(word: str, others: dict[str, str]) -> None:
-    """Run the block of docs/engines.md that has a word, with other texts, in the current folder."""
+def run_block(word: str, others: dict[str, str]) -> dict[str, Any]:
+    """Run the block of docs/engines.md that has a word, with other texts, in the current folder.
+
+    Return what it defines.
+    """
     (block,) = (block for block in ON_CLUSTERS if word in block.code)
     code = block.code
     for old, new in others.items():
         code = code.replace(old, new)
     demo_command.write_dataset("wids-demo")
-    exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "page"})  # noqa: S102
+    defined: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, f"{block.page}:{block.line}", "exec"), defined)  # noqa: S102
     (output,) = Path().glob("by-*/shapes.json")
     assert wids.verify_spec(output) == []
+    return defined

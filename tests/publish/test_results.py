@@ -272,7 +272,7 @@ def test_a_command_whose_worker_is_killed(
     assert main([*command, "--jobs", "2"]) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
-    assert "the executor lost it: BrokenProcessPool" in printed
+    assert "the executor lost it: BrokenExecutor: its process ended, with exit code -9;" in printed
     assert not (output / "out.json").exists()
 
     assert main([*command, "--jobs", "2"]) == 0
