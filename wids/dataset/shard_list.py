@@ -825,9 +825,8 @@ class ShardListDataset(TorchDataset):
     ) -> ShardListDataset:
         """Return a view whose samples have further fields: those that another side has for a key.
 
-        Keys are matched once, from indexes, and the result is stored in the cache folder. Entries
-        of the other side whose keys no sample has are ignored. ``__key__`` and the other labels are
-        those of this dataset.
+        Keys are matched now, from indexes. Entries of the other side whose keys no sample has are
+        ignored. ``__key__`` and the other labels are those of this dataset.
 
         Args:
             other: A dataset or view, in shards of any kind; a ``pyarrow.Table`` (or what becomes

@@ -1,17 +1,11 @@
-"""Match the keys of two sides, and store which entries belong together.
+"""Match the keys of two sides: which entries belong together.
 
 Keys are compared by their hashes, all at once. Code that reads two samples by the result must
-compare their keys again.
-
-The stored result is complete or absent, and checked when it is loaded: a file that is damaged, of
-another version or of other keys counts as missing. specs/joins.md describes it byte by byte.
+compare their keys again. Nothing is stored: a million keys take about a second.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,10 +21,8 @@ from wids.shards.indexes.key_tables import text_hashes
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.storage.arrays import IntArray, WordArray
-from wids.storage.cache.cache_names import indexes_folder, save_quietly
-from wids.storage.files import read_or_map
 from wids.storage.transport import urls
-from wids.tables.table import Rows, in_ascending_order, rows_of_shards
+from wids.tables.table import in_ascending_order, rows_of_shards
 
 MISSING: Final = -1
 """Stands where the other side does not have the key."""
@@ -80,20 +72,10 @@ class DatasetKeys:
         is_whole = isinstance(ascending, range) and ascending == range(len(self.reader))
         return None if is_whole else np.asarray(ascending, np.int64)
 
-    def _shards(self) -> list[tuple[int, Rows]]:
-        """Return the shards that the view touches, each with its samples there."""
-        return list(rows_of_shards(in_ascending_order(self.positions), self.reader.edges))
-
-    def digest(self) -> bytes:
-        """Return a digest of the shards that the view touches, and of its positions."""
-        shards = [(number, self.reader.identity(number)) for number, _ in self._shards()]
-        entries = self.entries
-        text = repr((shards, len(self.reader), entries is None)).encode("utf-8", "backslashreplace")
-        return digest_of(text, self.reader.edges.tobytes(), b"" if entries is None else entries)
-
     def texts(self) -> Iterator[KeyTexts]:
-        """Yield the keys of each shard; see `Keyed`."""
-        for number, rows in self._shards():
+        """Yield the keys of each shard that the view touches; see `Keyed`."""
+        ascending = in_ascending_order(self.positions)
+        for number, rows in rows_of_shards(ascending, self.reader.edges):
             index = self.reader.key_index(number)
             self._fields.update(dict.fromkeys(index.fields))
             nbytes = index.text_stop - index.text_start
@@ -177,10 +159,6 @@ class RowKeys:
             raise _repeated(self, keys[second], (found[keys[second]], second))
         return found
 
-    def digest(self) -> bytes:
-        """Return a digest of all keys in order."""
-        return digest_of(*self._blocks())
-
     def texts(self) -> Iterator[KeyTexts]:
         """Yield blocks of keys; see `Keyed`."""
         for block in self._blocks():
@@ -211,26 +189,54 @@ def _encoded(key: str) -> bytes:
         return key.encode("utf-8", "surrogatepass")
 
 
-def digest_of(*parts: Any) -> bytes:
-    """Return a digest of several byte strings."""
-    import hashlib
+@dataclass(frozen=True, eq=False)
+class PositionMap:
+    """For each position of a dataset, the entry of the other side that has its key.
 
-    digest = hashlib.sha256()
-    for part in parts:
-        view = memoryview(part).cast("B")
-        digest.update(len(view).to_bytes(8, "little"))
-        digest.update(view)
-    return digest.digest()
+    Attributes:
+        start: The first position that `targets` has.
+        targets: The entries; -1 where the other side does not have the key.
+    """
+
+    start: int
+    targets: npt.NDArray[np.signedinteger]
+
+    def one(self, position: int) -> int:
+        """Return the entry of a position, -1 where there is none."""
+        local = position - self.start
+        # A hundred times as fast as asking for an array of one.
+        return int(self.targets[local]) if 0 <= local < len(self.targets) else -1
+
+    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
+        """Return the entries of positions, -1 where there is none."""
+        local = positions - self.start
+        if len(local) and (local.min() < 0 or local.max() >= len(self.targets)):
+            is_outside = (local < 0) | (local >= len(self.targets))
+            inside = self.targets[np.where(is_outside, 0, local)] if len(self.targets) else -1
+            return np.where(is_outside, -1, inside).astype(np.int64)
+        found: IntArray = self.targets[local].astype(np.int64)
+        return found
 
 
-def match_keys(left: Keyed, right: Keyed) -> tuple[int, npt.NDArray[np.signedinteger]]:
+class EveryPosition(PositionMap):
+    """Maps each position to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(0, np.empty(0, np.int64))
+
+    def one(self, position: int) -> int:
+        """Return the position."""
+        return position
+
+    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
+        """Return the positions."""
+        return positions.astype(np.int64, copy=False)
+
+
+def match_keys(left: Keyed, right: Keyed) -> PositionMap:
     """Return for each entry of the left side the entry of the right side that has its key.
 
     Takes at most 40 bytes for a key, where both sides have as many.
-
-    Returns:
-        The first entry that has a place, and the array of places from there on: entries of the
-        right side, or `MISSING`, which also stands for entries that the left side does not have.
 
     Raises:
         JoinError: A key is not unique on one side.
@@ -261,9 +267,7 @@ def _hashes(side: Keyed, *, robust: bool) -> WordArray:
     return np.concatenate(parts)
 
 
-def _matched(
-    left: Keyed, right: Keyed, *, robust: bool
-) -> tuple[int, npt.NDArray[np.signedinteger]]:
+def _matched(left: Keyed, right: Keyed, *, robust: bool) -> PositionMap:
     hashes, entries = _hashes(right, robust=robust), right.entries
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
@@ -271,10 +275,13 @@ def _matched(
     order = (order if entries is None else entries[order]).astype(
         np.int32 if last < 1 << 31 else np.int64
     )
-    _check_unique(hashes, lambda at: int(order[at]), right)
+    _check_unique(hashes, order, right)
 
     wanted, places = _hashes(left, robust=robust), left.entries
-    _check_unique_hashes(wanted, places, left)
+    ascending = np.sort(wanted)
+    if (ascending[1:] == ascending[:-1]).any():
+        at = np.argsort(wanted, kind="stable")
+        _check_unique(wanted[at], at if places is None else places[at], left)
     first = 0 if places is None else int(places[0]) if len(places) else 0
     count = len(wanted) if places is None else int(places[-1]) + 1 - first if len(places) else 0
     targets = np.full(count, MISSING, order.dtype)
@@ -286,24 +293,16 @@ def _matched(
             targets[start : start + len(block)] = found
         else:
             targets[places[start : start + len(block)] - first] = found
-    return first, targets
+    return PositionMap(first, targets)
 
 
-def _check_unique_hashes(hashes: WordArray, entries: IntArray | None, side: Keyed) -> None:
-    ascending = np.sort(hashes)
-    if (ascending[1:] == ascending[:-1]).any():
-        order = np.argsort(hashes, kind="stable")
-        entry_of = order if entries is None else entries[order]
-        _check_unique(hashes[order], lambda at: int(entry_of[at]), side)
-
-
-def _check_unique(ascending: WordArray, entry_at: Callable[[int], int], side: Keyed) -> None:
+def _check_unique(ascending: WordArray, entries: npt.NDArray[np.integer], side: Keyed) -> None:
     """Raise if two entries have one key, or different keys with one hash."""
-    repeats = np.flatnonzero(ascending[1:] == ascending[:-1]).tolist()
-    if not repeats:
+    repeats = np.flatnonzero(ascending[1:] == ascending[:-1])
+    if not len(repeats):
         return
     # The first of the pairs, so that the error names what a reader meets first.
-    first, second = min((entry_at(at), entry_at(at + 1)) for at in repeats)
+    first, second = min(entries[[at, at + 1]].tolist() for at in repeats)
     key = side.key(first)
     if side.key(second) != key:
         raise _EqualHashesError
@@ -317,91 +316,3 @@ def _repeated(side: Keyed, key: str, entries: tuple[int, int], more: str = "") -
         f"{side}: expected each key once, found {key!r} twice: {first}; and {second}{more}; "
         f"{side.remedy}"
     )
-
-
-_MAGIC: Final = b"wids-joi"
-_VERSION: Final = 1
-_HEADER: Final = struct.Struct("<8sIIQQQII32s")
-_CRC_START: Final = 16  # the CRC covers all bytes from here on
-
-
-@dataclass(frozen=True, eq=False)
-class PositionMap:
-    """For each position of a dataset, the entry of the other side that has its key.
-
-    Attributes:
-        start: The first position that `targets` has.
-        targets: The entries; -1 where the other side does not have the key.
-        fields: All fields that the shards of the entries store. Which of them are read is not part
-            of the digest; the reader decides.
-    """
-
-    start: int
-    targets: npt.NDArray[np.signedinteger]
-    fields: tuple[str, ...]
-
-    def one(self, position: int) -> int:
-        """Return the entry of a position, -1 where there is none."""
-        local = position - self.start
-        # A hundred times as fast as asking for an array of one.
-        return int(self.targets[local]) if 0 <= local < len(self.targets) else -1
-
-    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
-        """Return the entries of positions, -1 where there is none."""
-        local = positions - self.start
-        if len(local) and (local.min() < 0 or local.max() >= len(self.targets)):
-            is_outside = (local < 0) | (local >= len(self.targets))
-            inside = self.targets[np.where(is_outside, 0, local)] if len(self.targets) else -1
-            return np.where(is_outside, -1, inside).astype(np.int64)
-        found: IntArray = self.targets[local].astype(np.int64)
-        return found
-
-
-class EveryPosition(PositionMap):
-    """Maps each position to itself."""
-
-    def __init__(self) -> None:
-        super().__init__(0, np.empty(0, np.int64), ())
-
-    def one(self, position: int) -> int:
-        """Return the position."""
-        return position
-
-    def at(self, positions: npt.NDArray[np.integer]) -> IntArray:
-        """Return the positions."""
-        return positions.astype(np.int64, copy=False)
-
-
-def map_path(cache_folder: str, digest: bytes) -> str:
-    """Return the path of the file for two sides with a digest."""
-    return os.path.join(indexes_folder(cache_folder), f"{digest.hex()[:32]}-keys.join")
-
-
-def save(path: str, digest: bytes, positions: PositionMap) -> None:
-    """Store a map if possible."""
-    fields = b"\0".join(name.encode("utf-8", "surrogateescape") for name in positions.fields)
-    targets = positions.targets
-    body = targets.astype(targets.dtype.newbyteorder("<")).tobytes() + fields
-    header = (len(body) + _HEADER.size, positions.start, len(targets), targets.itemsize, 0, digest)
-    rest = _HEADER.pack(_MAGIC, _VERSION, 0, *header)[_CRC_START:] + body
-    start = struct.pack("<8sII", _MAGIC, _VERSION, zlib.crc32(rest))
-    save_quietly(path, start + rest)
-
-
-def load(path: str, digest: bytes) -> PositionMap | None:
-    """Return the map that this user stored for two sides; None if there is no valid one."""
-    data = read_or_map(path, is_own=True)
-    if data is None or len(data) < _HEADER.size:
-        return None
-    # Copied, since a mapped file that is truncated later would kill the process.
-    blob = data[:]
-    magic, version, crc, nbytes, start, count, width, _, found = _HEADER.unpack_from(blob, 0)
-    if (magic, version, nbytes, found) != (_MAGIC, _VERSION, len(blob), digest):
-        return None
-    stop = _HEADER.size + count * width
-    if zlib.crc32(memoryview(blob)[_CRC_START:]) != crc or width not in (4, 8) or stop > nbytes:
-        return None
-    dtype: np.dtype[Any] = np.dtype(f"<i{width}")
-    targets = np.frombuffer(blob, dtype, count, _HEADER.size)
-    fields = blob[stop:].decode("utf-8", "surrogateescape").split("\0") if stop < nbytes else []
-    return PositionMap(start, targets, tuple(fields))

@@ -1,7 +1,7 @@
 """Make the reader of a joined dataset, and find which samples it contains.
 
 This module decides what the other side is, and what happens to keys that it does not have.
-`join_keys` matches entries and stores the result.
+`join_keys` matches entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wids.shards.positions import Positions, as_int_array
 from wids.shards.reader import ShardReader
 from wids.shards.tars.headers import to_bytes
 from wids.storage.arrays import BoolArray
-from wids.tables import join_keys, join_rows
+from wids.tables import join_rows
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Names, Wanted
 from wids.tables.join_keys import (
@@ -29,7 +29,6 @@ from wids.tables.join_keys import (
     EveryPosition,
     Keyed,
     PositionMap,
-    digest_of,
     match_keys,
 )
 from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
@@ -145,12 +144,12 @@ def _joint(
         ) >= 0
     if isinstance(other, JoinableView):
         keyed: Keyed = other.keys("the other dataset")
-        positions = _positions(view, keyed)
-        side: OtherSide = DatasetSide(other.samples, names, positions.fields)
+        positions = match_keys(view.keys(), keyed)
+        side: OtherSide = DatasetSide(other.samples, names, keyed.fields)
     else:
         side = _rows(view, other, names, wanted, with_fields=fills)
         keyed = side.keys
-        positions = _positions(view, keyed)
+        positions = match_keys(view.keys(), keyed)
     is_present = positions.at(as_int_array(view.positions)) >= 0
     if missing == "error" and not is_present.all():
         raise _missing_error(view, keyed, is_present)
@@ -203,21 +202,7 @@ def _by_number(view: JoinableView, array: Any) -> PositionMap:
     targets[positions - start] = np.arange(count)
     if (targets[positions - start] != np.arange(count)).any():
         raise JoinError("join: expected a view that has each sample once, for the rows of an array")
-    return PositionMap(start, targets, ())
-
-
-def _positions(view: JoinableView, other: Keyed) -> PositionMap:
-    """Return which entries belong to the samples of a view, as stored before or from the keys."""
-    keys = view.keys()
-    digest = digest_of(keys.digest(), other.digest())
-    path = join_keys.map_path(view.reader.cache_folder, digest)
-    stored = join_keys.load(path, digest)
-    if stored is not None:
-        return stored
-    start, targets = match_keys(keys, other)
-    found = PositionMap(start, targets, tuple(other.fields))
-    join_keys.save(path, digest, found)
-    return found
+    return PositionMap(start, targets)
 
 
 def _present_in_files(view: JoinableView, files: join_rows.FileSide, missing: Missing) -> BoolArray:
