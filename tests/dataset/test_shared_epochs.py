@@ -51,12 +51,12 @@ def test_each_worker_is_restored_to_its_own_epoch() -> None:
     epochs = SharedEpochs(Epochs(), EpochPlace(0))
 
     def restore(number: int) -> bool:
-        epochs.note_restored(number, number + 1, 0, is_complete=True)
+        epochs.note_restored(number, number + 1)
         return True
 
     assert as_workers(range(300), 300, restore)
     assert as_workers(range(300), 300, lambda number: epochs.own_number == number + 1)
-    assert epochs.latest_restored == 299
+    assert epochs.restored == (299, 1)
 
 
 def test_more_workers_than_a_stream_can_have(tmp_path: Path) -> None:

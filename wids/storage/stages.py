@@ -70,13 +70,6 @@ class SharedRows:
         first, width = len(self.common), len(self.row)
         return [sum(self._table[first + column :: width]) for column in range(width)]
 
-    def rows(self) -> list[list[float]]:
-        """Return the rows of all processes; that of this process alone while none is shared."""
-        if not self.is_shared:
-            return [list(self.row)]
-        width, numbers = len(self.row), self._table[:]
-        return [numbers[at : at + width] for at in range(len(self.common), len(numbers), width)]
-
     def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
         if not self.is_shared:
@@ -110,6 +103,11 @@ class SharedRows:
         self._table, self.is_shared = table, True
         self.common = _doubles(table)[: len(self.common)]
         self.row = self.row_at(os.getpid())
+
+    def leave(self, row: list[float]) -> None:
+        """Have numbers of its own from now on, beginning with a row, and not those of others."""
+        self._table, self.is_shared = None, False
+        self.common, self.row = list(self.common), row
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._table is None or not passes_to_process():
@@ -207,6 +205,7 @@ def _share_all() -> None:
         hold_imports()  # without any lock, which a module may need while it is imported
     finally:  # after an interrupt too, which does not keep a process from being forked
         writing.acquire()
+        _count_apart()
         for rows in list(_alive):
             rows.share()
 
@@ -270,14 +269,12 @@ OUTAGES: Final = slice(2, 2 + 1021)
 REFUSALS: Final = slice(OUTAGES.stop, OUTAGES.stop + 1021)
 """Until when half of the places of servers are left to others, by the same hash (`gate.py`)."""
 
-_PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
-"""Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
-
-_BLOCKS: Final = len(NAMES) + 2
+_BLOCKS: Final = len(NAMES)
 """How often the process has called `start`, but not `stop`."""
 
-here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0, num_common=REFUSALS.stop)
-"""The numbers. Hooks on the way of a batch use them directly: a call costs more."""
+here: Final = SharedRows(*[0.0] * (len(NAMES) + 1), num_common=REFUSALS.stop)
+"""The numbers, of this process and those that it has started, or of its parent and its siblings.
+Hooks on the way of a batch use them directly: a call costs more."""
 
 
 @dataclass(slots=True)
@@ -290,13 +287,16 @@ class _Process:
         num_watchers: More than 0 where each sample is counted in the row, and timed if seconds are
             counted: in a process that others have started, within `start` and `stop`, and where
             failures are a share of what was read.
-        is_child: Whether another process of the program has started this one, and sums the rows.
+        is_child: Whether another process of the program has started this one.
+        before: What its row had when it joined the rows of its parent, of processes that have
+            ended; None if the rows are its own.
     """
 
     num_samples: int = 0
     num_published: int = 0
     num_watchers: int = 0
     is_child: bool = False
+    before: list[float] | None = None
 
 
 this_process: Final = _Process()
@@ -323,9 +323,6 @@ _clock: Final = _Clock()
 of_type: Final[dict[type, int]] = {}
 """The stage of a transformation by its type; of others it is `TRANSFORM`."""
 
-own_between_s: Final = [0.0]
-"""What this process itself has spent between batches; its row also has that of ended workers."""
-
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
@@ -348,33 +345,33 @@ def stop() -> None:
 
 def _sum_blocks() -> None:
     # Again until it is right: another process may write its sum meanwhile, without a lock.
-    while here.common[_IS_TIMED] != (number := sum(row[_BLOCKS] for row in here.rows())):
+    while here.common[_IS_TIMED] != (number := here.sums()[_BLOCKS]):
         here.common[_IS_TIMED] = number
 
 
 def counted() -> dict[str, float]:
     """Return the numbers, by `NAMES`, over this process and all that it has started.
 
-    Other ranks may have the same parent, as after ``torch.multiprocessing.spawn``, and count in the
-    same memory.
+    Those count apart that have started processes themselves, as ranks do that a launcher has
+    started: their numbers are their own from then on.
     """
     own = this_process
     with writing:
         here.row[SAMPLES] += own.num_samples - own.num_published
         own.num_published = own.num_samples
-    sums = map(sum, zip(*_family(), strict=True))
-    return dict(zip(NAMES, sums, strict=False))
+    numbers = here.sums() if own.before is None else _own_row()
+    return dict(zip(NAMES, numbers, strict=False))
 
 
-def _family() -> list[list[float]]:
-    """Return the rows of this process and of those that it has started, directly or not."""
-    others = here.rows()
-    found, processes = [], [float(os.getpid())]
-    while processes:
-        found += [row for row in others if row[_PROCESS] in processes]
-        others, children = [row for row in others if row[_PROCESS] not in processes], processes
-        processes = [row[_PROCESS] for row in others if row[_PARENT] in children]
-    return found
+def own_between_s() -> float:
+    """Return what this process itself has spent between batches."""
+    return _own_row()[BETWEEN]
+
+
+def _own_row() -> list[float]:
+    """Return what this process itself has counted."""
+    before = this_process.before or [0.0] * len(here.row)
+    return [now - first for now, first in zip(here.row, before, strict=True)]
 
 
 def count(which: int, number: int = 1) -> None:
@@ -426,8 +423,6 @@ def _switch(state: list[Any], stage: int) -> None:
     now_s = perf_counter()
     if state[0] >= 0:
         here.row[state[0]] += now_s - state[1]
-        if state[0] == BETWEEN:
-            own_between_s[0] += now_s - state[1]
     state[0], state[1] = stage, now_s
 
 
@@ -516,7 +511,11 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 
 def passed_stages() -> tuple[SharedRows, int] | None:
     """Return what a started process needs for `join_stages`; None in any other pickle."""
-    return (here, os.getpid()) if passes_to_process() else None
+    if not passes_to_process():
+        return None
+    with writing:
+        _count_apart()
+    return here, os.getpid()
 
 
 def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
@@ -526,33 +525,25 @@ def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
         _begin_as_child(passed_on[1])
 
 
-def _claim_row(parent: int) -> None:
-    """Take a row for this process; what an ended one has left in it goes to its parent's row."""
-    rows, number, process = here.rows(), os.getpid(), os.getpid()
-
-    def is_taken(row: list[float]) -> bool:
-        # By the process that has started this one, or all; their rows must stay.
-        is_ancestor = row[_PROCESS] == parent or not row[_PARENT]
-        return row[_PROCESS] not in (0, process) and is_ancestor
-
-    while len(rows) > 1 and is_taken(rows[number % len(rows)]):
-        number += 1
-    here.row = row = here.row_at(number)
-    ended, heir = row[_PROCESS], row[_PARENT]
-    at = next((n for n, other in enumerate(rows) if other[_PROCESS] == heir), None)
-    if ended not in (0, process) and at is not None:
-        to = here.row_at(at)
-        for column in range(len(NAMES)):
-            left, row[column] = row[column], 0.0
-            to[column] += left
-        for n, other in enumerate(rows):
-            if other[_PARENT] == ended:
-                here.row_at(n)[_PARENT] = heir
-    row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
+def _count_apart() -> None:
+    """Leave the rows of the parent, before this process starts others, which share its own."""
+    if this_process.before is not None:
+        row = _own_row()
+        here.row[_BLOCKS] = 0.0
+        _sum_blocks()
+        here.leave(row)
+        here.common[_IS_TIMED] = row[_BLOCKS]
+        this_process.before = None
 
 
 def _begin_as_child(parent: int) -> None:
-    _claim_row(parent)
+    """Count in a row of the parent's; what an ended process has left in it stays."""
+    number = os.getpid()
+    if (number - parent) % _NUM_ROWS == 0:  # the parent's own
+        number += 1
+    here.row = here.row_at(number)
+    here.row[_BLOCKS] = 0.0
+    this_process.before = list(here.row)
     this_process.is_child = True
     this_process.num_watchers += 1
 
