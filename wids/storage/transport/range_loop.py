@@ -3,6 +3,7 @@
 The thread sends requests, waits for all of their connections at once, and receives into the memory
 in which the bytes are needed. The gate says how many requests may be in flight. One that fails is
 queued again, later. One that is late is sent once more, and the first answer is used (`hedging`).
+Where the version of an answer is known, the next request is for the bytes that are missing of it.
 Only connecting is left to other threads: looking up a name cannot be interrupted.
 
 What is neither a part of known length nor an error nor a redirect, such as a chunked response or
@@ -21,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -52,7 +53,7 @@ from wids.storage.transport.http import (
 )
 from wids.storage.transport.retry import Attempts, Patience, check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
-from wids.storage.transport.urls import origin
+from wids.storage.transport.urls import origin, redact
 
 _HEAD_NBYTES: Final = 16 << 10
 _TICK_S: Final = 0.25
@@ -102,6 +103,20 @@ class _UnusualError(Exception):
     """A response that `http` has to read."""
 
 
+class _Arrived(NamedTuple):
+    """What has arrived of an answer whose version is known.
+
+    Attributes:
+        stream: The answer.
+        memory: Where it is received, by several requests if need be: their bytes are the same.
+        nbytes: How many bytes there are of it.
+    """
+
+    stream: Stream
+    memory: bytearray
+    nbytes: int
+
+
 class _Read:
     """A range on its way, by one request after another, or by two at a time.
 
@@ -113,6 +128,7 @@ class _Read:
         ours: The caller's headers that are sent there; None to ask for them.
         route: How its next request reaches the server.
         tag: The version in that request.
+        arrived: What that request need not ask for; None for nothing.
         num_redirects: How many redirects there were.
         num_racing: Its requests that are queued or in flight.
         is_done: Whether it was handed out.
@@ -128,6 +144,7 @@ class _Read:
         self.attempts = Attempts(wanted.patience)
         self.num_racing = 0
         self.is_done = self.was_hedged = False
+        self.arrived: _Arrived | None = None
         self._waits_for, self._since_s = "its turn at the server", time.monotonic()
         self.begin()
 
@@ -146,11 +163,24 @@ class _Read:
         wanted = self.wanted
         if self.ours is None:
             self.ours = wanted.http.headers.current()
-        headers, self.tag = {"Range": f"bytes={wanted.start}-{wanted.stop - 1}"}, wanted.tag()
+        start, self.tag = wanted.start, wanted.tag()
+        if self.arrived is not None:
+            start, self.tag = start + self.arrived.nbytes, self.arrived.stream.tag
+        headers = {"Range": f"bytes={start}-{wanted.stop - 1}"}
         if self.tag is not None:
             headers["If-Range"] = self.tag
         all_headers = with_callers(headers, self.ours)
         self.route = wanted.http.route(wanted.url, self.location, all_headers)
+
+    def keep(self, exchange: _Exchange) -> None:
+        """Have the next request ask only for what is missing of an answer, if it has a version."""
+        stream, nbytes = exchange.stream, exchange.nbytes
+        if (
+            stream is not None
+            and stream.tag
+            and nbytes > (self.arrived.nbytes if self.arrived else 0)
+        ):
+            self.arrived = _Arrived(stream, exchange.memory, nbytes)
 
     def waits(self, what: str) -> None:
         """Note what it waits for from now on, for the error of its deadline."""
@@ -192,9 +222,10 @@ class _Exchange:
         head: The bytes of the head, until it is complete.
         stream: The response, when its head was read.
         is_kept: Whether the connection can be used again.
-        memory: Where they are received.
-        buffer: The bytes to receive.
-        nbytes: How many of them have arrived.
+        arrived: What had arrived when it was prepared, and it did not ask for.
+        memory: Where the bytes are received.
+        buffer: The range, or as much of it as the server has.
+        nbytes: How many of its bytes have arrived, by this request and those before it.
     """
 
     stream: Stream | None = None
@@ -216,7 +247,7 @@ class _Exchange:
     ) -> None:
         self.server, self.read, self.turn = server, read, turn
         self.connection, self.sock, self.is_first = connection, sock, is_first
-        self.tag = read.tag
+        self.tag, self.arrived = read.tag, read.arrived
         self.sent_s = self.heard_s = time.monotonic()
         self.window = self.sent_s, 0
         self.pace = hedging.pace_of(server.name)
@@ -461,16 +492,25 @@ class _Loop:
         if is_unusual or (length < 0 and head.status in (200, 206)):
             raise _UnusualError
         response = Response(head.status, head.headers, iter(()))
-        exchange.stream = stream_of(wanted.url, wanted.start, response)
-        wanted.check(exchange.stream, exchange.tag)
-        nbytes = min(length, wanted.stop - wanted.start)
-        exchange.is_kept = head.is_kept and nbytes == length and len(data) <= nbytes
-        exchange.memory = _memory(nbytes)
-        exchange.buffer, exchange.nbytes = (
-            memoryview(exchange.memory)[:nbytes],
-            min(len(data), nbytes),
-        )
-        exchange.buffer[: exchange.nbytes] = data[: exchange.nbytes]
+        arrived, start = exchange.arrived, wanted.start
+        start += 0 if arrived is None else arrived.nbytes
+        stream = stream_of(wanted.url, start, response)
+        stop = min(start + length, wanted.stop)
+        if arrived is None:
+            wanted.check(stream, exchange.tag)
+            exchange.memory = _memory(stop - start)
+        elif stop == wanted.stop and _is_rest(stream, start, arrived.stream):
+            stream, exchange.memory = arrived.stream, arrived.memory
+        else:
+            exchange.read.arrived = None
+            message = f"{redact(wanted.url)}: it changed while it was being read"
+            raise TransientError(message, is_outage=False)
+        exchange.stream = stream
+        exchange.is_kept = head.is_kept and start + length == stop and len(data) <= length
+        exchange.buffer = memoryview(exchange.memory)[: stop - wanted.start]
+        rest = exchange.buffer[start - wanted.start :]
+        rest[: len(data)] = data[: len(rest)]
+        exchange.nbytes = start - wanted.start + min(len(data), len(rest))
         exchange.read.waits("bytes")
         return True
 
@@ -556,6 +596,7 @@ class _Loop:
                 self._failed(read, error, spent_s)
             return
         has_begun = exchange.stream is not None
+        read.keep(exchange)
         found = connection_error(read.wanted.url, error, has_begun=has_begun)
         is_first = exchange.is_first or bool(exchange.head) or has_begun
         self._end(exchange, found)
@@ -585,7 +626,8 @@ class _Loop:
             return
         if isinstance(error, TransientError):
             try:
-                wait_s = read.attempts.failed(error, spent_s)
+                reached = 0 if read.arrived is None else read.arrived.nbytes
+                wait_s = read.attempts.failed(error, spent_s, reached)
             except FetchError as final:
                 error = final
             else:
@@ -626,6 +668,7 @@ class _Loop:
         if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
             exchange.pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
+            read.keep(exchange)
             self._queue(read, is_first=True)
             return
         wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
@@ -652,6 +695,13 @@ def _free(memory: bytearray) -> None:
         with suppress(BufferError):  # its length cannot change while there are views
             memory.append(memory.pop())
             _spare.append(memory)
+
+
+def _is_rest(stream: Stream, start: int, of: Stream) -> bool:
+    """Whether a response has the bytes from ``start`` of the file that another one is of."""
+    # After If-Range, a part needs no tag.
+    is_same = stream.tag in (None, of.tag) and stream.total_nbytes == of.total_nbytes
+    return is_same and stream.start == start
 
 
 def _is_wait(error: Exception) -> bool:
