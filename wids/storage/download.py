@@ -32,7 +32,7 @@ from wids.storage.transport.stream import Data, PastEndError, Stream, TransientE
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http
-    from wids.storage.transport.range_loop import Range
+    from wids.storage.transport.range_reads import Range
 
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
@@ -467,7 +467,8 @@ class PartRequests:
 
     def _range(self, part: DownloadPart) -> Range:
         """Return how `range_loop` receives a part."""
-        from wids.storage.transport.range_loop import END, Range, UnusualError
+        from wids.storage.transport.range_loop import UnusualError
+        from wids.storage.transport.range_reads import END, Range
 
         download, plan, asked_stop = self._download, self._plan, part.stop
 

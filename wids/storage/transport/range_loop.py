@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 import selectors
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -43,22 +42,18 @@ from wids.storage.transport.connections import (
     head_end,
     parsed_head,
 )
-from wids.storage.transport.gate import FIRST_PLACE, Place, Turn, gate, response_nbytes
+from wids.storage.transport.gate import Turn, gate, response_nbytes
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
-    Http,
     Route,
     connection_error,
     stream_of,
-    with_callers,
 )
-from wids.storage.transport.retry import Attempts, Patience, check_waits
+from wids.storage.transport.range_reads import Range, Read
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
 from wids.storage.transport.urls import origin, redact
-
-END: Final = sys.maxsize
-"""The end of a file of unknown length."""
 
 _HEAD_NBYTES: Final = 16 << 10
 _WINDOW_NBYTES: Final = 256 << 10
@@ -70,47 +65,6 @@ _ASKED_S: Final = 0.02
 """How long a turn may stay unnoticed that comes while this thread waits for bytes."""
 
 
-@dataclass(eq=False)
-class Range:
-    """A range to read.
-
-    Attributes:
-        http: How its server is reached.
-        url: The file, as messages and the gate name it.
-        address: Where it is requested.
-        start: Position of the first byte.
-        stop: Position after the last byte; or `END`, which ``check`` then sets.
-        tag: Returns the version that it must be of, for If-Range; None for any.
-        check: Called with the head of a response that is not the rest of an earlier one, and with
-            that version; raises `WidsError` if it is of another file.
-        finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
-            or raises `WidsError`.
-        patience: How long to wait.
-        may_hedge: Whether it is requested twice if it is late.
-        write: Called with the position in the file of bytes that have arrived, and with these,
-            which ``finish`` does not get then; None to keep them in memory. Its errors end all.
-        place: The place among requests to the server that nobody waits for.
-        is_whole: Whether the server sends the file, and not a part: if it starts over, its length
-            may be another.
-        is_verified: Whether the version does not matter, since a digest of the file decides.
-    """
-
-    http: Http
-    url: str
-    address: str
-    start: int
-    stop: int
-    tag: Callable[[], str | None]
-    check: Callable[[Stream, str | None], None]
-    finish: Callable[[Stream, memoryview], memoryview]
-    patience: Patience
-    may_hedge: bool
-    write: Callable[[int, memoryview], None] | None = None
-    place: Place = FIRST_PLACE
-    is_whole: bool = False
-    is_verified: bool = False
-
-
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 """Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
 no view are where the next ones are received: fresh memory costs as much as all else."""
@@ -118,103 +72,6 @@ no view are where the next ones are received: fresh memory costs as much as all 
 
 class UnusualError(Exception):
     """A response that `http` has to read."""
-
-
-class _Arrived(NamedTuple):
-    """What has arrived of an answer whose version is known.
-
-    Attributes:
-        stream: The answer.
-        memory: Where it is received, by several requests if need be: their bytes are the same.
-        nbytes: How many bytes there are of it.
-    """
-
-    stream: Stream
-    memory: bytearray
-    nbytes: int
-
-
-class _Read:
-    """A range on its way, by one request after another, or by two at a time.
-
-    Attributes:
-        number: The place of the range among all.
-        wanted: The range.
-        attempts: What became of its requests.
-        location: Where redirects have led.
-        ours: The caller's headers that are sent there; None to ask for them.
-        callers: The same, before redirects.
-        route: How its next request reaches the server.
-        tag: The version that it must be of.
-        arrived: What that request need not ask for; None for nothing.
-        num_redirects: How many redirects there were.
-        num_racing: Its requests that are queued or in flight.
-        is_done: Whether it was handed out.
-        was_hedged: Whether it was requested twice.
-        was_renewed: Whether it was requested with newer headers of the caller.
-    """
-
-    route: Route
-    tag: str | None
-    callers: Mapping[str, str]
-
-    def __init__(self, number: int, wanted: Range) -> None:
-        self.number = number
-        self.wanted = wanted
-        self.attempts = Attempts(wanted.patience)
-        self.num_racing = 0
-        self.is_done = self.was_hedged = self.was_renewed = False
-        self.arrived: _Arrived | None = None
-        self._waits_for, self._since_s = "its turn at the server", time.monotonic()
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget where redirects have led."""
-        self.location = self.wanted.address
-        self.ours: Mapping[str, str] | None = None
-        self.num_redirects = 0
-
-    def prepare(self) -> None:
-        """Prepare the next request.
-
-        Raises:
-            FetchError: The address or the headers cannot be used.
-        """
-        wanted = self.wanted
-        if self.ours is None:
-            self.ours = self.callers = wanted.http.headers.current()
-        start, stop, tag = wanted.start, wanted.stop, wanted.tag()
-        self.tag = tag
-        if self.arrived is not None:
-            start += self.arrived.nbytes
-            tag = None if wanted.is_verified else self.arrived.stream.tag
-        elif wanted.is_whole:
-            stop = END
-        headers = {}
-        if start or stop != END:
-            headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
-            if tag is not None:
-                headers["If-Range"] = tag
-        all_headers = with_callers(headers, self.ours)
-        self.route = wanted.http.route(wanted.url, self.location, all_headers)
-
-    def keeps(self, stream: Stream) -> bool:
-        """Return whether the rest of an answer can be requested."""
-        return stream.tag is not None or self.wanted.is_verified
-
-    def keep(self, exchange: _Exchange) -> None:
-        """Have the next request ask only for what is missing of an answer, if it has a version."""
-        stream, nbytes = exchange.stream, exchange.nbytes
-        is_later = nbytes > (0 if self.arrived is None else self.arrived.nbytes)
-        if stream is not None and is_later and self.keeps(stream):
-            self.arrived = _Arrived(stream, exchange.memory, nbytes)
-
-    def waits(self, what: str) -> None:
-        """Note what it waits for from now on, for the error of its deadline."""
-        waited_s, now_s = self.wanted.patience.waited_s, time.monotonic()
-        spent_s = waited_s.get(self._waits_for, 0.0) + now_s - self._since_s
-        waited_s[self._waits_for] = spent_s
-        self._waits_for, self._since_s = what, now_s
 
 
 @dataclass(eq=False)
@@ -232,9 +89,9 @@ class _Server:
 
     name: str
     idle: list[Connection]
-    ready: deque[_Read] = field(default_factory=deque)
-    asked: tuple[_Read, Turn] | None = None
-    passed: deque[tuple[_Read, Turn]] = field(default_factory=deque)
+    ready: deque[Read] = field(default_factory=deque)
+    asked: tuple[Read, Turn] | None = None
+    passed: deque[tuple[Read, Turn]] = field(default_factory=deque)
     num_connecting: int = 0
 
 
@@ -265,7 +122,7 @@ class _Exchange:
     def __init__(
         self,
         server: _Server,
-        read: _Read,
+        read: Read,
         turn: Turn,
         connection: Connection,
         sock: socket.socket,
@@ -322,10 +179,10 @@ class _Loop:
         self._num_left = 0
         self._numbers = count()
         self._unusual: list[int] = []
-        self._limited: list[_Read] = []  # those with a deadline
+        self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, _Server] = {}
         self._busy: dict[socket.socket, _Exchange] = {}
-        self._later: list[tuple[float, int, _Read]] = []
+        self._later: list[tuple[float, int, Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
         self._connecting: Connecting | None = None
@@ -361,7 +218,7 @@ class _Loop:
         self._selector.close()
 
     def _add(self, wanted: Range) -> None:
-        read = _Read(next(self._numbers), wanted)
+        read = Read(next(self._numbers), wanted)
         if not math.isinf(wanted.patience.deadline_s):
             self._limited.append(read)
         self._queue(read)
@@ -379,7 +236,7 @@ class _Loop:
             self._num_left += 1
             self._add(wanted)
 
-    def _queue(self, read: _Read, *, is_first: bool = False) -> None:
+    def _queue(self, read: Read, *, is_first: bool = False) -> None:
         """Have a read requested after the others, or before them."""
         read.num_racing += 1
         try:
@@ -456,7 +313,7 @@ class _Loop:
     def _send(
         self,
         server: _Server,
-        read: _Read,
+        read: Read,
         turn: Turn,
         connection: Connection,
         *,
@@ -699,7 +556,7 @@ class _Loop:
         self._end_read(read)
         return data
 
-    def _end_read(self, read: _Read) -> None:
+    def _end_read(self, read: Read) -> None:
         """Count a read as done, and drop its other requests."""
         read.is_done = True
         self._num_left -= 1
@@ -707,11 +564,11 @@ class _Loop:
             if other.read is read:
                 self._end(other)
 
-    def _hand_out(self, read: _Read, error: WidsError) -> None:
+    def _hand_out(self, read: Read, error: WidsError) -> None:
         self._end_read(read)
         self._take(read.number, error)
 
-    def _leave_to_http(self, read: _Read) -> None:
+    def _leave_to_http(self, read: Read) -> None:
         if read.wanted.write is not None:  # the whole file is
             raise UnusualError
         if not read.is_done:
@@ -737,7 +594,7 @@ class _Loop:
                 self._failed(read, error, spent_s)
             return
         has_begun = exchange.stream is not None
-        read.keep(exchange)
+        read.keep(exchange.stream, exchange.memory, exchange.nbytes)
         found = connection_error(read.wanted.url, error, has_begun=has_begun)
         is_first = exchange.is_first or bool(exchange.head) or has_begun
         self._end(exchange, found)
@@ -745,7 +602,7 @@ class _Loop:
 
     def _broke(
         self,
-        read: _Read,
+        read: Read,
         error: OSError,
         *,
         is_first: bool,
@@ -759,7 +616,7 @@ class _Loop:
             return
         self._failed(read, found or connection_error(read.wanted.url, error), spent_s)
 
-    def _failed(self, read: _Read, error: WidsError, spent_s: float) -> None:
+    def _failed(self, read: Read, error: WidsError, spent_s: float) -> None:
         """Queue a read again, later, or hand out its error; unless it has another request."""
         read.num_racing -= 1
         # That the file is another one is an answer, also to the second request.
@@ -809,7 +666,7 @@ class _Loop:
         if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
             exchange.pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
-            read.keep(exchange)
+            read.keep(exchange.stream, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
             return
         wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
