@@ -27,7 +27,7 @@ from wids.storage.transport.stream import PastEndError, Stream
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http
-    from wids.storage.transport.range_loop import Range
+    from wids.storage.transport.range_reads import Range
 
 
 class RangeError(FetchError):
@@ -107,7 +107,7 @@ class RangeReader:
         by_http = None if start >= stop else plan.transport.by_http(plan.url)
         if by_http is None:
             return None
-        from wids.storage.transport.range_loop import Range
+        from wids.storage.transport.range_reads import Range
 
         http, address = by_http
         return Range(

@@ -202,7 +202,7 @@ class Http(Transport):
     """
 
     version_header: ClassVar[str] = "If-Range"
-    left_statuses: ClassVar[frozenset[int]] = frozenset((401, 416))
+    left_statuses: ClassVar[frozenset[int]] = frozenset((416,))
 
     def __init__(
         self,

@@ -251,6 +251,7 @@ class Transports:
         tag: str | None = None,
         *,
         is_collected: bool = False,
+        place: tuple[bool, float] = (False, 0.0),
     ) -> Stream:
         """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`.
 
@@ -263,6 +264,7 @@ class Transports:
             stop: The same.
             tag: The same.
             is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
+            place: Its `gate.Place` among the requests that wait for their turn.
         """
         target, transport = self._rewritten(url)
         server = urls.origin(target)
@@ -274,7 +276,13 @@ class Transports:
         def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
             nbytes = response_nbytes(at, stop, is_collected=is_collected)
             request = ("HEAD" if stop == 0 else "GET", target)
-            turn = gate().enter(server, nbytes, request, is_awaited=is_collected or stop == 0)
+            turn = gate().enter(
+                server,
+                nbytes,
+                request,
+                is_awaited=is_collected or stop == 0,
+                place=place,
+            )
             try:
                 with retry.waiting_for("a connection or a response"), wait:
                     stream = transport.open(target, at, stop, tag)
@@ -326,11 +334,6 @@ class Transports:
         """Return whether a URL's server may send parts; False once it has sent a whole file."""
         # Most datasets never meet such a server, and shards are opened often.
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
-
-    def streams_parts(self, url: str) -> bool:
-        """Return whether a download should request several parts at a time; see `Transport`."""
-        target, transport = self._rewritten(url)
-        return transport.streams_parts(target)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.
