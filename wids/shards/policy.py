@@ -13,6 +13,9 @@ is wanted, on ``access``, and on what is known of the shard:
 if enough of it was read by range (`RangeBudget`). With ``access="range"`` it is never fetched for
 samples: without an index, opening it is an error.
 
+One sample and a batch differ only in the bytes that are counted, and a pass is `MOST` where it
+reads a quarter of a shard or more.
+
 Nobody knows what a program will read next. A shard is fetched as soon as that is at most twice the
 cost of the best choice in hindsight (decision 0093). A sampler does know: it announces the shards
 of its pass, which are then fetched when they are first needed.
