@@ -27,11 +27,15 @@ class Known:
     has_index: bool = True
 
 
+def way(wanted: Wanted, shard: Any, *, supposes_index: bool = False) -> Way:
+    return way_to_read(wanted, shard, supposes_index=supposes_index)
+
+
 @pytest.mark.parametrize(("access", "wanted"), [*product(MODES, Wanted)])
 def test_files_and_copies_are_mapped(access: AccessMode, wanted: Wanted) -> None:
     """Whatever is wanted, and allowed."""
-    assert way_to_read(wanted, Known(access, path="a.tar")) is Way.MAP
-    assert way_to_read(wanted, Known(access, has_copy=True)) is Way.COPY
+    assert way(wanted, Known(access, path="a.tar")) is Way.MAP
+    assert way(wanted, Known(access, has_copy=True)) is Way.COPY
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def test_files_and_copies_are_mapped(access: AccessMode, wanted: Wanted) -> None
 def test_what_is_read_by_range(access: AccessMode, by_range: list[Wanted], wanted: Wanted) -> None:
     """The rows of the table, where nothing speaks against ranges."""
     expected = Way.RANGE if wanted in by_range else Way.FETCH
-    assert way_to_read(wanted, Known(access)) is expected
+    assert way(wanted, Known(access)) is expected
 
 
 @pytest.mark.parametrize(
@@ -55,15 +59,15 @@ def test_what_speaks_against_ranges(
     """Such a shard is fetched, unless it must not be: then opening it is an error."""
     may_fetch = access != "range" or wanted is FILE
     shard = replace(Known(access), **lacks)
-    assert way_to_read(wanted, shard) is (Way.FETCH if may_fetch else Way.RANGE)
+    assert way(wanted, shard) is (Way.FETCH if may_fetch else Way.RANGE)
 
 
 def test_an_index_can_be_supposed() -> None:
     """A batch asks for the indexes of many shards at once, after asking which it may need."""
     shard = replace(Known("auto"), has_index=False)
-    assert way_to_read(SAMPLES, shard, supposes_index=True) is Way.RANGE
+    assert way(SAMPLES, shard, supposes_index=True) is Way.RANGE
     spent = replace(shard, is_spent=True)
-    assert way_to_read(SAMPLES, spent, supposes_index=True) is Way.FETCH
+    assert way(SAMPLES, spent, supposes_index=True) is Way.FETCH
 
 
 def test_facts_are_looked_up_when_they_decide() -> None:
@@ -78,12 +82,12 @@ def test_facts_are_looked_up_when_they_decide() -> None:
 
     asked: list[str] = []
     shard: Any = Asked()
-    assert way_to_read(MOST, shard) is Way.FETCH
+    assert way(MOST, shard) is Way.FETCH
     assert asked == []
-    assert way_to_read(SAMPLES, shard, supposes_index=True) is Way.RANGE
+    assert way(SAMPLES, shard, supposes_index=True) is Way.RANGE
     assert asked == ["sends_ranges", "is_spent"]
     asked.clear()
-    assert way_to_read(SAMPLES, shard) is Way.RANGE
+    assert way(SAMPLES, shard) is Way.RANGE
     assert asked == ["sends_ranges", "is_spent", "has_index"]
 
 

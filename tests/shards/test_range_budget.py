@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wids.shards.policy import RangeBudget
+from wids.shards.range_budget import RangeBudget
 
 SHARD_NBYTES = 1000
 LARGE_NBYTES = 100 << 20

@@ -280,26 +280,30 @@ class Access:
     def sample(self, position: int) -> Any:
         """Read, label and transform a single sample, by its position in the dataset."""
         reader = self.reader
-        open_shard: OpenByNumber = reader.open
-        wanted = _SAMPLES
+        number = bisect_right(reader.ends, position)
         if self.is_overridden and (together := _together.get()) and together[0] is reader:
-            _, open_shard, wanted = together
-        return self.read(position, bisect_right(reader.ends, position), wanted, open_shard)
+            return self.read(position, number, together[2], together[1])
+        return self.read(position, number, _SAMPLES)
 
-    def read(self, position: int, number: int, wanted: Wanted, open_shard: OpenByNumber) -> Any:
+    def read(
+        self, position: int, number: int, wanted: Wanted, open_shard: OpenByNumber | None = None
+    ) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
             number: The number of its shard.
             wanted: What is wanted of the shard.
-            open_shard: Opens the shard.
+            open_shard: Opens the shard; None for the reader.
         """
         reader, transformations = self.reader, self.transformations
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
-            shard = open_shard(number, wanted)
+            # Of a method, a call costs less than a reference.
+            shard = (
+                reader.open(number, wanted) if open_shard is None else open_shard(number, wanted)
+            )
             try:
                 labels = self.labels[number]
             except KeyError:
@@ -336,7 +340,7 @@ class Access:
         if instead is None and (shard is None or not reader.replaces(number, shard, error)):
             is_damaged = shard is not None and isinstance(error, ShardFormatError)
             return self._stand_in(error, position, is_damaged=is_damaged)
-        return self.read(position, number, instead or wanted, reader.open)
+        return self.read(position, number, instead or wanted)
 
     def watched(self, read: Callable[..., Any], *place: Any) -> Any:
         """Return ``read(*place)``, a sample; count and time it for those who want to know."""
@@ -372,7 +376,7 @@ class Access:
                     samples[place] = (
                         self._stand_in(error, start + local_index)
                         if shard is None
-                        else self.read(start + local_index, number, Wanted.MOST, reader.open)
+                        else self.read(start + local_index, number, Wanted.MOST)
                     )
                 continue
             if transformations:
@@ -394,10 +398,10 @@ class Access:
             if number != latest:
                 latest, wanted = number, reader.wanted_of_view(number, positions)
             if this_process.num_watchers:
-                yield self.watched(self.read, position, number, wanted, reader.open)
+                yield self.watched(self.read, position, number, wanted)
             else:
                 this_process.num_samples += 1
-                yield self.read(position, number, wanted, reader.open)
+                yield self.read(position, number, wanted)
 
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Return what the transformations make of labelled samples."""

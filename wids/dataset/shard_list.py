@@ -617,7 +617,7 @@ class ShardListDataset(TorchDataset):
         if access.is_overridden:
             return (self if access is self._access else self._view(access))[index]
         position, number = int(access.positions[index]), access.shard_number(index)
-        return access.read(position, number, Wanted.PART, access.reader.open)
+        return access.read(position, number, Wanted.PART)
 
     # Views.
 

@@ -22,7 +22,7 @@ from typing import IO, Final
 from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
-from wids.shards.opening import checked, mapped
+from wids.shards.opening import check_count, mapped
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.sidecars import CopyRecord, url_digest
 from wids.shards.specs.model import DatasetSpec, ShardSpec
@@ -55,11 +55,14 @@ def open_copy(facts: ShardFacts, make_room: Callable[[], None], refetched: set[i
     stored = facts.store.open(facts.remote_file, _prepare(facts), make_room)
     find_index = partial(_index, facts, stored)
     try:
-        return checked(facts, mapped(facts, stored.path, find_index, stored.file))
+        shard = mapped(facts, stored.path, find_index, stored.file)
+        check_count(facts, shard)
     except (ShardFormatError, MismatchError) as error:
         is_again = not stored.was_fetched
         if not (is_again and discard_copy(facts, stored.path, stored.inode, error, refetched)):
             raise
+    else:
+        return shard
     return open_copy(facts, make_room, refetched)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from io import FileIO
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
@@ -26,8 +26,6 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.remote_shard import RemoteShard
-
-AnyShard = TypeVar("AnyShard", Shard, "RemoteShard")
 
 
 def open_file(facts: ShardFacts, path: str) -> Shard:
@@ -53,7 +51,8 @@ def open_file(facts: ShardFacts, path: str) -> Shard:
             "incomplete, or the spec is of another version: fetch or write the shard again, or "
             "make the spec again with `wids create`"
         )
-    return checked(facts, shard)
+    check_count(facts, shard)
+    return shard
 
 
 def mapped(
@@ -127,11 +126,12 @@ def open_ranges(
         version=lambda: read_part.version,
         watch=watch,
     )
-    return checked(facts, shard)
+    check_count(facts, shard)
+    return shard
 
 
-def checked(facts: ShardFacts, shard: AnyShard) -> AnyShard:
-    """Return a shard that was just opened; close it if it has another number of samples.
+def check_count(facts: ShardFacts, shard: Shard | RemoteShard) -> None:
+    """Close a shard that was just opened if it has another number of samples.
 
     Raises:
         MismatchError: The number of samples is not the known one.
@@ -141,7 +141,6 @@ def checked(facts: ShardFacts, shard: AnyShard) -> AnyShard:
         with shard:  # close it now: a stored error should not keep a file open
             message = _count_message(facts, shard, expected)
         raise MismatchError(message)
-    return shard
 
 
 def _count_message(facts: ShardFacts, shard: Shard | RemoteShard, expected: int) -> str:

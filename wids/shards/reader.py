@@ -23,8 +23,9 @@ from wids.errors import ShardFormatError, WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import RangeBudget, Wanted, Way, way_to_read
+from wids.shards.policy import Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
+from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.shard_facts import ShardFacts
 from wids.shards.sidecars import DatasetIndexes
@@ -121,7 +122,7 @@ class ShardReader:
         self.shards = columns_of(spec.shards)
         self.counts: list[int | None] | Numbers = self.shards.counts
         if self.shards.edges is None:
-            self.counts = [shard.num_samples for shard in self.shards]
+            self.counts = [None if n < 0 else n for n in self.shards.counts.tolist()]
         self.options, self.store, self.fields = options, store, options.fields
         self.cache_folder, self.broken = store.folder, BrokenShards(self.shards)
         self.dataset_indexes = DatasetIndexes(spec, store)
@@ -242,7 +243,7 @@ class ShardReader:
         number = facts.number
         with self.broken.watch(number), stages.nested(stages.OPEN):
             way = way_to_read(wanted, facts)
-            if facts.path is not None:
+            if way is Way.MAP and facts.path is not None:
                 return open_file(facts, facts.path)
             if way is Way.RANGE:
                 return open_ranges(facts, partial(self.broken.watch, number))
@@ -305,6 +306,7 @@ class ShardReader:
         vars(reader).update(vars(self), **self._nothing_open(), check_opened=None, _budget=None)
         reader.options = self.options.only(fields)
         reader.fields, reader.accesses = reader.options.fields, SharedRows(0, 0)
+        reader._paths, reader._refetched = self._paths, self._refetched
         reader.__dict__.pop("all_stored_nbytes", None)
         return reader
 
@@ -478,7 +480,8 @@ class ShardReader:
 
     def has_index(self, number: int) -> bool:
         """Whether the index of a shard is available without fetching the shard."""
-        return self.is_local(number) or self.facts(number).has_index
+        facts = self.facts(number)
+        return facts.path is not None or facts.has_copy or facts.has_index
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard if it is known without opening the shard."""

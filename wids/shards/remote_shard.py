@@ -252,7 +252,7 @@ class RemoteShard(TarShard):
         """Return the members of ranges."""
         with self._watch():  # nothing is requested of a broken shard
             pass
-        self._count((each.start, each.stop) for each in ranges)
+        self._count(sum([each.stop - each.start for each in ranges]))
         values: dict[int, Value] = {}
         for members in read_all(
             [self.to_read(each) for each in ranges],
@@ -267,7 +267,7 @@ class RemoteShard(TarShard):
         If one does cover the member, an error decides nothing: the whole member is read then.
         """
         ranges = joined(sorted(spans))
-        self._count(ranges)
+        self._count(sum([stop - start for start, stop in ranges]))
         watch = nullcontext if len(self.index.payload_crcs) else self._watch
 
         def use(_: int, arrived: Arrived) -> memoryview:
@@ -281,13 +281,13 @@ class RemoteShard(TarShard):
             found.append(views[at][start - starts[at] : stop - starts[at]])
         return found
 
-    def _count(self, spans: Iterable[Span]) -> None:
-        """Have ranges that will be read counted.
+    def _count(self, nbytes: int) -> None:
+        """Have bytes that will be read counted.
 
         Raises:
             SpentError: The tar should be fetched instead.
         """
-        if not self.takes(sum(stop - start for start, stop in spans)):
+        if not self.takes(nbytes):
             raise SpentError(
                 f"{self.name}: expected a shard of which little is read, found one of which so "
                 "much was read that it has to be fetched"
@@ -296,7 +296,9 @@ class RemoteShard(TarShard):
     def _members_of(self, local_index: int) -> list[int]:
         """Return the members of a sample to read."""
         members, wanted = self.index.members(local_index), self._fields
-        return [members[field] for field in members if wanted is None or field in wanted]
+        if wanted is None:
+            return list(members.values())
+        return [member for field, member in members.items() if field in wanted]
 
     def _ranges(self, members: Iterable[int], gap_nbytes: float | None = None) -> list[MemberRange]:
         """Return the ranges to read for members, with gaps of at most so many bytes."""

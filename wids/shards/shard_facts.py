@@ -9,7 +9,7 @@ import sys
 from typing import Final
 
 from wids.shards.indexes import index_file
-from wids.shards.policy import RangeBudget
+from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
 from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
@@ -20,7 +20,7 @@ from wids.storage.cache.store import Cache
 
 
 class ShardFacts:
-    """What is known of one shard; see `wids.shards.policy.KnownShard`.
+    """What is known of one shard; each fact is looked up when it is asked for.
 
     Args:
         number: Its number in the dataset.

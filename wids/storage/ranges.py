@@ -228,7 +228,8 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
             lambda number, arrived: take(requests[number][0], arrived),
         )
         others.update(requests[number][0] for number in left)
-    in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+    if others:
+        in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return [made[number] for number in range(len(parts))]
 
 
