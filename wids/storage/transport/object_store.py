@@ -462,7 +462,7 @@ class ObjectStores(Transport):
     def by_http(self, url: str) -> tuple[Http, str] | None:
         """Return the bucket of an object, and the address to request; None if obstore reads it."""
         bucket = self._by_http(url)
-        return None if bucket is None else (bucket, bucket.address(url))
+        return None if bucket is None else bucket.by_http(url)
 
     def streams_parts(self, url: str) -> bool:
         """Return whether an object is read by HTTP or by obstore."""
@@ -578,7 +578,6 @@ class ObjectStores(Transport):
             FetchError: It failed; or this process was forked, and can only read.
         """
         location = location_of(url)
-        bucket = self._bucket(location)
         if store_settings.is_forked():
             package = _PACKAGES.get(location.kind)
             advice = f"pip install {package}, whose credentials all can use, or " if package else ""
@@ -589,6 +588,7 @@ class ObjectStores(Transport):
             )
         import obstore
 
+        bucket = self._bucket(location)
         for is_last in (False, True):
             store = bucket.store(**client)
             try:
