@@ -447,6 +447,23 @@ def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: S
     assert "X-Amz" not in "".join(server.requests[3:])
 
 
+def test_what_only_obstore_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that it has to find, options of its client, and some names (docs)."""
+    monkeypatch.setattr(store_credentials, "_by_botocore", lambda _: None)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/none")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ObjectStores({"anon": False}).by_http(URL) is None
+    assert stores("http://s").by_http(URL) is not None
+    assert stores("http://s").by_http("s3://data--use1-az4--x-s3/a.tar") is None
+    assert stores("http://s").by_http("s3://bucket/a/../b.tar") is None
+    assert stores("http://s", proxy_url="http://p").by_http(URL) is None
+    assert stores("http://s", server_side_encryption="sse-c").by_http(URL) is None
+    role = {"role_arn": "arn:aws:iam::1:role/r", "web_identity_token_file": "/none"}
+    assert ObjectStores(role).by_http(URL) is None
+
+
 def test_keys_that_are_renewed(
     server: Server, strict: StrictPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

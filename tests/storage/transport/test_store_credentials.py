@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from conftest import in_child, optional, raises
@@ -78,6 +79,28 @@ def test_keys_of_a_profile(
     assert set(bucket.keys) == {"OURS"}
 
 
+def test_parts_of_two_credentials_are_not_mixed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys in options, or of a profile in options, come without a session of the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "THEIRS")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
+    (home / "credentials").write_text(
+        "[training]\naws_access_key_id = OURS\naws_secret_access_key = secret\n"
+    )
+
+    def query(**options: Any) -> dict[str, str]:
+        by_http = ObjectStores(options).by_http("s3://bucket/a.tar")
+        assert by_http is not None
+        return dict(parse_qsl(by_http[1].partition("?")[2]))
+
+    assert query()["X-Amz-Security-Token"] == "session"
+    for options in ({"key": "OURS", "secret": "secret"}, {"profile": "training"}):
+        assert query(**options)["X-Amz-Credential"].startswith("OURS/")
+        assert "X-Amz-Security-Token" not in query(**options)
+
+
 def of_process(home: Path) -> str:
     script = home / "script.py"
     answer = {
@@ -118,6 +141,18 @@ def test_a_profile_that_botocore_reads(
     assert in_child(lambda: read(bucket, profile="training") == DATA[3:9])
     assert len(bucket.keys) > num_before
     assert bucket.keys[-1].startswith(key)
+
+
+def test_a_program_without_keys_is_an_error(bucket: Bucket, home: Path) -> None:
+    """It says whose credentials were looked for, and nothing that the program printed."""
+    optional("botocore")
+    program = "import sys; sys.exit('a secret')"
+    (home / "script.py").write_text(program)
+    process = f"credential_process = {sys.executable} {home}/script.py\n"
+    (home / "config").write_text(f"[profile training]\n{process}")
+    with raises(FetchError, "credentials of AWS", "CredentialRetrievalError") as caught:
+        read(bucket, profile="training")
+    assert "a secret" not in str(caught.value)
 
 
 def test_without_botocore_a_profile_says_what_it_needs(

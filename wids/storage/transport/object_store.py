@@ -65,9 +65,8 @@ _BY_OBSTORE: Final = frozenset(
 )  # fmt: skip
 """Options with which obstore reads."""
 
-_KEYS_AT_HAND: Final = frozenset(
-    ("skip_signature", "access_key_id", "bearer_token", "sas_key", "account_key")
-)
+_AT_HAND: Final = ("skip_signature", "access_key_id", "bearer_token", "sas_key", "account_key")
+"""Options that are enough to read."""
 
 
 class _Signed(NamedTuple):
@@ -114,7 +113,7 @@ class Bucket(Http):
         self.is_proven = False
         provider = self._settings.provider
         self.is_by_http = (
-            (provider is not None or not _KEYS_AT_HAND.isdisjoint(config))
+            (provider is not None or any(map(config.get, _AT_HAND)))
             and _BY_OBSTORE.isdisjoint([*settings.client, *config])
             # A directory bucket, or one that a name of AWS stands for.
             and not (location.bucket.endswith("--x-s3") or ":" in location.bucket)
@@ -177,9 +176,8 @@ class Bucket(Http):
         if provider is not None:
             found = provider()
             return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
-        return Keys(
-            config["access_key_id"], config["secret_access_key"], config.get("session_token")
-        )
+        secret = config.get("secret_access_key", "")
+        return Keys(config["access_key_id"], secret, config.get("session_token"))
 
     def _new_address(self, key: str, keys: Keys | None) -> _Signed:
         config, (kind, bucket, *_) = self._config, self._location
@@ -242,23 +240,19 @@ class Bucket(Http):
 
     def _corrects(self, used: _Signed, response: Response, text: str) -> bool:
         """Have addresses be as a refusal of one says; return whether that changes anything."""
-        headers = response.headers
-        region = self.other_region(text, headers.get("x-amz-bucket-region"))
-        if region is not None:
-            self.move_to(region)
+        if self.moves(text, response.headers.get("x-amz-bucket-region")):
             return True
-        if response.status != 403 or not self.signs:
-            return False
         with suppress(ValueError, TypeError):  # no date
-            date_s = parsedate_to_datetime(headers.get("date", "")).timestamp()
-            if not used.date_s <= date_s < used.date_s + _LIFE_S:
+            date_s = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+            was_good = used.date_s <= date_s < used.date_s + _LIFE_S
+            if response.status == 403 and self.signs and not was_good:
                 self._skew_s = date_s - time.time()
                 self._signed.clear()
                 return True
         return False
 
-    def other_region(self, text: str, stated: str | None = None) -> str | None:
-        """Return the region of a bucket whose requests were signed for another; else None.
+    def moves(self, text: str, stated: str | None = None) -> bool:
+        """Sign for another region, if a refusal says so; return whether it does.
 
         Args:
             text: The refusal.
@@ -266,13 +260,13 @@ class Bucket(Http):
         """
         region = right_region(text)
         if self._location.kind != "s3" or region is None:
-            return None
-        return region or stated or _asked_region(self._location, self._config.get("endpoint"))
-
-    def move_to(self, region: str) -> None:
-        """Sign for another region."""
+            return False
+        region = region or stated or _asked_region(self._location, self._config.get("endpoint"))
+        if not region:
+            return False
         self._region, self._store = region, None
         self._signed.clear()
+        return True
 
 
 def _with_token(headers: Mapping[str, str], provider: Provider) -> tuple[dict[str, str], float]:
@@ -468,7 +462,7 @@ class ObjectStores(Transport):
     def by_http(self, url: str) -> tuple[Http, str] | None:
         """Return the bucket of an object, and the address to request; None if obstore reads it."""
         bucket = self._by_http(url)
-        return None if bucket is None else (bucket, bucket.address(url))
+        return None if bucket is None else bucket.by_http(url)
 
     def streams_parts(self, url: str) -> bool:
         """Return whether an object is read by HTTP or by obstore."""
@@ -584,7 +578,6 @@ class ObjectStores(Transport):
             FetchError: It failed; or this process was forked, and can only read.
         """
         location = location_of(url)
-        bucket = self._bucket(location)
         if store_settings.is_forked():
             package = _PACKAGES.get(location.kind)
             advice = f"pip install {package}, whose credentials all can use, or " if package else ""
@@ -595,6 +588,7 @@ class ObjectStores(Transport):
             )
         import obstore
 
+        bucket = self._bucket(location)
         for is_last in (False, True):
             store = bucket.store(**client)
             try:
@@ -604,10 +598,8 @@ class ObjectStores(Transport):
             except obstore.exceptions.PreconditionError:
                 raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-                region = None if is_last else bucket.other_region(str(error))
-                if region is None:
+                if is_last or not bucket.moves(str(error)):
                     raise store_error(location.kind, url, error, expected) from None
-                bucket.move_to(region)
         raise AssertionError  # the second round returns or raises
 
     def _bucket(self, location: ObjectLocation) -> Bucket:
