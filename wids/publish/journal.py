@@ -43,6 +43,9 @@ _PLAN: Final = "plan"
 _LOCK: Final = "lock"
 _OWN: Final = re.compile(rf"{_PLAN}|{_LOCK}|{_RECORD.pattern}|{_PART.pattern}|\..*\.tmp")
 
+APPENDING: Final = "appending "
+"""The beginning of the plans of writers that append, whose shards others may add instead."""
+
 Task = tuple[str, KeySplit]
 """The absolute path or URL of a shard, and the rule that groups its members into samples."""
 
