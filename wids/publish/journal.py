@@ -143,6 +143,8 @@ class Journal:
         path = os.path.join(self.path, name)
         for _ in range(_MAX_ATTEMPTS):
             with ExitStack() as stack:
+                # After the lock: NFS keeps a file that is deleted while it is open.
+                stack.callback(self._remove_if_empty)
                 try:
                     self._make_folder()
                     with open(path, "a+b", opener=self._opened) as file:
@@ -158,6 +160,10 @@ class Journal:
                     yield
                     return
         raise OSError(f"{self.path}: others deleted it {_MAX_ATTEMPTS} times meanwhile")
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):
+            os.rmdir(self.path)
 
     def _opened(self, path: str, flags: int) -> int:
         return os.open(path, flags, self.mode)
@@ -344,7 +350,7 @@ class Journal:
         self._remove([_PLAN])
         with suppress(OSError):
             self._remove([*filter(_OWN.fullmatch, set(self._names()) - {_LOCK}), _LOCK])
-            os.rmdir(self.path)
+        self._remove_if_empty()
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -443,11 +449,12 @@ def opened_journal(
 
 
 def is_journal(path: str) -> bool:
-    """Whether a folder is empty, or has only what a journal may have."""
+    """Whether a folder is empty, or has the lock of a journal; systems may add files to it."""
     try:
-        return all(map(_OWN.fullmatch, os.listdir(path)))
+        names = os.listdir(path)
     except OSError:  # there is none, or it is no folder
         return False
+    return not names or _LOCK in names
 
 
 def is_unchanged(record: ShardRecord) -> bool:
