@@ -466,11 +466,11 @@ def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: P
     assert not in_child(lambda: append(27 if is_complete else 22) is None)
     before = {path.name for path in tmp_path.iterdir()}
     assert ("train-000003.tar" in before) == is_complete
-    assert "train.appending" in before
+    assert "train.partial" in before
     append(32)
     assert texts(spec) == expected(32)
     assert wids.verify_spec(spec) == []
-    assert not (tmp_path / "train.appending").exists()
+    assert not (tmp_path / "train.partial").exists()
 
 
 def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(

@@ -43,6 +43,9 @@ _PLAN: Final = "plan"
 _LOCK: Final = "lock"
 _OWN: Final = re.compile(rf"{_PLAN}|{_LOCK}|{_RECORD.pattern}|{_PART.pattern}|\..*\.tmp")
 
+APPENDING: Final = "appending "
+"""The beginning of the plans of writers that append, whose shards others may add instead."""
+
 Task = tuple[str, KeySplit]
 """The absolute path or URL of a shard, and the rule that groups its members into samples."""
 
@@ -140,6 +143,8 @@ class Journal:
         path = os.path.join(self.path, name)
         for _ in range(_MAX_ATTEMPTS):
             with ExitStack() as stack:
+                # After the lock: NFS keeps a file that is deleted while it is open.
+                stack.callback(self._remove_if_empty)
                 try:
                     self._make_folder()
                     with open(path, "a+b", opener=self._opened) as file:
@@ -155,6 +160,10 @@ class Journal:
                     yield
                     return
         raise OSError(f"{self.path}: others deleted it {_MAX_ATTEMPTS} times meanwhile")
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):
+            os.rmdir(self.path)
 
     def _opened(self, path: str, flags: int) -> int:
         return os.open(path, flags, self.mode)
@@ -341,7 +350,7 @@ class Journal:
         self._remove([_PLAN])
         with suppress(OSError):
             self._remove([*filter(_OWN.fullmatch, set(self._names()) - {_LOCK}), _LOCK])
-            os.rmdir(self.path)
+        self._remove_if_empty()
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -440,11 +449,12 @@ def opened_journal(
 
 
 def is_journal(path: str) -> bool:
-    """Whether a folder is empty, or has only what a journal may have."""
+    """Whether a folder is empty, or has the lock of a journal; systems may add files to it."""
     try:
-        return all(map(_OWN.fullmatch, os.listdir(path)))
+        names = os.listdir(path)
     except OSError:  # there is none, or it is no folder
         return False
+    return not names or _LOCK in names
 
 
 def is_unchanged(record: ShardRecord) -> bool:

@@ -363,13 +363,13 @@ class Output:
         return states
 
 
-def unfinished_path(spec_path: str, ending: str = "partial") -> str:
-    """Return the path of what an unfinished run keeps; for a URL, in the current folder."""
+def unfinished_path(spec_path: str) -> str:
+    """Return the path of the journal of a dataset; of one at a URL, in the current folder."""
     prefix = spec_path.removesuffix(".json")
     if not urls.is_local(spec_path):  # outputs in several folders may have the same last part
         digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
         prefix = f"{os.path.basename(urls.path_of(prefix))}-{digest[:8]}"
-    return os.path.abspath(f"{prefix}.{ending}")
+    return os.path.abspath(prefix + ".partial")
 
 
 def prefix_of(output: str | os.PathLike[str]) -> str:

@@ -388,7 +388,13 @@ def _recorded(
 ) -> ShardRecord:
     """Write a shard and its record on a worker, which sees the journal beside a local output."""
     record = write(task)
-    log.add(record)
+    try:
+        log.add(record)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{log.path}: expected the journal of this run on the worker too, found no such folder;"
+            " workers have to see the same files, under the same paths"
+        ) from error
     return replace(record, blob=b"")
 
 

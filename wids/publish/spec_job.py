@@ -23,7 +23,7 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
-from wids.publish.journal import JobPart, Journal
+from wids.publish.journal import APPENDING, JobPart, Journal
 from wids.publish.new_spec import Describer, build_spec, first_look, first_places
 from wids.publish.output import unfinished_path
 from wids.publish.problems import Problem
@@ -204,7 +204,7 @@ class SpecJob:
     def _journalled(self) -> Iterator[dict[str, Any]]:
         """Provide the arguments of all work that a journal resumes, and delete it at the end."""
         log = self.journal
-        if not (log.plan or _WORK).startswith(_WORK):
+        if not (log.plan or _WORK).startswith((_WORK, APPENDING)):
             log.check_plan(_WORK)
         with log.alone():
             yield {**self.options, "journal": log, "storage_options": self.storage_options}
