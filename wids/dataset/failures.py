@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from wids.errors import SampleError, ShardFormatError, TransformError, WidsError, user_line, warn
 from wids.shards.reader import ShardReader
+from wids.storage.shared_numbers import SharedNumber, SharedRows, writing
 from wids.storage.sizes import first_of
-from wids.storage.stages import SharedNumber, SharedRows, this_process, writing
+from wids.storage.stages import this_process
 
 if TYPE_CHECKING:
     from wids.shards.sample_access import SampleAccess

@@ -24,7 +24,7 @@ from wids.shards.shard_pool import OpenShard, ShardPool
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.raw_samples import PooledShard
 from wids.storage.cache.store import Cache
-from wids.storage.stages import SharedNumber
+from wids.storage.shared_numbers import SharedNumber
 
 
 def counted_shards(

@@ -51,7 +51,8 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
-from wids.storage.stages import SharedArray, checked
+from wids.storage.shared_numbers import SharedArray
+from wids.storage.stages import checked
 from wids.storage.transport.stream import PastEndError
 
 Value: TypeAlias = "bytes | WidsError"

@@ -33,7 +33,7 @@ from wids.shards.tars.shard import FindIndex, Shard
 from wids.storage.arrays import IntArray
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
-from wids.storage.stages import SharedArray
+from wids.storage.shared_numbers import SharedArray
 from wids.storage.transport import urls
 from wids.storage.transport.stream import PastEndError
 

@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 from wids.shards.tars.raw_samples import PooledShard
 from wids.shards.tars.shard import Shard
 from wids.storage import stages
-from wids.storage.stages import SharedRows, this_process
+from wids.storage.shared_numbers import SharedRows
+from wids.storage.stages import this_process
 
 _LAST_USED: Final = attrgetter("last_used")  # several times faster than a Python function
 
