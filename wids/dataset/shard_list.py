@@ -1118,7 +1118,8 @@ class ShardListDataset(TorchDataset):
         """Return what reading has cost this program, as numbers for monitoring.
 
         They are those of this process and of those that it has started, workers included, of all
-        datasets together, which share connections and caches; and they only grow.
+        datasets together, which share connections and caches; and they only grow. A process that
+        has itself started others counts apart from then on.
 
         - ``samples`` were read; ``requests`` were sent to servers, ``retries`` of them after a
           failure, and ``nbytes`` arrived.

@@ -70,9 +70,9 @@ class ToTuple:
         values = []
         for names in self._alternatives:
             spellings = (n if n in sample else spelt.get(n.lower()) for n in names)
-            found = next((name for name in spellings if name is not None), None)
-            if found is not None:
-                values.append(sample[found])
+            spelling = next((name for name in spellings if name is not None), None)
+            if spelling is not None:
+                values.append(sample[spelling])
             elif names in self._missing:
                 values.append(self._missing[names])
             else:
@@ -99,8 +99,8 @@ class ToTuple:
                 local_indices = at[places] - reader.starts[number]
                 for row, names in enumerate(self._alternatives):
                     has[row, first + places] = _having(names, index)[local_indices]
-        found: BoolArray = np.logical_and.reduce(has[has.any(axis=1)])
-        return found
+        has_fields: BoolArray = np.logical_and.reduce(has[has.any(axis=1)])
+        return has_fields
 
     def __repr__(self) -> str:
         values = {";".join(names): value for names, value in self._missing.items()}
