@@ -68,7 +68,7 @@ def test_the_order_reads_no_files() -> None:
     others = {name for name in found if not name.startswith("order") and name != "errors"}
     assert others <= {
         *("shards.capacity", "shards.specs.model"),
-        *("storage.arrays", "storage.stages", "storage.sizes"),
+        *("storage.arrays", "storage.shared_numbers", "storage.sizes"),
     }
 
 

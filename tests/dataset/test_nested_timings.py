@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import wids
 from wids.dataset.benchmark import benchmark
 from wids.storage import stages
-from wids.storage.stages import SharedNumber
+from wids.storage.shared_numbers import SharedNumber
 
 
 @pytest.fixture

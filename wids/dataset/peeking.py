@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.access import Transformation, as_transformations, locate_error
-from wids.dataset.views import show_in_notebooks
+from wids.dataset.reprs import show_in_notebooks
 from wids.errors import printable
 from wids.shards.glimpse import Glimpse, ShardLook
 from wids.shards.read_options import ReadOptions, cache_folder, cache_limit

@@ -63,17 +63,17 @@ def _by_label(
     labels: Sequence[Any] | npt.NDArray[Any], total: int, parts: Sequence[float], seed: int
 ) -> list[IntArray]:
     """Return the indices of parts that have the same shares of each label."""
-    found = np.asarray(labels)
-    if found.dtype == object and any(label is None for label in found.ravel().tolist()):
+    label_of = np.asarray(labels)
+    if label_of.dtype == object and any(label is None for label in label_of.ravel().tolist()):
         raise ValueError("by: expected a label for each sample, found None; fill in missing labels")
-    if found.shape != (total,):
+    if label_of.shape != (total,):
         raise ValueError(
-            f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
+            f"by: expected {total:,} labels, one for each sample, found shape {label_of.shape}"
         )
     check_labels(labels, "by")
     order = permutation(total, seed, _SPLIT)
     # By label, and within each label in the drawn order.
-    order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]
+    order = order[np.argsort(np.unique(label_of, return_inverse=True)[1][order], kind="stable")]
     counts = part_counts(parts, total)
     # Evenly spaced places for each part, so that a stretch of one label has each part's share; each
     # part begins at another one, or parts of equal sizes would stand together.
@@ -95,22 +95,22 @@ def part_counts(parts: Sequence[float], total: int) -> list[int]:
         ValueError: The parts are neither fractions that add up to 1, nor counts that add up to
             ``total``.
     """
-    given: list[Any] = list(parts) if isinstance(parts, Iterable) else []
+    shares: list[Any] = list(parts) if isinstance(parts, Iterable) else []
     is_number = [
         isinstance(part, int | float | np.number) and not isinstance(part, bool) and part >= 0
-        for part in given
+        for part in shares
     ]
-    if not given or not all(is_number):
+    if not shares or not all(is_number):
         raise ValueError(f"parts: expected fractions or counts, found {parts!r:.80}")
-    if all(isinstance(part, int | np.integer) for part in given) and sum(given) == total:
-        return [int(part) for part in given]
-    if not math.isclose(math.fsum(given), 1, abs_tol=1e-6):
+    if all(isinstance(part, int | np.integer) for part in shares) and sum(shares) == total:
+        return [int(part) for part in shares]
+    if not math.isclose(math.fsum(shares), 1, abs_tol=1e-6):
         raise ValueError(
             f"parts: expected fractions that add up to 1, or counts that add up to the {total} "
-            f"samples, found {parts!r:.80}, which add up to {math.fsum(given):g}"
+            f"samples, found {parts!r:.80}, which add up to {math.fsum(shares):g}"
         )
     # Rounded sums and not rounded parts: these would not add up.
-    edges = [round(math.fsum(given[:stop]) * total) for stop in range(len(given))] + [total]
+    edges = [round(math.fsum(shares[:stop]) * total) for stop in range(len(shares))] + [total]
     return [stop - start for start, stop in pairwise(edges)]
 
 

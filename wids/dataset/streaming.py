@@ -23,7 +23,7 @@ from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.elastic import EpochPart, EpochPlace, History
 from wids.order.passes import Epochs, EpochSampler
-from wids.storage.stages import SharedArray
+from wids.storage.shared_numbers import SharedArray
 
 _NUM_SLOTS: Final = 1024
 """Maximum number of workers of one loader. The array is made before their number is known."""

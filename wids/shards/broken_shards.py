@@ -23,7 +23,7 @@ from wids.errors import (
 )
 from wids.shards.specs.model import ShardSpec
 from wids.storage.arrays import IntArray
-from wids.storage.stages import SharedArray
+from wids.storage.shared_numbers import SharedArray
 from wids.storage.transport import urls
 from wids.storage.transport.stream import PastEndError
 

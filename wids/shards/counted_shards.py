@@ -22,7 +22,7 @@ from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.tars.tar_shard import TarShard
 from wids.storage.cache.store import Cache
-from wids.storage.stages import SharedNumber
+from wids.storage.shared_numbers import SharedNumber
 
 
 def counted_shards(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from wids.storage.stages import SharedArray
+from wids.storage.shared_numbers import SharedArray
 
 _SMALL_NBYTES: Final = 8 << 20
 """A shard that arrives about as soon as a part of it: batches wait for it."""

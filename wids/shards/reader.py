@@ -39,8 +39,9 @@ from wids.shards.tars.tar_shard import TarShard
 from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.shared_numbers import SharedRows
 from wids.storage.sizes import count_text
-from wids.storage.stages import SharedRows, this_process
+from wids.storage.stages import this_process
 from wids.storage.transport import urls
 
 if TYPE_CHECKING:

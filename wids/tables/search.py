@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import DecodeError, ShardFormatError, WidsError
-from wids.order.shuffle import Shuffle
+from wids.order.random_order import RandomOrder
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
 from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_int_array
@@ -498,7 +498,7 @@ def found_in(
         places = np.flatnonzero(np.isin(wanted, np.asarray(hits.found)))
     if seed is None:
         return places
-    return places[Shuffle(len(wanted), seed).order_of(places)]
+    return places[RandomOrder(len(wanted), seed).order_of(places)]
 
 
 def _check_stored(dataset: ReadableDataset, fields: set[str]) -> None:

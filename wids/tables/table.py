@@ -50,7 +50,8 @@ def in_ascending_order(positions: Positions) -> range | IntArray:
     """Return each position once, in ascending order."""
     if isinstance(positions, range):
         return positions if positions.step > 0 else positions[::-1]
-    return np.unique(np.asarray(positions))
+    array = np.asarray(positions)
+    return array if (array[1:] > array[:-1]).all() else np.unique(array)
 
 
 def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:
