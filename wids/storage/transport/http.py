@@ -239,8 +239,13 @@ class Http(Transport):
         """Return True, for all URLs."""
         return True
 
-    def by_http(self, url: str) -> tuple[Http, str]:
-        """Return this one."""
+    def by_http(self, url: str) -> tuple[Http, str] | None:
+        """Return this one; None where bytes cannot be waited for: by TLS inside TLS to a proxy."""
+        if urls.scheme(url) == "https":
+            with suppress(ValueError):  # which the request raises
+                proxy = self._proxy(split_url(url)[0])
+                if proxy is not None and proxy.scheme == "https":
+                    return None
         return self, url
 
     def head(self, url: str) -> Response:

@@ -506,7 +506,7 @@ class _Loop:
         return [other for other in of_read if other is not exchange]
 
     def _renews(self, exchange: _Exchange) -> bool:
-        """Have the next request send newer headers of the caller; return False if there are none."""
+        """Have the next request send newer headers; return False if the caller has none."""
         read = exchange.read
         headers = read.wanted.http.headers
         newer = None if read.was_renewed else headers.after_refusal(read.callers)
