@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
 
-_PIECE_NBYTES: Final = 256 << 10
+_PIECE_NBYTES: Final = 1 << 20
 """Bytes to hash at a time."""
 _BEHIND_NBYTES: Final = 2 << 20
 """Bytes of a file that are not hashed yet and worth a thread."""
