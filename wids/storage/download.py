@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
 
-from wids.errors import MismatchError, WidsError
+from wids.errors import MismatchError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.storage.transport.gate import part_nbytes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
 
-_PIECE_NBYTES: Final = 256 << 10
+_PIECE_NBYTES: Final = 1 << 20
 """Bytes to hash at a time."""
 _BEHIND_NBYTES: Final = 2 << 20
 """Bytes of a file that are not hashed yet and worth a thread."""
@@ -444,7 +444,7 @@ class PartRequests:
         plan = self._plan
         if self._is_stream or plan.transport.by_http(plan.url) is None:
             return False
-        from wids.storage.transport.range_loop import UnusualError, read_ranges
+        from wids.storage.transport.range_loop import UnusualError, raise_error, read_ranges
 
         download = self._download
         first = DownloadPart(0, self._first_nbytes() if self._in_parts else None)
@@ -454,7 +454,7 @@ class PartRequests:
             return None if part is None else self._range(part)
 
         try:
-            read_ranges([self._range(first)], _raise, more)
+            read_ranges([self._range(first)], raise_error, more)
         except UnusualError:
             if download.is_arriving:
                 raise ReplacedError(
@@ -588,9 +588,3 @@ class PartRequests:
     def _with_retries(self, attempt: Callable[[], None]) -> None:
         download = self._download
         with_retries(attempt, self._plan.patience, lambda: download.received_nbytes)
-
-
-def _raise(_: int, arrived: memoryview | WidsError) -> None:
-    """Raise the error of a part that has not arrived."""
-    if isinstance(arrived, WidsError):
-        raise arrived

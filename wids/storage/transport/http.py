@@ -248,9 +248,15 @@ class Http(Transport):
         """Return True, for all URLs."""
         return True
 
-    def by_http(self, url: str) -> tuple[Http, str]:
-        """Return this one."""
-        return self, self.address(url)
+    def by_http(self, url: str) -> tuple[Http, str] | None:
+        """Return this one; None where bytes cannot be waited for: by TLS inside TLS to a proxy."""
+        address = self.address(url)
+        if urls.scheme(address) == "https":
+            with suppress(ValueError):  # which the request raises
+                proxy = self._proxy(split_url(address)[0])
+                if proxy is not None and proxy.scheme == "https":
+                    return None
+        return self, address
 
     def address(self, url: str) -> str:
         """Return what to request for a file, which errors name by its URL."""

@@ -50,7 +50,7 @@ from wids.storage.transport.http import (
     connection_error,
     stream_of,
 )
-from wids.storage.transport.range_reads import Range, Read
+from wids.storage.transport.range_reads import END, Range, Read
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
 from wids.storage.transport.urls import origin, redact
@@ -103,7 +103,8 @@ class _Exchange:
         is_first: Whether the connection is new.
         heard_s: When something arrived last.
         window: Since when its speed is measured, and the bytes that had arrived then.
-        head: The bytes of the head, until it is complete.
+        head: The bytes of the head, until it is complete; then those that came with it.
+        head_nbytes: Bytes that arrived as heads, also interim ones.
         stream: The response, when its head was read.
         is_kept: Whether the connection can be used again.
         arrived: What had arrived when it was prepared, and it did not ask for.
@@ -117,7 +118,7 @@ class _Exchange:
     head = b""
     is_kept = False
     memory = bytearray()
-    size = nbytes = noted_nbytes = 0
+    head_nbytes = size = nbytes = noted_nbytes = 0
 
     def __init__(
         self,
@@ -171,6 +172,12 @@ def read_ranges(
             loop.close()
 
 
+def raise_error(_: int, arrived: memoryview | WidsError) -> None:
+    """Take a range; raise why there is none."""
+    if isinstance(arrived, WidsError):
+        raise arrived
+
+
 class _Loop:
     """The requests of one call of `read_ranges`, whose thread drives them."""
 
@@ -208,6 +215,9 @@ class _Loop:
 
     def close(self) -> None:
         """Drop what is in flight."""
+        for read in self._limited:
+            if not read.is_done:
+                read.waits("")  # for the error of a deadline that has passed
         for exchange in list(self._busy.values()):
             self._end(exchange)
         for server in self._servers.values():
@@ -257,9 +267,10 @@ class _Loop:
                 if read.is_done:
                     continue
                 wanted, is_awaited = read.wanted, read.wanted.write is None
+                stop = None if wanted.stop == END else wanted.stop
                 turn = gate().ask(
                     server.name,
-                    response_nbytes(wanted.start, wanted.stop, is_collected=is_awaited),
+                    response_nbytes(wanted.start, stop, is_collected=is_awaited),
                     ("GET", wanted.url),
                     is_awaited=is_awaited,
                     may_block=False,
@@ -327,7 +338,7 @@ class _Loop:
             self._broke(read, error, is_first=is_first, spent_s=0.0)
             return
         if sock is None:
-            connection.close()
+            server.idle.append(connection)
             turn.leave()
             self._leave_to_http(read)
             return
@@ -367,15 +378,18 @@ class _Loop:
         exchange.heard_s = time.monotonic()
         error: OSError | WidsError | None = None
         is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
+        is_again = False
         try:
-            if is_new and not self._has_head(exchange):
-                return
+            is_again = is_new and not self._has_head(exchange)
         except UnusualError:
             self._end(exchange)
             self._leave_to_http(exchange.read)
             return
         except (OSError, WidsError) as found:
             error = found
+        if is_again:
+            self._request_again(exchange)
+            return
         if error is None:
             if is_new and is_file:
                 self._fill_all()  # before the turn of this one is for another file
@@ -408,14 +422,15 @@ class _Loop:
         return error
 
     def _has_head(self, exchange: _Exchange) -> bool:
-        """Receive the head of a response; return False if it is a redirect, which is followed."""
+        """Receive the head of a response; return False if another request must follow it."""
         while True:
             nbytes = exchange.sock.recv_into(self._scratch)
             if not nbytes:
                 message = "the server closed the connection without a response"
                 raise ConnectionError(message) if exchange.head else NoResponseError(message)
             exchange.head += self._scratch[:nbytes]
-            if len(exchange.head) > MAX_OVERHEAD_NBYTES:
+            exchange.head_nbytes += nbytes
+            if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
                 raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
             while (end := head_end(exchange.head)) >= 0:
                 head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
@@ -423,7 +438,7 @@ class _Loop:
                     return self._has_part(exchange, head)
 
     def _has_part(self, exchange: _Exchange, head: Head) -> bool:
-        """Take the head of a response; return False if it is a redirect, which is followed."""
+        """Take the head of a response; return False if another request must follow it."""
         wanted = exchange.read.wanted
         exchange.turn.status = head.status
         exchange.turn.answered()
@@ -491,7 +506,7 @@ class _Loop:
         return [other for other in of_read if other is not exchange]
 
     def _renews(self, exchange: _Exchange) -> bool:
-        """Request a range with newer headers of the caller; return False if there are none."""
+        """Have the next request send newer headers; return False if the caller has none."""
         read = exchange.read
         headers = read.wanted.http.headers
         newer = None if read.was_renewed else headers.after_refusal(read.callers)
@@ -499,7 +514,6 @@ class _Loop:
             return False
         read.begin()
         read.ours, read.was_renewed = newer, True
-        self._request_again(exchange)
         return True
 
     def _request_again(self, exchange: _Exchange) -> None:
@@ -508,7 +522,7 @@ class _Loop:
         self._queue(exchange.read, is_first=True)
 
     def _follow(self, exchange: _Exchange, target: str) -> None:
-        """Request what a redirect leads to."""
+        """Have the next request be for what a redirect leads to."""
         read = exchange.read
         if read.num_redirects == MAX_REDIRECTS:
             raise UnusualError  # `http` says what is wrong
@@ -516,7 +530,6 @@ class _Loop:
             read.wanted.url, read.location, target, read.ours or {}
         )
         read.num_redirects += 1
-        self._request_again(exchange)
 
     def _finish(self, exchange: _Exchange) -> None:
         """Hand out a range, all of which has arrived."""
@@ -581,6 +594,8 @@ class _Loop:
         with suppress(KeyError):  # Ctrl-C came before it was registered
             self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
         exchange.connection.close()
+        if exchange.nbytes > exchange.noted_nbytes:
+            exchange.turn.note(exchange.nbytes - exchange.noted_nbytes)
         exchange.turn.leave(error)
 
     def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:

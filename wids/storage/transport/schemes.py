@@ -13,7 +13,6 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -271,32 +270,23 @@ class Transports:
         if not server:
             return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
-        from wids.storage.transport.hedging import hedged
 
-        def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
-            nbytes = response_nbytes(at, stop, is_collected=is_collected)
-            request = ("HEAD" if stop == 0 else "GET", target)
-            turn = gate().enter(
-                server,
-                nbytes,
-                request,
-                is_awaited=is_collected or stop == 0,
-                place=place,
-            )
-            try:
-                with retry.waiting_for("a connection or a response"), wait:
-                    stream = transport.open(target, at, stop, tag)
-                stream = through_gate(turn, stream)
-            except BaseException as error:
-                turn.leave(error)
-                raise
-            retry.note_answer(server)
-            return stream
-
-        if stop == 0 or not hedges(self._common | options_for(url, self._options)):
-            return opened(start, tag, nullcontext())
-        nbytes = stop - start if is_collected and stop is not None else None
-        return hedged(opened, server, target, start, tag, nbytes)
+        turn = gate().enter(
+            server,
+            response_nbytes(start, stop, is_collected=is_collected),
+            ("HEAD" if stop == 0 else "GET", target),
+            is_awaited=is_collected or stop == 0,
+            place=place,
+        )
+        try:
+            with retry.waiting_for("a connection or a response"):
+                stream = transport.open(target, start, stop, tag)
+            stream = through_gate(turn, stream)
+        except BaseException as error:
+            turn.leave(error)
+            raise
+        retry.note_answer(server)
+        return stream
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
