@@ -258,6 +258,7 @@ def test_batches_that_torchdata_leaves_out_are_noticed(
         assert len(batches(resumed)) == 15
 
 
+@pytest.mark.usefixtures("forked")  # each pass starts workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_workers: int) -> None:
     """``state_dict(num_consumed)`` in the main process resumes stream or sampler (VIEW-15)."""
