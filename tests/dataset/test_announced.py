@@ -162,6 +162,7 @@ def test_a_joined_pass_announces_both_sides(spec: str, server: Server, tmp_path:
     assert Counter(r.path for r in tars(server)) == expected
 
 
+@pytest.mark.usefixtures("forked")  # which start in milliseconds
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_read_ranges_while_shards_are_fetched_ahead(
     spec: str, server: Server, workers: int, monkeypatch: pytest.MonkeyPatch

@@ -397,6 +397,7 @@ def receive() -> None:
         check(pair[1], number)
 
 
+@pytest.mark.usefixtures("forked")  # others make a pipe of their own
 def test_all_that_receive_a_batch_have_its_values() -> None:
     """A pipe and another queue send a batch to a second process, the loader to this."""
     other = forking.Process(target=receive)

@@ -212,6 +212,7 @@ def test_states_at_the_beginning_of_an_epoch(
     assert list(itertools.chain(*done, *batches(resumed))) == list(reference)
 
 
+@pytest.mark.usefixtures("forked")  # each pass starts workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_workers: int) -> None:
     """``state_dict(num_consumed)`` in the main process resumes stream or sampler (VIEW-15)."""

@@ -21,8 +21,6 @@ from wids import ShardWriter, SpecError, append_shards
 from wids.cli.main import main
 from wids.storage import upload
 
-ROOT = Path(wids.__file__).parents[1]
-
 
 def texts(spec: Path | str, **options: Any) -> list[str]:
     with wids.ShardListDataset(spec, **options) as dataset:
@@ -267,7 +265,7 @@ while True:
     if n == 20 + 6 * 8:
         break
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", readers, str(spec)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -283,7 +281,7 @@ while True:
 def test_two_appends_at_once(spec: Path, tmp_path: Path) -> None:
     """They wait for one another, and nothing is lost (SPEC-36)."""
     code = "import sys, wids; wids.append_shards(sys.argv[1], [sys.argv[2]])"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = []
     for number in range(3):
         new = more(tmp_path, f"more-{number}.tar", 20 + 6 * number, 26 + 6 * number)

@@ -18,8 +18,6 @@ from s3 import Bucket
 import wids
 from wids import ShardWriter, TarWriter
 
-ROOT = Path(wids.__file__).parents[1]
-
 
 def fill(writer: ShardWriter | TarWriter, start: int, stop: int) -> None:
     for number in range(start, stop):
@@ -205,7 +203,7 @@ def test_a_killed_writer(bucket: Bucket, where: str, left: list[str], tmp_path: 
         env={
             **os.environ,
             **bucket.environment(),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "TMPDIR": str(tmp_path),
         },
     )
