@@ -27,7 +27,7 @@ import numpy as np
 
 from wids.publish.appending import publish_appended
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal
+from wids.publish.journal import opened_journal
 from wids.publish.new_spec import new_dataset_index
 from wids.publish.problems import dataset_problems
 from wids.shards.indexes.index_file import dump
@@ -86,7 +86,7 @@ def _shard(folder: str, number: int) -> ShardSpec:
 def create(folder: str, num_samples: int, *, repeated: bool) -> None:
     """Write journal, dataset index and spec, and look at the dataset index."""
     shards = tuple(_shard(folder, number) for number in range(num_samples // PER_SHARD))
-    with Journal(f"{folder}/train.journal") as log:
+    with opened_journal(f"{folder}/train.partial") as log:
         for number, shard in enumerate(shards):
             index = shard_index(0 if repeated else number * PER_SHARD)
             blob = dump(index, TarIdentity(_TAR_NBYTES))

@@ -1,133 +1,215 @@
-"""The processor time of a ranged read by HTTP, beside urllib3 alone, in one run.
+"""What random ranges by HTTP and HTTPS cost, beside other clients, in one run.
 
     python benchmarks/range_requests.py [--toy] [--rounds 5] [--nbytes 128000]
 
-nginx serves one file on loopback. Random ranges of it are read one by one, and 64 at a time,
-by urllib3 in threads; the time is that of this process, in milliseconds a read, the best of all
-rounds.
+nginx serves one file on loopback, plain, by TLS, and by TLS with 50 ms for each request. Batches of
+64 random ranges are read by wids, by obstore and aiohttp from asyncio, and by urllib3 in 64
+threads, in turns. The time is that of this process, the processor's or by the clock, the best of
+all rounds. The first batch of a client has no connection yet: each round has a server's port of its
+own.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
+import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import urllib3
+from objects import new_certificate
 from servers import free_port, running
+from web_server import ECHO
 
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import RangeReader, read_all
+from wids.storage.ranges import read_all
 
 FILE_NBYTES = 256 << 20
-NUM_THREADS = 64
-Read: TypeAlias = "Callable[[int], bytes | memoryview]"
+BATCH_SIZE = 64
+DELAY_S = 0.05
+
+Batch: TypeAlias = "Callable[[Sequence[int]], object]"
+Client: TypeAlias = "Callable[[str, int, int], Iterator[Batch]]"
+"""URL, length of the file, length of a range → what reads ranges by their starts, until it is
+closed."""
 
 _CONFIGURATION = """
+load_module {echo};
 daemon off; pid {folder}/nginx.pid; error_log stderr; worker_processes 1;
-events {{ worker_connections 1024; }}
+events {{ worker_connections 4096; }}
 http {{
-  access_log off; sendfile on; keepalive_requests 1000000;
+  access_log off; sendfile on; keepalive_requests 1000000; keepalive_timeout 600;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/fcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  server {{ listen 127.0.0.1:{port}; root {folder}; }}
+  ssl_certificate {certificate}; ssl_certificate_key {certificate};
+  server {{
+    {listen}
+    root {folder};
+    location /late/ {{ echo_sleep {delay_s}; echo_exec @file; }}
+    location @file {{ rewrite ^/late(.*) $1 break; }}
+  }}
 }}
 """
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve a folder with nginx; return its address."""
-    port = free_port()
+def serving(folder: Path, num_ports: int = 1) -> Iterator[tuple[list[str], list[str]]]:
+    """Serve a folder with nginx; return its addresses, plain ones and those with TLS.
+
+    What is below ``/late/`` waits for 50 ms.
+    """
+    certificate = new_certificate(folder)
+    os.environ["SSL_CERT_FILE"] = str(folder / "only.pem")
+    ports = [free_port() for _ in range(2 * num_ports)]
+    plain, secure = ports[:num_ports], ports[num_ports:]
+    listen = " ".join(
+        [f"listen 127.0.0.1:{port} backlog=4096;" for port in plain]
+        + [f"listen 127.0.0.1:{port} ssl backlog=4096;" for port in secure]
+    )
     configuration = folder / "nginx.conf"
-    configuration.write_text(_CONFIGURATION.format(folder=folder, port=port))
-    with running(["nginx", "-c", str(configuration), "-p", str(folder)], port):
-        yield f"http://127.0.0.1:{port}"
+    configuration.write_text(
+        _CONFIGURATION.format(
+            folder=folder, listen=listen, certificate=certificate, delay_s=DELAY_S, echo=ECHO
+        )
+    )
+    with running(["nginx", "-c", str(configuration), "-p", str(folder)], ports[-1]):
+        yield (
+            [f"http://127.0.0.1:{port}" for port in plain],
+            [f"https://127.0.0.1:{port}" for port in secure],
+        )
 
 
-def readers(reader: RangeReader, url: str, nbytes: int) -> dict[str, Read]:
-    """Return functions that read ``nbytes`` from a position: of wids, and of urllib3 alone."""
-    pool = urllib3.PoolManager(maxsize=256)
+def by_wids(url: str, total: int, nbytes: int) -> Iterator[Batch]:
+    """Read by the loop of wids."""
+    reader = Fetcher().range_reader(url, total)
+    yield lambda starts: read_all(
+        [(reader, start, start + nbytes) for start in starts], lambda _, data: data
+    )
 
-    def by_urllib3(start: int) -> bytes:
+
+def by_obstore(url: str, _: int, nbytes: int) -> Iterator[Batch]:
+    """Read by obstore's asynchronous methods."""
+    import obstore
+    from obstore.store import HTTPStore
+
+    server, _, path = url.rpartition("/")
+    options = {"allow_http": True, "allow_invalid_certificates": True}
+    store, loop = HTTPStore(server, client_options=options), asyncio.new_event_loop()
+
+    async def read(starts: Sequence[int]) -> object:
+        parts = (obstore.get_range_async(store, path, start=s, length=nbytes) for s in starts)
+        return await asyncio.gather(*parts)
+
+    yield lambda starts: loop.run_until_complete(read(starts))
+    loop.close()
+
+
+def by_aiohttp(url: str, _: int, nbytes: int) -> Iterator[Batch]:
+    """Read by aiohttp."""
+    import aiohttp
+
+    loop, trust = asyncio.new_event_loop(), ssl.create_default_context()
+
+    async def opened() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=trust))
+
+    session = loop.run_until_complete(opened())
+
+    async def one(start: int) -> bytes:
         headers = {"Range": f"bytes={start}-{start + nbytes - 1}"}
-        response = pool.request("GET", url, headers=headers)
-        assert response.status == 206
-        return response.data
+        async with session.get(url, headers=headers) as response:
+            return await response.read()
 
-    return {"wids": lambda start: reader.view(start, start + nbytes), "urllib3": by_urllib3}
+    async def read(starts: Sequence[int]) -> object:
+        return await asyncio.gather(*map(one, starts))
 
-
-def one_by_one(read: Read, starts: Sequence[int]) -> None:
-    """Read all ranges in this thread."""
-    for start in starts:
-        read(start)
+    yield lambda starts: loop.run_until_complete(read(starts))
+    loop.run_until_complete(session.close())
+    loop.close()
 
 
-def by_pool(read: Read, starts: Sequence[int]) -> None:
-    """Read in threads of the standard library, in batches as for training."""
-    for number in range(0, len(starts), NUM_THREADS):
-        with ThreadPoolExecutor(NUM_THREADS) as threads:
-            list(threads.map(read, starts[number : number + NUM_THREADS]))
+def by_urllib3(url: str, _: int, nbytes: int) -> Iterator[Batch]:
+    """Read by urllib3 in threads."""
+    import urllib3
+
+    trust = ssl.create_default_context()
+    pool = urllib3.PoolManager(maxsize=BATCH_SIZE, ssl_context=trust)
+    threads = ThreadPoolExecutor(BATCH_SIZE)
+
+    def one(start: int) -> bytes:
+        headers = {"Range": f"bytes={start}-{start + nbytes - 1}"}
+        return pool.request("GET", url, headers=headers).data
+
+    yield lambda starts: list(threads.map(one, starts))
+    threads.shutdown()
+    pool.clear()
 
 
-def by_loop(reader: RangeReader, nbytes: int, starts: Sequence[int]) -> None:
-    """Read by the loop of wids, in batches as for training."""
-    for number in range(0, len(starts), NUM_THREADS):
-        part = starts[number : number + NUM_THREADS]
-        read_all([(reader, start, start + nbytes) for start in part], lambda _, data: data)
+CLIENTS: Mapping[str, Client] = {
+    "wids": by_wids,
+    "obstore": by_obstore,
+    "aiohttp": by_aiohttp,
+    "urllib3": by_urllib3,
+}
 
 
-def measure(rounds: int, num_reads: int, nbytes: int, total_nbytes: int) -> dict[str, float]:
-    """Return processor seconds a read, for each way of reading."""
-    seconds: dict[str, float] = {}
+def measure(
+    rounds: int, num_reads: int, nbytes: int, total: int
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return what is read → client → the least seconds of a batch: processor and clock."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    draw = random.Random(1)
+
+    def note(row: str, name: str, batch: Batch, num_batches: int) -> None:
+        spent: list[tuple[float, float]] = []
+        for _ in range(num_batches):
+            starts = [draw.randrange(total - nbytes) for _ in range(BATCH_SIZE)]
+            began = time.process_time(), time.perf_counter()
+            batch(starts)
+            spent.append((time.process_time() - began[0], time.perf_counter() - began[1]))
+        mean = tuple(sum(each) / num_batches for each in zip(*spent, strict=True))
+        known = found.setdefault(row, {}).get(name, mean)
+        found[row][name] = min(mean[0], known[0]), min(mean[1], known[1])
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        (folder / "a.bin").write_bytes(os.urandom(1 << 20) * (total_nbytes >> 20))
-        draw = random.Random(1)
-        starts = [draw.randrange(total_nbytes - nbytes) for _ in range(num_reads)]
-        with serving(folder) as address:
-            reader = Fetcher().range_reader(f"{address}/a.bin", total_nbytes)
-            reads = readers(reader, f"{address}/a.bin", nbytes)
-            ways = {
-                "wids, one by one": partial(one_by_one, reads["wids"]),
-                "urllib3, one by one": partial(one_by_one, reads["urllib3"]),
-                "wids, 64 together": partial(by_loop, reader, nbytes),
-                "urllib3, 64 together": partial(by_pool, reads["urllib3"]),
-            }
-            for way in ways.values():
-                way(starts[:NUM_THREADS])  # connections and imports
-            for _ in range(rounds):
-                for label, way in ways.items():
-                    began_s = time.process_time()
-                    way(starts)
-                    spent_s = (time.process_time() - began_s) / num_reads
-                    seconds[label] = min(spent_s, seconds.get(label, spent_s))
-    return seconds
+        (folder / "a.bin").write_bytes(os.urandom(1 << 20) * (total >> 20))
+        with serving(folder, 2 * rounds) as (plain, secure):
+            for turn in range(rounds):
+                for label, servers, path in (
+                    ("plain", plain[:rounds], "a.bin"),
+                    ("TLS", secure[:rounds], "a.bin"),
+                    ("TLS, 50 ms", secure[rounds:], "late/a.bin"),
+                ):
+                    for client, new in CLIENTS.items():
+                        for batch in new(f"{servers[turn]}/{path}", total, nbytes):
+                            note(f"{label}, first batch", client, batch, 1)
+                            note(label, client, batch, num_reads // BATCH_SIZE)
+    return found
 
 
-def main(arguments: list[str] | None = None) -> dict[str, float]:
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, tuple[float, float]]]:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nbytes", type=int, default=128_000)
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args(arguments)
-    num_reads, total = (128, 8 << 20) if options.toy else (1024, FILE_NBYTES)
-    seconds = measure(options.rounds, num_reads, options.nbytes, total)
-    for label, spent_s in seconds.items():
-        other = seconds["urllib3" + label[label.index(",") :]]
-        print(f"{label:22} {1e3 * spent_s:6.3f} ms of the processor, {spent_s / other:.2f} times")
-    return seconds
+    num_reads, total = (128, 8 << 20) if options.toy else (512, FILE_NBYTES)
+    found = measure(options.rounds, num_reads, options.nbytes, total)
+    print(f"{f'a batch of {BATCH_SIZE}, ms: processor, clock':42}", *(f"{n:>16}" for n in CLIENTS))
+    for row, by_client in found.items():
+        cells = (f"{1e3 * spent:7.1f} {1e3 * clock:8.1f}" for spent, clock in by_client.values())
+        print(f"{row:42}", *(f"{cell:>16}" for cell in cells))
+    return found
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from loopback import Server
 
 from wids.storage import stages
 from wids.storage.transport.gate import Gate
+from wids.storage.transport.retry import Attempts
 
 if TYPE_CHECKING:
     from s3 import Bucket
@@ -202,10 +203,8 @@ def forked() -> Iterator[None]:
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once after a failed request; the waits count as if they had been waited for."""
-    monkeypatch.setattr(
-        "wids.storage.transport.retry._pause",
-        lambda _, cancel: cancel is not None and cancel.is_set(),
-    )
+    failed = Attempts.failed
+    monkeypatch.setattr(Attempts, "failed", lambda *args: 0.0 * failed(*args))
     monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
 
 
@@ -345,6 +344,17 @@ def chromium(chromium_program: Any) -> Iterator[Chromium]:
     chromium = Chromium(chromium_program)
     yield chromium
     chromium.close()
+
+
+@pytest.fixture(scope="session")
+def validator() -> Any:
+    """A validator of specs by their JSON Schema."""
+    with pytest.MonkeyPatch.context() as patch:
+        # It has no part in this, and where Jupyter installed it, grammars that take 5 s to make.
+        patch.setitem(sys.modules, "rfc3987_syntax", None)
+        import jsonschema
+    schema = (Path(__file__).parents[1] / "specs" / "shard-spec.schema.json").read_text()
+    return jsonschema.Draft202012Validator(json.loads(schema))
 
 
 @contextmanager

@@ -38,4 +38,4 @@ def blocks_of(page: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 # They run where there is a cluster: in tests/publish/test_clusters.py.
-ON_CLUSTERS = [b for b in PYTHON if "import Client" in b.code or "RayExecutor" in b.code]
+ON_CLUSTERS = [b for b in PYTHON if "import Client" in b.code or "import ray" in b.code]

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +35,7 @@ def wav() -> bytes:
     return encode("wav", ((samples * 32767).astype(np.int16), rate))
 
 
+@cache
 def film(
     num_frames: int = 50,
     *,

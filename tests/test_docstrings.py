@@ -13,12 +13,11 @@ import wids
 
 RETURNED = ("PackReport", "Problem", "SamplingCost")
 
-# What raises these errors has the examples; a cluster is started in the tests of engines alone.
+# What raises these errors has the examples.
 ELSEWHERE = {
     name
     for name in wids.__all__
-    if name == "RayExecutor"
-    or (name.endswith("Error") and name not in {"WidsError", "SampleError"})
+    if name.endswith("Error") and name not in {"WidsError", "SampleError"}
 }
 
 

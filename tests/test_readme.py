@@ -33,6 +33,7 @@ LONG = [
 ]
 # It leaves the shards that it has read to the garbage collector.
 STREAMS = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 LINKING = [*PAGES, *sorted((ROOT / "specs").rglob("*.md")), *sorted(ROOT.glob("C*.md"))]
 
 
@@ -81,6 +82,7 @@ def folder(demo: Path, tmp_path: Path) -> Path:
             marks=[
                 *[pytest.mark.long] * (block in LONG),
                 *[STREAMS] * ("wds.WebDataset([" in block.code),
+                *[TORCHDATA] * ("torchtitan" in block.code),
             ],
         )
         for block in HERE

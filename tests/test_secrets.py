@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cli.command import run
 from conftest import write_shards
-from loopback import Fault, Server
+from loopback import Fault, Request, Server
 from servers import free_port
 
 import wids
@@ -319,7 +319,7 @@ def test_commands(
     assert not leaks, json.dumps(leaks, indent=1)
     for path in (*tmp_path.rglob("*"), *own_cache.rglob("*")):
         assert SECRET not in str(path)
-        if path.is_file() and path.suffix != ".json" and ".partial" not in path.name:
+        if path.is_file() and path.suffix != ".json" and ".partial" not in path.parent.name:
             assert SECRET.encode() not in path.read_bytes(), path
 
 
@@ -536,6 +536,40 @@ def test_a_store_that_does_not_answer(said: Said, monkeypatch: pytest.MonkeyPatc
     assert said.leaks() == []
 
 
+def test_signatures_of_buckets(
+    server: Server, said: Said, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says or writes what a request to a bucket is signed with, whatever it answers.
+
+    The server repeats the request in its refusals.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-SECRET")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "password-SECRET")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token/SECRET")
+    indexed(server, tmp_path)
+    for path in list(server.pages):
+        server.pages[f"/bucket{path}"] = server.pages.pop(path)
+    shard, calls = server.pages[f"/bucket/{NAMES[1]}"], ("a dataset", "a batch", "by range")
+
+    def refuse(request: Request, _: Fault | None) -> Any:
+        return 403, request.path.encode(), 0, len(request.path), {"ETag": request.path}
+
+    leaks, as_usual = {}, shard.answer
+    for answer in (as_usual, refuse):
+        shard.answer = answer  # type: ignore[method-assign]
+        for name in (*calls, "with a cache", "verified", "no sample"):
+            said.call(lambda name=name: CALLS[name]("s3://bucket/train.json"))  # type: ignore[misc]
+            if found := said.leaks():
+                leaks[name] = found
+    assert not leaks, json.dumps(leaks, indent=1)
+    assert any("X-Amz-Signature=" in path and "SECRET" in path for path in server.requests)
+    for path in (*tmp_path.rglob("*"), *own_cache.rglob("*")):
+        assert not path.is_file() or b"X-Amz" not in path.read_bytes(), path
+        assert "X-Amz" not in str(path)
+
+
 @pytest.mark.parametrize(
     "url", ["s3://key:password-SECRET@no-bucket/out", "memory://u:password-SECRET@h/out"]
 )
@@ -590,7 +624,8 @@ def test_new_files_with_secrets_are_their_owners(
     try:
         page.body = b"<html>no tar</html>" * 600
         assert run(*create)[0] == 1
-        assert set(_modes(out).values()) == {0o600}  # the journal
+        assert _modes(out) == {"a.partial": 0o700}
+        assert set(_modes(out / "a.partial").values()) == {0o600}
         page.body = body
         assert run(*create)[0] == 0
         spec = wids.DatasetSpec(tuple(wids.ShardSpec(url, 1) for url in shards))
@@ -599,6 +634,7 @@ def test_new_files_with_secrets_are_their_owners(
         modes = _modes(out)
         assert modes.pop("plain.json") == 0o644
         modes.pop("a.index", None)  # has no URLs
+        assert modes.pop("a.partial", 0o700) == 0o700
         assert set(modes.values()) == {0o600}
         assert "saved.json" in modes
 

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from wids.order.sampling_cost import SamplingCost as SamplingCost
     from wids.order.sampling_cost import sampling_cost
     from wids.publish.appending import append_shards
-    from wids.publish.executors import RayExecutor
     from wids.publish.new_spec import build_spec
     from wids.publish.packing.pack_plan import PackReport as PackReport
     from wids.publish.packing.packed_folder import pack_folder
@@ -91,7 +90,6 @@ __all__ = [
     "PackedBatchSampler",
     "Peek",
     "Prefetcher",
-    "RayExecutor",
     "SampleError",
     "Shard",
     "ShardFormatError",
@@ -142,7 +140,6 @@ executors raise, a former name, and what imports a trainer."""
 _MODULES = {
     "tables.table_file": ("load_table", "save_table"),
     "dataset.shard_list": ("ShardListDataset",),
-    "publish.executors": ("RayExecutor",),
     "shards.fields.audio": ("Audio",),
     "shards.fields.decode": ("Decoder",),
     "shards.fields.video": ("Clips", "VideoReader"),

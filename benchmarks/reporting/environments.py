@@ -21,6 +21,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "streaming": (*TORCH, *STATEFUL, "mosaicml-streaming==0.13.0"),
     "litdata": (*TORCH, *STATEFUL, "litdata==0.2.76"),
     "datasets": (*TORCH, *STATEFUL, "datasets==5.2.0", "aiohttp==3.14.5", "requests==2.34.2"),
+    "webshart": (*TORCH, *STATEFUL, "webshart==0.4.6"),
+    "lancedb": (*TORCH, "lancedb==0.40.0", "pylance==14.0.2", "pillow==13.0.0"),
     "grain": ("grain==0.2.18", "array-record==0.8.6", "pillow==13.0.0"),
     "records": (*TORCH, *STATEFUL, "bagz==0.3.8", "lmdb==3.0.0", "simplejpeg==1.9.0"),
 }
@@ -65,6 +67,8 @@ CONTESTANTS = (
     Contestant("mosaicml-streaming", "streaming", "", "streaming", "MDS"),
     Contestant("litdata", "litdata", "", "litdata", "chunks"),
     Contestant("HF datasets", "datasets", "", "datasets", "Arrow"),
+    Contestant("webshart", "webshart", "", "webshart", "tars"),
+    Contestant("LanceDB", "lancedb", "", "lancedb", "Lance"),
     Contestant("array_record + grain", "array_record", "", "grain", "ArrayRecord"),
     Contestant("bagz", "bagz", "", "records", "bag"),
     Contestant("LMDB", "lmdb", "", "records", "LMDB"),

@@ -108,7 +108,7 @@ def test_workers_end_with_a_killed_pack(tmp_path: Path, orphans: list[int]) -> N
 
     orphans += in_time(kill)
     wait_for_end(orphans)
-    assert (tmp_path / "out.packing").exists()
+    assert (tmp_path / "out.partial").exists()
     assert not (tmp_path / "out.json").exists()
 
     status, _, err = run(*command, output, "-j", "2")

@@ -158,9 +158,9 @@ def test_output_that_is_not_read_to_its_end(train: Path) -> None:
 
 
 def processor_s(*command: str) -> float:
-    """Return the least seconds of processor that a process takes, of five."""
+    """Return the least seconds of processor that a process takes, of three."""
     times = []
-    for _ in range(5):
+    for _ in range(3):
         start = os.times()
         subprocess.run([sys.executable, *command], capture_output=True, check=True)
         done = os.times()

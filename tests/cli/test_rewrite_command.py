@@ -16,7 +16,7 @@ from s3 import Bucket
 
 from wids import ShardListDataset
 from wids.cli.main import main
-from wids.publish.journal import Journal
+from wids.publish.journal import JobPart, Journal
 from wids.tables.table_file import load_table
 
 
@@ -180,7 +180,7 @@ def test_a_resumed_run_prints_what_is_kept(
 
 
 def published(folder: Path) -> Path:
-    """Publish shards of 4, 3, 0 and 5 samples, with dataset index, saved table and two journals."""
+    """Publish shards of 4, 3, 0 and 5 samples, with dataset index, saved table and journal."""
     optional("pyarrow")
     folder.mkdir()
     spec = str(write_shards(folder, [4, 3, 0, 5]))
@@ -189,17 +189,15 @@ def published(folder: Path) -> Path:
     assert (
         main(["table", spec, "-c", ".txt", "-j", "1", "-o", str(folder / "captions.parquet")]) == 0
     )
-    for name in ("train.packing", "train.rewriting-1-of-2"):
-        with Journal(folder / name) as log:
-            log.begin("plan")
-    (folder / "train.partial").write_text("of somebody else")
+    with Journal(f"{folder}/train.partial").part(JobPart(1, 2), "plan"):
+        pass
     return Path(spec)
 
 
 KEPT = ["--keep-shards", "--where", '__key__ != "s00005"', "-j", "1"]
 REPLACED = {
     *("train-000001.tar", "train-000002.tar", "train.index", "captions.parquet"),
-    *("train.packing", "train.rewriting-1-of-2"),
+    "train.partial",
 }
 
 
@@ -215,7 +213,7 @@ def test_files_that_are_replaced_are_named(
     err = capsys.readouterr().err
     named = {line.strip() for line in err.splitlines() if line.startswith("  ")}
     assert named == {f"{spec.parent}/{name}" for name in REPLACED}
-    assert f"6 files of {spec}" in err
+    assert f"5 files of {spec}" in err
     assert "--delete-replaced" in err
     assert sorted(os.listdir(tmp_path / "in")) == before
 
@@ -247,7 +245,7 @@ def test_files_that_are_replaced_are_deleted(
         assert capsys.readouterr().out.splitlines()[-1] == "- s00005"
     assert main([*command, "--delete-replaced", "--yes"]) == 0
     err = capsys.readouterr().err
-    assert f"deleting 6 files of {spec}" in err
+    assert f"deleting 5 files of {spec}" in err
     assert f"wids cache clear {spec}" in err
     new = {"new-000001.tar", "new.index", "new.json"}
     assert {*os.listdir(tmp_path / "in")} == before - REPLACED | new
@@ -268,9 +266,9 @@ def test_a_journal_of_a_killed_run_does_not_stay(
         patch.setattr(Journal, "delete", lambda _: os._exit(7))
         assert not in_child(lambda: main(command) == 0)
     assert (tmp_path / "new.json").exists()
-    assert (tmp_path / "new.rewriting").exists()
+    assert (tmp_path / "new.partial").exists()
     assert main([*command, "--delete-replaced", "--yes"]) == 0
-    assert not (tmp_path / "new.rewriting").exists()
+    assert not (tmp_path / "new.partial").exists()
     assert not (tmp_path / "in/train-000001.tar").exists()
     assert main(["verify", str(tmp_path / "new.json"), "-j", "1"]) == 0
 
@@ -319,11 +317,11 @@ def test_a_journal_that_is_written_to_stays(
     spec = published(tmp_path / "in")
     before = {*os.listdir(tmp_path / "in")}
     command = ["rewrite", str(spec), str(tmp_path / "new"), *KEPT, "--delete-replaced", "--yes"]
-    with Journal(tmp_path / "in/train.packing"):
+    with Journal(f"{tmp_path}/in/train.partial").alone():
         assert in_child(lambda: main(command) == 1)
     err = capfd.readouterr().err
-    assert "train.packing: not deleted: another process" in err
-    assert {*os.listdir(tmp_path / "in")} == before - REPLACED | {"train.packing"}
+    assert "train.partial: not deleted: another process" in err
+    assert {*os.listdir(tmp_path / "in")} == before - REPLACED | {"train.partial"}
 
 
 def test_nothing_is_deleted_for_another_dataset(
@@ -383,7 +381,7 @@ def test_deleting_needs_consent(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "new.json").exists()
     status, shown = run_in_terminal(command, "n")
     assert status == 1
-    assert shown.index("train-000001.tar") < shown.index("deleting 6 files")
+    assert shown.index("train-000001.tar") < shown.index("deleting 5 files")
     assert sorted(os.listdir(tmp_path / "in")) == before
     assert run_in_terminal(command, "y")[0] == 0
     assert {*os.listdir(tmp_path / "in")} == {*before} - REPLACED

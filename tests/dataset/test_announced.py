@@ -17,7 +17,7 @@ from served_shards import identity
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import wids
-from wids.shards import remote_shard
+from wids.shards import range_budget
 
 LENGTH, NUM_SHARDS, NBYTES = 40, 4, 2000
 
@@ -162,12 +162,13 @@ def test_a_joined_pass_announces_both_sides(spec: str, server: Server, tmp_path:
     assert Counter(r.path for r in tars(server)) == expected
 
 
+@pytest.mark.usefixtures("forked")  # which start in milliseconds
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_read_ranges_while_shards_are_fetched_ahead(
     spec: str, server: Server, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch waits for no shard; an epoch transfers a tenth more at most."""
-    monkeypatch.setattr(remote_shard, "_SMALL_NBYTES", 0)  # these shards count as large ones
+    monkeypatch.setattr(range_budget, "_SMALL_NBYTES", 0)  # these shards count as large ones
     dataset_nbytes = sum(len(p.body) for path, p in server.pages.items() if path.endswith(".tar"))
     is_sent, answer = threading.Event(), server._answer
 

@@ -310,15 +310,17 @@ def compare(dataset: wids.ShardListDataset, kind: Kind, num_batches: int) -> int
     return num_compared
 
 
+@pytest.mark.usefixtures("forked")  # others get hundreds of tensors, a descriptor each
 @pytest.mark.parametrize("name", ["mapped", "tuples", "dataclasses", "arrays of shared"])
 def test_a_function_around_collate_works_in_workers(
     dataset: wids.ShardListDataset, name: str
 ) -> None:
     """It is called with plain dicts and lists, and what it returns arrives."""
-    assert compare(dataset, KINDS[name], 20) == 20
+    assert compare(dataset, KINDS[name], 12) == 12
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", KINDS)
 def test_batches_of_all_kinds_are_those_of_the_dataset(
     dataset: wids.ShardListDataset, name: str

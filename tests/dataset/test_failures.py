@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import wids
 from wids import DecodeError, ShardListDataset, TransformError
-from wids.storage.stages import SharedNumber
+from wids.storage.shared_numbers import SharedNumber
 
 BAD = (1, 2, 7)
 LENGTH = 9

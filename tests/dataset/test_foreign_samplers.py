@@ -87,17 +87,24 @@ def packed(dataset: wids.ShardListDataset) -> wids.PackedBatchSampler:
     return wids.PackedBatchSampler(wids.ShardListSampler(dataset), lengths, 16, window=8)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "num_workers"),
     [
-        buckets,
-        packed,
-        lambda dataset: BatchSampler(wids.ShardListSampler(dataset), BATCH, drop_last=False),
-        lambda dataset: BatchSampler(SequentialSampler(dataset), BATCH, drop_last=False),
-        lambda _: InPairs(),
+        pytest.param(buckets, 0, id="buckets"),
+        pytest.param(buckets, 2, id="buckets, in workers"),
+        pytest.param(packed, 0, id="packed"),
+        pytest.param(
+            lambda dataset: BatchSampler(wids.ShardListSampler(dataset), BATCH, drop_last=False),
+            0,
+            id="of wids' sampler",
+        ),
+        pytest.param(
+            lambda dataset: BatchSampler(SequentialSampler(dataset), BATCH, drop_last=False),
+            2,
+            id="of torch's sampler, in workers",
+        ),
+        pytest.param(lambda _: InPairs(), 0, id="own"),
     ],
-    ids=["buckets", "packed", "of wids' sampler", "of torch's sampler", "own"],
 )
 def test_batches_are_fetched_ahead(
     make: Any, num_workers: int, dataset: wids.ShardListDataset, server: Server

@@ -108,13 +108,13 @@ def test_tensors_that_are_kept_stay_as_they_are(context: str) -> None:
         iter,
     ]
     generator, kept = random.Random(5), []
-    loader = batches(Pictures(320), multiprocessing_context=context)
+    loader = batches(Pictures(160), multiprocessing_context=context)
     for batch in loader:
         if generator.random() < 0.5:
             way = generator.choice(ways)
             kept.append((way, way(batch[".jpg"]), way(batch[".jpg"].clone())))
         del batch
-        if len(kept) > 20:
+        if len(kept) > 10:
             compare(kept.pop(generator.randrange(len(kept))))
     while kept:
         compare(kept.pop())
@@ -397,6 +397,7 @@ def receive() -> None:
         check(pair[1], number)
 
 
+@pytest.mark.usefixtures("forked")  # others make a pipe of their own
 def test_all_that_receive_a_batch_have_its_values() -> None:
     """A pipe and another queue send a batch to a second process, the loader to this."""
     other = forking.Process(target=receive)

@@ -167,6 +167,7 @@ def sent_elsewhere(samples: list[Any]) -> Any:
     return batch
 
 
+@pytest.mark.usefixtures("forked")  # others make a pipe of their own
 def test_pipes_and_other_queues_send_the_values() -> None:
     """Each receiver has a batch, whichever is the first."""
     loader = batches(sent_elsewhere)

@@ -44,9 +44,9 @@ def sampler(dataset: Any, **options: Any) -> wids.ChunkedSampler:
 
 
 @pytest.mark.parametrize(
-    "num_workers", [0, 2, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 3))]
+    ("num_workers", "batch_size"),
+    [(0, 1), (0, 16), (2, 16), *(pytest.param(n, 1, marks=LONG) for n in (1, 2, 3))],
 )
-@pytest.mark.parametrize("batch_size", [1, 16])
 def test_batches_are_those_of_the_map_style_loader(
     dataset: wids.ShardListDataset, num_workers: int, batch_size: int
 ) -> None:
@@ -212,52 +212,7 @@ def test_states_at_the_beginning_of_an_epoch(
     assert list(itertools.chain(*done, *batches(resumed))) == list(reference)
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize(
-    ("streams", "num_workers", "every", "left_out"),
-    [
-        pytest.param(False, 2, 4, "the first 3 batches", marks=LONG),
-        (True, 0, 1, "all batches"),
-    ],
-)
-def test_batches_that_torchdata_leaves_out_are_noticed(
-    dataset: wids.ShardListDataset, streams: bool, num_workers: int, every: int, left_out: str
-) -> None:
-    """Saved at the last batch, and resumed in the next epoch: a warning; not after the loop.
-
-    torchdata passes over what was read since its snapshot, also if that was of another epoch; and
-    without workers, it takes the end of a stream for that of the next pass.
-    """
-    stateful = optional("torchdata.stateful_dataloader")
-
-    def loader() -> Any:
-        order = sampler(dataset, num_samples=470)
-        data = wids.stream(dataset, order, batch_size=32) if streams else dataset
-        return order, stateful.StatefulDataLoader(
-            data,
-            batch_size=32,
-            sampler=None if streams else order,
-            num_workers=num_workers,
-            snapshot_every_n_steps=every,
-        )
-
-    for consumed, length in ((15, 12 if not streams else 0), (None, 15)):
-        order, interrupted = loader()
-        order.set_epoch(0)
-        assert len(batches(itertools.islice(interrupted, consumed))) == 15
-        state = interrupted.state_dict()
-        order, resumed = loader()
-        resumed.load_state_dict(state)
-        order.set_epoch(1)
-        if consumed is None:
-            assert len(batches(resumed)) == length
-            continue
-        with pytest.warns(UserWarning, match=f"torchdata now leaves out {left_out} of it"):
-            assert len(batches(resumed)) == length
-        order.set_epoch(2)
-        assert len(batches(resumed)) == 15
-
-
+@pytest.mark.usefixtures("forked")  # each pass starts workers
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_workers: int) -> None:
     """``state_dict(num_consumed)`` in the main process resumes stream or sampler (VIEW-15)."""
@@ -275,7 +230,7 @@ def test_state_by_hand_is_the_samplers(dataset: wids.ShardListDataset, num_worke
     plain.load_state_dict(state)
     assert list(plain) == list(itertools.chain(*second[5:]))
 
-    for workers in (0, 2, 3):
+    for workers in (0, 3):
         resumed = wids.stream(dataset, sampler(dataset), batch_size=30)
         resumed.load_state_dict(state)
         loader = DataLoader(resumed, batch_size=30, num_workers=workers)

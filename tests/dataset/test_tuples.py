@@ -12,7 +12,7 @@ from conftest import raises, write_tar
 from torch.utils.data import DataLoader
 
 from wids import ShardListDataset, TransformError
-from wids.dataset.views import ToTuple
+from wids.dataset.tuples import ToTuple
 
 
 @pytest.fixture

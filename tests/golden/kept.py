@@ -12,7 +12,6 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,10 +22,10 @@ import fsspec
 import wids
 
 HOUR_NS = 3600 * 10**9
-"""The time of modification of files that a journal compares by their times."""
+"""The time of modification of files that are packed."""
 
 HERE = "/proc/self/cwd"
-"""The current folder, wherever it is: journals have absolute paths, and these work anywhere."""
+"""The current folder, by a name under which it is the same wherever it is."""
 
 SPECS = (
     "published/train.json",
@@ -136,7 +135,7 @@ def decoded(spec: Path) -> list[Any]:
 
 
 def place(source: Path, target: Path) -> None:
-    """Copy files, with the time that journals expect."""
+    """Copy files, all with one time."""
     shutil.copytree(source, target, dirs_exist_ok=True)
     for path in target.rglob("*"):
         os.utime(path, ns=(HOUR_NS, HOUR_NS))
@@ -173,36 +172,36 @@ def opener(folder: Path, names: list[str]) -> Callable[[str], Any]:
     return open_url
 
 
-def create(folder: Path, *options: str) -> int:
+def create(folder: Path) -> int:
     """Describe the shards of `published` here, as its spec and dataset index do."""
     for path in sorted((folder / "published").glob("train-*.tar")):
         shutil.copy(path, path.name)
     shards = [f"{HERE}/train-{number:06d}.tar" for number in range(3)]
-    return run("create", *shards, "-o", f"{HERE}/train.json", "-n", "train", *options)
+    return run("create", *shards, "-o", f"{HERE}/train.json", "-n", "train")
 
 
-def pack(folder: Path, executor: Executor | None = None) -> None:
+def pack(folder: Path) -> None:
     """Pack the files of `packed/in` here."""
     place(folder / "packed" / "in", Path("in"))
     output = f"{HERE}/out"
-    wids.pack_folder(f"{HERE}/in", output, maxcount=3, executor=executor, progress=False)
+    wids.pack_folder(f"{HERE}/in", output, maxcount=3, progress=False)
 
 
-def rewrite(folder: Path, executor: Executor | None = None) -> None:
+def rewrite(folder: Path) -> None:
     """Rewrite `published` here: one field of its samples, backwards."""
     handlers = {"golden": opener(folder, [])}
     url = "golden://data/published/train.json"
     with wids.ShardListDataset(url, handlers=handlers, fields=["json"]) as dataset:
         output = f"{HERE}/new-%06d.tar"
-        wids.rewrite(dataset[::-1], output, maxcount=5, executor=executor, progress=False)
+        wids.rewrite(dataset[::-1], output, maxcount=5, progress=False)
 
 
-def shuffle(folder: Path, *options: str) -> int:
+def shuffle(folder: Path) -> int:
     """Rewrite `published` here: one field of its samples, in a random order."""
     memory = fsspec.filesystem("memory")
     for path in (folder / "published").iterdir():
         memory.pipe(f"/golden/{path.name}", path.read_bytes())
-    arguments = ("--fields", "cls", "--shuffle", "3", "--maxcount", "6", *options)
+    arguments = ("--fields", "cls", "--shuffle", "3", "--maxcount", "6", "-j", "1")
     try:
         return run("rewrite", "memory://golden/train.json", f"{HERE}/random", *arguments)
     finally:
@@ -216,9 +215,8 @@ def digests(paths: Iterable[Path]) -> dict[str, str]:
 
 RUNS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "create": (create, "published", "train.*"),
-    "parts": (lambda folder: create(folder, "--merge"), "published", "train.*"),
     "pack": (pack, "packed", "out*"),
     "rewrite": (rewrite, "rewritten", "new*"),
-    "shuffle": (lambda folder: shuffle(folder, "--merge"), "shuffled", "random*"),
+    "shuffle": (shuffle, "shuffled", "random*"),
 }
-"""By journals: what resumes, and where its whole result is."""
+"""What is written from fixed input, and where the result of the generation is."""

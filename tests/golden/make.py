@@ -4,7 +4,7 @@
 
 A folder that exists is never written again: what it promises is that every later version reads it.
 CONTRIBUTING.md says when a new one is due. The input is fixed, and so is the output, except for the
-journals and the cache, which have times and inodes of this machine, and Parquet's own bytes.
+cache, which has times and inodes of this machine, and Parquet's own bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -191,77 +189,12 @@ def table(folder: Path) -> None:
         backup.unlink()
 
 
-class FirstOnly(Executor):
-    """Does the first task and loses the others."""
-
-    def __init__(self) -> None:
-        self.num_submitted = 0
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.num_submitted += 1
-        if self.num_submitted == 1:
-            future.set_result(function(*args, **kwargs))
-        else:
-            future.cancel()
-        return future
-
-
 def in_folder(work: Any, source: Path, target: Path, pattern: str) -> None:
     """Work in a temporary folder, and keep the files of a pattern."""
     with tempfile.TemporaryDirectory() as temporary, kept.inside(Path(temporary)):
         work(source)
         for path in Path().glob(pattern):
             shutil.copy(path, target)
-
-
-def stopped(work: Callable[[Path, Executor], None]) -> Callable[[Path], None]:
-    """Return work that is interrupted after its first shard."""
-
-    def attempt(source: Path) -> None:
-        try:
-            work(source, FirstOnly())
-        except wids.LostTaskError:
-            return
-        raise AssertionError("it was not interrupted")
-
-    return attempt
-
-
-def stopped_create(source: Path) -> None:
-    """Describe shards of which the last is no tar yet."""
-    for number, shard in enumerate(sorted((source / "published").glob("train-*.tar"))):
-        Path(shard.name).write_bytes(b"no tar" * 1000 if number == 2 else shard.read_bytes())
-    shards = [f"{kept.HERE}/train-{number:06d}.tar" for number in range(3)]
-    assert kept.run("create", *shards, "-o", f"{kept.HERE}/train.json", "-n", "train") == 1
-
-
-def in_parts(work: Callable[..., int]) -> Callable[[Path], None]:
-    """Return work that does two parts, and does not merge them."""
-
-    def both(source: Path) -> None:
-        assert [work(source, "--part", f"{number}/2") for number in (1, 2)] == [0, 0]
-
-    return both
-
-
-def journals(folder: Path) -> None:
-    """Runs that were interrupted: their journals, and the names of the complete shards."""
-    for name, work, pattern in (
-        ("create", stopped_create, "train.partial"),
-        ("parts", in_parts(kept.create), "train.partial*"),
-        ("pack", stopped(kept.pack), "out*"),
-        ("rewrite", stopped(kept.rewrite), "new*"),
-        ("shuffle", in_parts(kept.shuffle), "random*"),
-    ):
-        target = folder / "journals" / name
-        target.mkdir(parents=True)
-        in_folder(work, folder, target, pattern)
-        # The shards that were complete are those of the whole result, and are stored there.
-        complete = sorted(path.name for path in target.glob("*.tar"))
-        for shard in complete:
-            (target / shard).unlink()
-        (target / "complete.json").write_text(json.dumps(complete) + "\n")
 
 
 def cache(folder: Path) -> None:
@@ -342,7 +275,7 @@ def main(target: str) -> None:
     with tempfile.TemporaryDirectory() as own:
         os.environ["WIDS_CACHE"] = own
         make_datasets(folder)
-        for part in (table, journals, cache, make_states, record):
+        for part in (table, cache, make_states, record):
             part(folder)
 
 

@@ -68,9 +68,6 @@ INDEXED = {
 }
 """Those whose spec names a dataset index, or one of each shard."""
 
-JOURNALS = {
-    folder: sorted(path.name for path in (folder / "journals").iterdir()) for folder in GENERATIONS
-}
 LOADERS = {
     folder: range(len(json.loads((folder / "loaders.json").read_text()))) for folder in GENERATIONS
 }
@@ -230,68 +227,16 @@ def test_a_saved_table(folder: Path, whole: Path) -> None:
     assert kept.columns(whole / "table" / "small.json") == values(folder)["columns"]
 
 
-# Runs that were interrupted.
+# What this version writes.
 
 
-@each("name", JOURNALS)
-def test_an_interrupted_run_is_completed(
-    name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Complete shards are kept, and the bytes are those of a run that was not interrupted.
-
-    (REWRITE-8)
-    """
+@each("name", {folder: list(kept.RUNS) for folder in GENERATIONS})
+def test_shards_of_fixed_input(name: str, folder: Path, tmp_path: Path) -> None:
+    """Shards, dataset index and spec have the bytes that they had, whatever wrote them."""
     need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
-    resume, result, pattern = kept.RUNS[name]
-    begin(folder, name, tmp_path)
-    with kept.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
-        resume(folder)
-    written = [path for path in tmp_path.glob(pattern) if path.is_file()]
-    assert kept.digests(written) == kept.digests((folder / result).glob(pattern))
-    assert KEPT in caplog.text or name not in ("pack", "rewrite")
-
-
-KEPT = "shards kept: 1 of 2"
-
-
-def begin(folder: Path, name: str, target: Path) -> None:
-    """Lay out what an interrupted run had left."""
-    journals = folder / "journals" / name
-    complete: list[str] = json.loads((journals / "complete.json").read_text())
-    for path in journals.iterdir():
-        if path.name != "complete.json":
-            shutil.copy(path, target)
-    for shard in complete:
-        shutil.copy(folder / kept.RUNS[name][1] / shard, target)
-
-
-@each("name", {folder: ["parts", "shuffle"] for folder in GENERATIONS})
-def test_a_damaged_journal_is_not_merged(name: str, folder: Path, tmp_path: Path) -> None:
-    """One flipped bit of a part's journal: the merge is refused, without a spec."""
-    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
-    begin(folder, name, tmp_path)
-    (part,) = tmp_path.glob("*-1-of-2")
-    content = part.read_bytes()
-    part.write_bytes(flipped(content, len(content) - 1))
-    work = kept.create if name == "parts" else kept.shuffle
+    work, result, pattern = kept.RUNS[name]
     with kept.inside(tmp_path):
-        assert work(folder, "--merge") == 1
-    assert not list(tmp_path.glob("*.json"))
-
-
-@each("name", {folder: ["pack", "rewrite"] for folder in GENERATIONS})
-def test_a_damaged_journal_keeps_nothing(
-    name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One flipped bit of the record of a shard: it is not kept, and no bytes differ (REWRITE-8)."""
-    need(os.path.exists(kept.HERE), "a folder /proc/self/cwd")
-    resume, result, pattern = kept.RUNS[name]
-    begin(folder, name, tmp_path)
-    (journal,) = [p for p in tmp_path.iterdir() if p.suffix in (".packing", ".rewriting")]
-    journal.write_bytes(flipped(journal.read_bytes(), journal.stat().st_size - 1))
-    with kept.inside(tmp_path), caplog.at_level(logging.INFO, "wids"):
-        resume(folder)
-    assert KEPT not in caplog.text
+        work(folder)
     assert kept.digests(tmp_path.glob(pattern)) == kept.digests((folder / result).glob(pattern))
 
 

@@ -6,6 +6,7 @@ import io
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -106,13 +107,26 @@ def test_a_schedule_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     assert all(index >= 60 for index in islice(second, 30))
 
 
+def loader_of_torchdata() -> Any:
+    return optional("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+def loader_of_torchtitan() -> Any:
+    """Return its loader, told that it is alone: it refuses the states of other numbers of ranks."""
+    made = optional("torchtitan.components.dataloader").ParallelAwareDataloader
+    return partial(made, dp_rank=0, dp_world_size=1)
+
+
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_loader_of_torchdata_in_a_checkpoint(num_workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", [loader_of_torchdata, loader_of_torchtitan])
+def test_a_loader_of_others_in_a_checkpoint(
+    library: Callable[[], Any], num_workers: int, tmp_path: Path
+) -> None:
     """It is passed directly, and resumes on other ranks, several times (ORDER-52)."""
-    loading = optional("torchdata.stateful_dataloader")
+    make = library()
 
     def loader(rank: int, num_replicas: int) -> Any:
-        return loading.StatefulDataLoader(
+        return make(
             list(range(1000)),
             batch_size=4,
             sampler=dealt(rank, num_replicas),

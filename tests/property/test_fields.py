@@ -83,7 +83,7 @@ def plainly(value: Any) -> Any:
 
 @pytest.mark.parametrize("extension", VALUES)
 # Drawing is slow on a busy machine, which is no reason to fail.
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_lossless_fields_come_back(extension: str, data: st.DataObject) -> None:
     """In any case, after other names and compressed; equal values become equal bytes."""

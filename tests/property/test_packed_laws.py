@@ -205,7 +205,7 @@ def test_golden_vectors_are_those_of_the_reference() -> None:
     assert json.loads(json.dumps(reference.golden())) == GOLDEN
 
 
-@law(120, 10_000, SEEDS)
+@law(60, 10_000, SEEDS)
 def test_budgets_are_kept_and_each_sample_comes_once(seed: int) -> None:
     """No batch exceeds a budget unless its only sample does; ranks are equal; counts are exact.
 
@@ -359,7 +359,7 @@ def test_chains_of_ranks_read_each_batch_once(seed: int) -> None:
     assert set(indices.values()) <= {1}
 
 
-@law(60, 3_000, SEEDS)
+@law(25, 3_000, SEEDS)
 def test_the_order_can_be_asked(seed: int) -> None:
     """`indices` and `steps_of` have what passes yield, also in another process."""
     job, draw = drawn(seed)

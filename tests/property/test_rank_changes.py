@@ -105,7 +105,7 @@ def read(job: Job, samplers: list[Any], history: History, before: int, steps: in
         yield from found
 
 
-@law(150, 10_000, jobs())
+@law(80, 10_000, jobs())
 def test_chains_of_ranks_read_each_sample_once(job: Job) -> None:
     """However the ranks change, each sample comes once, as the second implementation has it.
 

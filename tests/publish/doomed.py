@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -85,7 +86,7 @@ def build(spec: Path, folder: Path, executor: Executor | None) -> None:
     journal, index = folder / "out.partial", folder / "out.index"
     found = wids.build_spec(shards, dataset_index=index, executor=executor, journal=journal)
     found.save(folder / "out.json")
-    journal.unlink()
+    shutil.rmtree(journal)
 
 
 def verify(spec: Path, folder: Path, executor: Executor | None) -> None:
@@ -106,7 +107,11 @@ WORKS = (rewrite, pack, build, verify, table)
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of all files in a folder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def check_works(executor: Executor, folder: Path) -> None:
@@ -141,13 +146,18 @@ def check_lost_task(executor: Executor, folder: Path) -> None:
     assert contents(output) == contents(folder / "rewrite-1")
 
 
-def run_block(word: str, others: dict[str, str]) -> None:
-    """Run the block of docs/engines.md that has a word, with other texts, in the current folder."""
+def run_block(word: str, others: dict[str, str]) -> dict[str, Any]:
+    """Run the block of docs/engines.md that has a word, with other texts, in the current folder.
+
+    Return what it defines.
+    """
     (block,) = (block for block in ON_CLUSTERS if word in block.code)
     code = block.code
     for old, new in others.items():
         code = code.replace(old, new)
     demo_command.write_dataset("wids-demo")
-    exec(compile(code, f"{block.page}:{block.line}", "exec"), {"__name__": "page"})  # noqa: S102
+    defined: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, f"{block.page}:{block.line}", "exec"), defined)  # noqa: S102
     (output,) = Path().glob("by-*/shapes.json")
     assert wids.verify_spec(output) == []
+    return defined

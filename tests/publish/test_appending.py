@@ -21,8 +21,6 @@ from wids import ShardWriter, SpecError, append_shards
 from wids.cli.main import main
 from wids.storage import upload
 
-ROOT = Path(wids.__file__).parents[1]
-
 
 def texts(spec: Path | str, **options: Any) -> list[str]:
     with wids.ShardListDataset(spec, **options) as dataset:
@@ -267,7 +265,7 @@ while True:
     if n == 20 + 6 * 8:
         break
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", readers, str(spec)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -283,7 +281,7 @@ while True:
 def test_two_appends_at_once(spec: Path, tmp_path: Path) -> None:
     """They wait for one another, and nothing is lost (SPEC-36)."""
     code = "import sys, wids; wids.append_shards(sys.argv[1], [sys.argv[2]])"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = []
     for number in range(3):
         new = more(tmp_path, f"more-{number}.tar", 20 + 6 * number, 26 + 6 * number)
@@ -466,11 +464,11 @@ def test_a_killed_writer_is_run_again(is_complete: bool, spec: Path, tmp_path: P
     assert not in_child(lambda: append(27 if is_complete else 22) is None)
     before = {path.name for path in tmp_path.iterdir()}
     assert ("train-000003.tar" in before) == is_complete
-    assert "train.appending" in before
+    assert "train.partial" in before
     append(32)
     assert texts(spec) == expected(32)
     assert wids.verify_spec(spec) == []
-    assert not (tmp_path / "train.appending").exists()
+    assert not (tmp_path / "train.partial").exists()
 
 
 def test_what_a_killed_writer_left_stays_if_the_spec_has_changed(

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import need, raises
-
-from wids import RayExecutor
+from conftest import need
 
 
 @pytest.mark.long
@@ -28,7 +26,7 @@ def test_dask(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(500)  # Ray takes 40 s on two free processors
 def test_ray(tmp_path: Path) -> None:
-    """On Ray too, by the documented adapter, which behaves as executors do.
+    """On Ray too, by the recipe of the documentation.
 
     In a process of its own, since Ray leaves the interpreter with processes that it started.
     """
@@ -53,10 +51,3 @@ def run_on(engine: str, folder: Path, **settings: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the package to install."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with raises(ModuleNotFoundError, "pip install ray"):
-        RayExecutor()

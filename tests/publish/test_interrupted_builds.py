@@ -38,6 +38,6 @@ def test_no_lock_is_left(step: int, tmp_path: Path) -> None:
         with interrupting(fault, "publish", "storage", "shards"):
             build(shards, folder)
         gc.collect()
-        assert all(map(locks.probe, map(str, folder.iterdir()))), fault.where
+        assert all(map(locks.probe, map(str, filter(Path.is_file, folder.rglob("*"))))), fault.where
         assert not locks._held, fault.where
         assert build(shards, folder).shards == expected.shards, fault.where

@@ -1,14 +1,11 @@
-"""Descriptions of shards ↔ a file that survives interruptions."""
+"""Descriptions of shards ↔ a folder of records that survives interruptions."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import signal
-import struct
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +13,13 @@ from typing import Any
 
 import pytest
 from conftest import in_child, raises, sample_members, write_shards, write_tar
+from loopback import flipped
 
 from wids import ShardFormatError, build_spec
 from wids.publish import new_spec
-from wids.publish.describe import describe_shard
-from wids.publish.journal import Journal
+from wids.publish.describe import ShardRecord, describe_shard
+from wids.publish.journal import JobPart, Journal, opened_journal
+from wids.storage import locks
 
 
 @pytest.fixture
@@ -54,59 +53,135 @@ def test_an_interrupted_run_is_resumed(
         return described(path, *rule)
 
     monkeypatch.setattr(new_spec, "describe_shard", noted)
-    data = journal.read_bytes()
-    for cut, expected in ((len(data), shards[2:]), (len(data) - 1, shards[1:]), (20, shards)):
-        journal.write_bytes(data[:cut])
-        asked.clear()
-        spec = build_spec(shards, journal=journal, dataset_index=tmp_path / "a.index")
-        assert asked == list(map(str, expected))
-        assert [shard.num_samples for shard in spec.shards] == [8, 5, 7]
-    damaged = bytearray(data)
-    damaged[60] ^= 1
-    journal.write_bytes(damaged)
-    asked.clear()
-    build_spec(shards, journal=journal)
-    assert len(asked) == 3
+    spec = build_spec(shards, journal=journal, dataset_index=tmp_path / "a.index")
+    assert asked == [str(shards[2])]
+    assert [shard.num_samples for shard in spec.shards] == [8, 5, 7]
 
 
-def test_a_record_after_a_torn_one(tmp_path: Path) -> None:
-    """What a killed run wrote of a record is cut off, or it would hide all that follow."""
-    path = tmp_path / "journal"
-    with Journal(path) as log:
-        log.begin("first")
-        log.begin("second, killed")
-    path.write_bytes(path.read_bytes()[:-3])
-    with Journal(path) as log:
-        assert log.plan == "first"
-        log.begin("third")
-    with Journal(path) as log:
-        assert log.plan == "third"
+@pytest.mark.parametrize("nbytes", [0, 1, 20, 100, -1])
+def test_a_torn_record_does_not_count(nbytes: int, shards: list[Path], tmp_path: Path) -> None:
+    """After a power failure a file may be empty or cut, and a bit may flip: it is read again."""
+    journal = tmp_path / "journal"
+    expected = build_spec(shards[:1], journal=journal)
+    (record,) = (path for path in journal.iterdir() if path.name != "lock")
+    for data in (record.read_bytes()[:nbytes], flipped(record.read_bytes(), nbytes % 90)):
+        record.write_bytes(data)
+        task = str(shards[0]), "first"
+        assert Journal(str(journal)).find(task, is_whole=True) is None  # type: ignore[arg-type]
+        with raises(OSError, "journal: expected the record of", "found none or damaged bytes"):
+            Journal(str(journal)).index(task)  # type: ignore[arg-type]
+        assert build_spec(shards[:1], journal=journal) == expected
 
 
 def test_other_files_and_journals_in_use_are_left_alone(shards: list[Path], tmp_path: Path) -> None:
-    """Another file of that name stays as it is; a journal that is being written is not touched."""
-    other = tmp_path / "notes"
-    other.write_text("something of the user's own" * 10)
-    with raises(FileExistsError, "notes: expected a journal", "move it away"):
-        build_spec(shards, journal=other)
-    assert other.read_text() == "something of the user's own" * 10
+    """Something else of that name stays as it is, and so does a journal that is in use."""
+    other, folder = tmp_path / "notes", tmp_path / "folder"
+    other.write_text("something of the user's own")
+    folder.mkdir()
+    (folder / "letter").touch()
+    for path in (other, folder):
+        with raises(FileExistsError, f"{path}: expected a journal", "move it away"):
+            build_spec(shards, journal=path)
+    assert other.read_text() == "something of the user's own"
+    assert [path.name for path in folder.iterdir()] == ["letter"]
 
-    journal = tmp_path / "journal"
-    with Journal(journal) as first:
-        first.add(describe_shard(str(shards[0])))
-        with raises(OSError, "another process is describing these shards"):
-            build_spec(shards, journal=journal)
-    assert journal.exists()
+    journal = Journal(str(tmp_path / "journal"))
+    with journal.alone():
+        journal.add(describe_shard(str(shards[0])))
+        with raises(OSError, "journal: another process is at work on these shards"):
+            build_spec(shards, journal=journal.path)
+        with (
+            raises(OSError, "another process is at work on all of these shards"),
+            journal.part(JobPart(1, 2), "plan"),
+        ):
+            pass
+    assert journal.has_records
 
 
-def test_a_record_survives_an_interruption_at_once(shards: list[Path], tmp_path: Path) -> None:
-    """An interruption between writing a record and noting it: the file counts."""
-    journal = tmp_path / "journal"
-    with Journal(journal) as log:
-        log.add(describe_shard(str(shards[0])))
-        log._places.clear()
-    with Journal(journal) as log:
-        assert (str(shards[0]), "first") in log
+def test_parts_at_once(tmp_path: Path) -> None:
+    """Parts keep others from themselves, and from all of the work, but not from other parts."""
+    journal = Journal(str(tmp_path / "journal"))
+    with journal.part(JobPart(1, 2), "plan"):
+        with journal.part(JobPart(2, 2), "plan"):
+            pass
+        with (
+            raises(OSError, "journal: another process is at work on part 1/2"),
+            journal.part(JobPart(1, 2), "plan"),
+        ):
+            pass
+        with raises(OSError, "another process is at work on these shards"), journal.alone():
+            pass
+        with (
+            raises(FileExistsError, "journal: expected a journal of these shards and options"),
+            journal.part(JobPart(2, 2), "another plan"),
+        ):
+            pass
+    assert journal.plan == "plan"
+
+
+def test_one_of_two_plans_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where locks do not work, two runs of different work do not both believe they are alone."""
+    monkeypatch.setattr(locks, "fcntl", None)
+    journals = [Journal(str(tmp_path / "journal")) for _ in range(2)]
+    with journals[0].alone(), journals[1].alone():
+        journals[0].begin("one")
+        with raises(FileExistsError, "found one of others"):
+            journals[1].begin("another")
+        journals[1].begin("one")
+    assert os.listdir(tmp_path / "journal") == ["plan", "lock"] or journals[0].plan == "one"
+
+
+def test_a_journal_that_is_deleted_while_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for its lock begins another one, in a folder that is there."""
+    journal = Journal(str(tmp_path / "journal"))
+    with journal.alone():
+        journal.begin("plan")
+    holding, done = locks.holding, []
+
+    def late(path: str, **options: Any) -> Any:
+        if not done:
+            done.append(path)
+            journal.delete()
+        return holding(path, **options)
+
+    monkeypatch.setattr(locks, "holding", late)
+    with journal.alone():
+        assert sorted(os.listdir(journal)) == ["lock"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_file_is_open_that_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, which has no locks here either, refuses that."""
+    monkeypatch.setattr(locks, "fcntl", None)
+    unlink, num_deleted = os.unlink, 0
+
+    def closed(name: str) -> None:
+        nonlocal num_deleted
+        num_deleted += 1
+        links = [f"/proc/self/fd/{handle}" for handle in os.listdir("/proc/self/fd")]
+        assert name not in [os.readlink(link) for link in links if os.path.islink(link)]
+        unlink(name)
+
+    monkeypatch.setattr(os, "unlink", closed)
+    journal = Journal(str(tmp_path / "journal"))
+    with journal.part(JobPart(1, 1), "plan"):
+        journal.add(ShardRecord("s3://bucket/a.tar", "first", None, 3, 10, None, b"index"))
+    with journal.alone():
+        journal.delete()
+    assert num_deleted >= 4, "plan, record, part and lock"
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_of_others_in_a_journal_stay(tmp_path: Path) -> None:
+    """Only its own files are deleted, whenever the others came."""
+    journal = Journal(str(tmp_path / "journal"))
+    with journal.alone():
+        journal.begin("plan")
+        (tmp_path / "journal" / "letter").touch()
+        journal.delete()
+    assert os.listdir(journal) == ["letter"]
 
 
 def test_completed_work_stays_when_another_shard_fails(tmp_path: Path, shards: list[Path]) -> None:
@@ -116,9 +191,8 @@ def test_completed_work_stays_when_another_shard_fails(tmp_path: Path, shards: l
     journal = tmp_path / "journal"
     with ThreadPoolExecutor(1) as executor, raises(ShardFormatError, "a-bad.tar"):
         build_spec([*shards, bad], journal=journal, executor=executor)
-    with Journal(journal) as log:
-        assert all((str(path), "first") in log for path in shards)
-    journal.unlink()
+    assert {record.url for record in Journal(str(journal))} == set(map(str, shards))
+    shutil.rmtree(journal)
     with raises(ShardFormatError, "a-bad.tar"):
         build_spec([bad], journal=journal)
     assert not journal.exists(), "a journal without a record is deleted"
@@ -168,27 +242,24 @@ def test_a_shard_that_was_copied_is_not_described_again(
     assert build_spec(shards, journal=journal) == expected
 
 
-def test_a_plan_of_an_earlier_version_counts(shards: list[Path], tmp_path: Path) -> None:
-    """It was stored as the description of a shard whose digest is empty; others follow it."""
-    path = tmp_path / "journal"
-    fields = {"url": "/out/train.json", "key_split": "first", "identity": None}
-    fields |= {"num_samples": 0, "nbytes": 0, "sha256": "", "source": "digest"}
-    head = json.dumps(fields).encode()
-    start = struct.pack("<QQI", len(head), 0, zlib.crc32(head))
-    path.write_bytes(b"wids journal 2\n" + start + head)
-    with Journal(path) as log:
-        assert (log.plan, list(log)) == ("digest", [])
-        log.add(describe_shard(str(shards[0])))
-    with Journal(path) as log:
-        assert log.is_of("digest")
-        assert list(log) == [(str(shards[0]), "first")]
-        with raises(FileExistsError, "journal: expected a journal of these shards and options"):
-            log.is_of("another")
+def test_records_of_other_sources_are_others(tmp_path: Path) -> None:
+    """What was made from something else is no record of this shard, in a temporary journal too."""
+    record = ShardRecord("s3://b/a.tar", "first", None, 3, 10, None, b"index", "from files")
+    task: Any = (record.url, "first")
+    with opened_journal(None) as temporary, opened_journal(tmp_path / "journal") as log:
+        for journal in (temporary, log):
+            journal.add(record)
+            journal.add(replace(record, blob=b"again"))
+            assert journal.find(task) is None
+            assert journal.record(task, "from files").blob == b""
+            assert journal.record(task, "from files", is_whole=True).blob == b"again"
+            assert [found.url for found in journal] == [record.url]
+    assert os.listdir(tmp_path) == ["journal"]
 
 
 def test_a_full_disk_names_the_journal(small_disk: Path) -> None:
     """It may be the first file that does not fit."""
     tar, path = write_tar(small_disk / "a.tar", sample_members(0, 1)), small_disk / "a.journal"
     record = replace(describe_shard(str(tar)), blob=bytes(1 << 20))
-    with raises(OSError, f"No space left on device: '{path}'"), Journal(path) as journal:
+    with raises(OSError, f"No space left on device: '{path}/"), opened_journal(path) as journal:
         journal.add(record)

@@ -15,7 +15,7 @@ import pytest
 from conftest import write_tar
 
 import wids
-from wids.publish import executors, journal
+from wids.publish import executors
 from wids.publish.describe import ShardRecord, describe_shard
 from wids.publish.journal import JobPart
 from wids.publish.new_spec import first_places
@@ -44,7 +44,6 @@ class Answering(Executor):
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in memory at a time is that of a few shards."""
     monkeypatch.setattr(saved_document, "_NUM_PIECES", 1)
-    monkeypatch.setattr(journal, "_MIN_RECENT", 16)
     monkeypatch.setattr(shard_columns, "_MAX_MADE", 16)
     monkeypatch.setattr(shard_columns, "_BLOCK_LENGTH", 256)
     monkeypatch.setattr(dataset_index_writer, "_SPOOLED_NBYTES", 512)
@@ -77,10 +76,10 @@ def created(shards: list[Path], output: Path, **options: Any) -> wids.DatasetSpe
     ("work", "part", "expected"),
     [
         ("create", None, {"new.json", "new.index"}),
-        ("create", JobPart(1, 2), {"new.partial-1-of-2"}),
+        ("create", JobPart(1, 2), {"new.partial"}),
         ("create as stated", None, {"new.json"}),
         ("rewrite", None, {"new.json", "new.index"}),
-        ("rewrite", JobPart(1, 2), {"new.rewriting-1-of-2"}),
+        ("rewrite", JobPart(1, 2), {"new.partial"}),
     ],
 )
 def test_many_shards_take_space_where_the_output_is(

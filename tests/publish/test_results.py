@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -204,10 +205,55 @@ def test_a_cancelled_task(folders: tuple[Path, Path, Path]) -> None:
         with raises(LostTaskError, ".tar: expected", "lost it: ", "complete shards are kept"):
             wids.rewrite(dataset, output / "out-%d.tar", executor=executor, **options)
         executor.shutdown()  # the first task was running, and is published now
-        assert set(doomed.contents(output)) == {"out-0.tar", "out.rewriting"}
+        assert set(os.listdir(output)) == {"out-0.tar", "out.partial"}
         wids.rewrite(dataset, output / "out-%d.tar", **options)
         wids.rewrite(dataset, other / "out-%d.tar", **options)
     assert doomed.contents(output) == doomed.contents(other)
+
+
+class Forgetful(Executor):
+    """Does all tasks, and loses their results, as a program that is killed does."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        fn(*args, **kwargs)
+        future: Future[Any] = Future()
+        future.set_exception(OSError("gone"))
+        return future
+
+
+def test_a_shard_whose_result_is_lost(
+    folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker noted that it is complete, so the next run does not write it again."""
+    spec, output, other = folders
+    with raises(LostTaskError, "gone"):
+        doomed.rewrite(spec, output, Forgetful())
+    caplog.set_level("INFO", "wids")
+    doomed.rewrite(spec, output, None)
+    assert f"shards kept: {doomed.NUM_SHARDS} of {doomed.NUM_SHARDS}" in caplog.text
+    doomed.rewrite(spec, other, None)
+    assert doomed.contents(output) == doomed.contents(other)
+
+
+class Elsewhere(ThreadPoolExecutor):
+    """Does tasks where the output has a folder of the same name, and is another one."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        for journal in Path(RUNNING_IN[-1]).glob("*.partial"):
+            shutil.rmtree(journal)
+        return super().submit(fn, *args, **kwargs)
+
+
+RUNNING_IN: list[Path] = []
+
+
+def test_workers_that_see_other_files(folders: tuple[Path, Path, Path]) -> None:
+    """Shards that are nowhere to be found would be in the spec; the first one is an error."""
+    spec, output, _ = folders
+    RUNNING_IN.append(output)
+    with Elsewhere(1) as executor, raises(FileNotFoundError, "workers have to see the same files"):
+        doomed.rewrite(spec, output, executor)
+    assert not (output / "out.json").exists()
 
 
 def test_an_executor_that_was_shut_down() -> None:
@@ -272,7 +318,7 @@ def test_a_command_whose_worker_is_killed(
     assert main([*command, "--jobs", "2"]) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
-    assert "the executor lost it: BrokenProcessPool" in printed
+    assert "the executor lost it: BrokenExecutor: its process ended, with exit code -9;" in printed
     assert not (output / "out.json").exists()
 
     assert main([*command, "--jobs", "2"]) == 0

@@ -280,8 +280,8 @@ def test_a_failure_after_publishing_ends_the_writer(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     writer = ShardWriter(tmp_path / "a-%d.tar", maxcount=1)
-    writer._journal._file.close()
-    writer._journal._file = Full()
+    writer._journal.file.close()
+    object.__setattr__(writer._journal, "file", Full())
     writer.write({"__key__": "a", "txt": "x"})
     with raises(OSError, "No space left"):
         writer.write({"__key__": "b", "txt": "x"})

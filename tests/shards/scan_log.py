@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from wids.shards import copied_shards, opener
+from wids.shards import copied_shards, opening
 from wids.shards.tars.index import index_tar
 
 
@@ -18,6 +18,6 @@ def log_scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         scanned.append(path)
         return index_tar(data, key_split, path, **options)
 
-    for module in (opener, copied_shards):
+    for module in (opening, copied_shards):
         monkeypatch.setattr(module, "index_tar", scan)
     return scanned

@@ -135,7 +135,7 @@ def test_message_shows_a_dozen_names(tmp_path: Path) -> None:
 def test_later_opens_cost_nothing(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One check for each dataset, whatever the number of shards that are opened again."""
     checked: list[int] = []
-    monkeypatch.setattr(counted_shards.FieldCheck, "_check", lambda *args: checked.append(args[1]))
+    monkeypatch.setattr(counted_shards.FieldCheck, "_check", lambda *args: checked.append(args[2]))
     with wids.ShardListDataset(train, fields=[".cls"], lru_size=1) as dataset:
         for index in (9, 0, 9, 19, 0):
             dataset[index]

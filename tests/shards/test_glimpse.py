@@ -14,8 +14,8 @@ from loopback import Fault, Server
 
 import wids
 from wids.shards.glimpse import Glimpse, ShardLook
-from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions
+from wids.shards.reader import ShardReader
 from wids.shards.tars.index import index_tar
 from wids.storage.cache.cache_names import RemoteFile, copy_path
 from wids.storage.cache.store import Cache
@@ -178,7 +178,7 @@ def test_a_failed_look_can_be_repeated(server: Server, tmp_path: Path) -> None:
 def look_at(shards: Any, cache: Path) -> ShardLook:
     """Return a look at the first shard."""
     store, options = Cache(str(cache), Fetcher()), ReadOptions("range")
-    return ShardLook(ShardOpener(wids.load_spec(shards), store, options), 0)
+    return ShardLook(ShardReader(wids.load_spec(shards), store, options), 0)
 
 
 def test_an_index_is_left_for_datasets(server: Server, tmp_path: Path) -> None:

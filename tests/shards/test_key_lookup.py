@@ -22,7 +22,7 @@ from remote_site import Site
 
 import wids
 from wids.errors import FetchError, JoinError, MismatchError, ShardFormatError
-from wids.shards.opener import ShardOpener
+from wids.shards.reader import ShardReader
 
 
 def dataset_index(spec_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_indexes_are_read_once_without_a_dataset_index(
     with wids.ShardListDataset(train, lru_size=1) as dataset:
         assert dataset.find_key("s00018") == 18
         opened = []
-        call = ShardOpener.__call__
+        call = ShardReader._open
         monkeypatch.setattr(
-            ShardOpener,
-            "__call__",
-            lambda self, number, **options: opened.append(number) or call(self, number, **options),
+            ShardReader,
+            "_open",
+            lambda self, facts, wanted: opened.append(facts.number) or call(self, facts, wanted),
         )
         view = dataset[5:]
         assert (view.find_key("s00009"), dataset.find_key("s00000")) == (4, 0)

@@ -120,6 +120,14 @@ def test_evenly_spaced_indices_are_a_range(start: int, step: int, length: int) -
         assert list(positions) == list(evenly)
 
 
+def test_a_view_does_not_follow_the_array_that_selected_it() -> None:
+    """Neither indices nor a mask that the program changes later move its samples."""
+    indices, mask = np.array([3, 1, 2]), np.array([True, False, True, True, False])
+    by_index, by_mask = select(range(5), indices), select(range(5), mask)
+    indices[:], mask[:] = 0, True
+    assert (list(by_index), list(by_mask)) == ([3, 1, 2], [0, 2, 3])
+
+
 def test_ten_million_samples_are_selected_at_once() -> None:
     """A mask, its lengths and its pickle take no time for each sample."""
     mask = np.random.default_rng(0).random(10_000_000) < 0.1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wids.shards.remote_shard import RangeBudget
+from wids.shards.range_budget import RangeBudget
 
 SHARD_NBYTES = 1000
 LARGE_NBYTES = 100 << 20
@@ -68,7 +68,7 @@ def test_an_announced_shard_is_fetched_at_once() -> None:
     budget = RangeBudget(2)
     budget.announce([1])
     for _ in range(2):
-        assert not budget.takes(1, LARGE_NBYTES, 0)
+        assert budget.is_spent(1, LARGE_NBYTES)
         assert not budget.takes(1, LARGE_NBYTES, 1)
         budget.note_fetched(1)
     assert budget.takes(0, LARGE_NBYTES, 1)
@@ -81,11 +81,11 @@ def test_meanwhile_batches_read_within_a_limit() -> None:
     assert not budget.takes(0, LARGE_NBYTES, 1)
     budget.let_ahead(100)
     assert not budget.takes(0, SHARD_NBYTES, 10)  # arrives as soon as its ranges would
-    assert budget.takes(0, LARGE_NBYTES, 0)
+    assert not budget.is_spent(0, LARGE_NBYTES)
     assert budget.takes(0, LARGE_NBYTES, 60)
     assert not budget.takes(1, LARGE_NBYTES, 60)
     assert budget.takes(1, LARGE_NBYTES, 40)
-    assert not budget.takes(1, LARGE_NBYTES, 0)
+    assert budget.is_spent(1, LARGE_NBYTES)
 
 
 def read_some(budget: RangeBudget) -> None:

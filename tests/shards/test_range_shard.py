@@ -134,17 +134,6 @@ def test_a_shard_is_spent_when_no_more_is_to_be_read(path: Path) -> None:
     for local_index in range(2):
         shard[local_index]
     assert asked == [3 * 512 + 1] * 2
-    assert not shard.is_spent
     with raises(SpentError, "a.tar"):
         shard[2]
     assert recorder.nbytes == 2 * (3 * 512 + 1)
-    assert shard.is_spent
-
-
-def test_a_shard_is_spent_when_a_copy_exists(path: Path) -> None:
-    """However little was read."""
-    copies: list[str] = []
-    shard, _ = remote(path, has_copy=lambda: bool(copies))
-    assert not shard.is_spent
-    copies.append("a.tar")
-    assert shard.is_spent

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from wids import load_spec
 from wids.shards.counted_shards import counted_shards
+from wids.shards.policy import Wanted
 from wids.shards.positions import select
-from wids.shards.read_options import AccessMode, ReadOptions, field_set
+from wids.shards.read_options import ReadOptions, field_set
 from wids.shards.reader import ShardReader
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
@@ -61,27 +62,16 @@ def test_groups_put_a_batch_in_the_order_of_the_files(
     assert found == {place: reader.locate(position) for place, position in enumerate(positions)}
 
 
-@pytest.mark.parametrize(
-    ("access", "one", "many", "by_view"),
-    [
-        ("download", True, True, [True] * 8),
-        ("auto", False, True, [False, True, True, True, False, True, False, False]),
-        ("range", False, False, [False] * 8),
-    ],
-)
-def test_what_each_access_mode_fetches(
+def test_a_view_wants_most_of_a_shard_of_which_it_has_a_quarter(
     open_reader: Callable[..., ShardReader],
-    access: AccessMode,
-    one: bool,
-    many: bool,
-    by_view: list[bool],
 ) -> None:
-    """A single sample, a batch, a view with a quarter of a shard or less; none that goes back."""
-    reader = open_reader(access=access)
-    assert (reader.fetches_for_one, reader.fetches_for_many) == (one, many)
+    """Or some samples of it, also of one to which it goes back."""
+    reader = open_reader()
     views = [range(7, 8), range(6, 8), range(20), range(0, 8, 2), range(0, 20, 8)]
     views += [select(range(20), indices) for indices in ([0, 1, 4], [0, 9, 12], [4, 0, 1])]
-    assert [reader.fetches_for_view(0, view) for view in views] == by_view
+    found = [reader.wanted_of_view(0, view) is Wanted.MOST for view in views]
+    assert found == [False, True, True, True, False, True, False, False]
+    assert {reader.wanted_of_view(0, view) for view in views} == {Wanted.MOST, Wanted.SAMPLES}
 
 
 def test_only_has_shards_of_its_own_and_fetches_none(
@@ -91,9 +81,8 @@ def test_only_has_shards_of_its_own_and_fetches_none(
     reader = open_reader(raw="stream", access="download")
     other = reader.only([".cls"])
     assert other.open(0).read(3) == {".cls": b"3", "__key__": "s00003"}
-    assert (other.fetches_for_one, other.fetches_for_many) == (False, False)
-    assert (len(reader.pool), len(other.pool)) == (0, 1)
-    assert reader.fetches_for_one
+    assert (other.options.access, reader.options.access) == ("range", "download")
+    assert (reader.num_open, other.num_open) == (0, 1)
     assert reader.open(0).read(3)[".txt"].read() == b"text 3"
     assert set(reader.only(None).open(0).read(3)) == {".txt", ".cls", "__key__"}
 
@@ -110,10 +99,10 @@ def test_a_pickle_has_no_open_shards(open_reader: Callable[..., ShardReader]) ->
     reader = open_reader()
     reader.open(0)
     other = pickle.loads(pickle.dumps(reader))  # noqa: S301 - made here
-    assert len(other.pool) == 0
+    assert other.num_open == 0
     number, local_index = other.locate(9)
     assert other.open(number).read(local_index) == reader.open(2).read(1)
-    assert len(other.pool) == 1
+    assert other.num_open == 1
 
 
 def test_wrong_options_are_errors_before_anything_is_opened() -> None:
@@ -134,4 +123,4 @@ def test_shards_are_counted_where_the_spec_does_not(tmp_path: Path) -> None:
     spec = load_spec(str(tmp_path / "train-{000000..000001}.tar"))
     store = Cache(str(tmp_path / "cache"), Fetcher())
     reader = counted_shards(spec, store, ReadOptions())
-    assert (reader.edges.tolist(), len(reader.pool)) == ([0, 3, 5], 2)
+    assert (reader.edges.tolist(), reader.num_open) == ([0, 3, 5], 2)

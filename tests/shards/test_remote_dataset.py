@@ -251,7 +251,7 @@ class WithUrl(wids.ShardListDataset):
         return {**super().__getitem__(index), "mine": True}
 
 
-def test_batches_of_a_subclass_are_read_as_others(site: Site) -> None:
+def test_batches_of_a_subclass_are_read_as_others(site: Site, tmp_path: Path) -> None:
     """Samples that come one by one are requested together, and a pass fetches whole shards."""
     site.dataset_index()
     spec = site.spec(index="train.index")
@@ -264,10 +264,10 @@ def test_batches_of_a_subclass_are_read_as_others(site: Site) -> None:
         assert (first, sorted(others)) == ("/train-1.tar", ["/train-0.tar", "/train-2.tar"])
         assert all(sample["mine"] for sample in dataset)
         assert [dataset.reader.is_local(n) for n in range(3)] == [True] * 3
-        assert not dataset.reader.fetches_for_one
-    with WithUrl(spec, access="range") as dataset:
+    with WithUrl(spec, cache_dir=tmp_path) as dataset:
         dataset.__getitems__([0, 1])
-        assert not dataset.reader.fetches_for_one
+        assert dataset[9]["mine"]  # a single one again
+        assert not any(map(dataset.reader.is_local, range(3)))
 
 
 class Reversed(wids.ShardListDataset):

@@ -31,6 +31,7 @@ from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
 from wids.storage.download import Download, PartRequests
 from wids.storage.transport import gate, retry
 from wids.storage.transport.retry import Patience
+from wids.storage.transport.schemes import Plan
 from wids.storage.transport.stream import Stream, TransientError
 
 SIZE = 1000
@@ -231,11 +232,11 @@ class History:
         self.writers[self.system.file(file.fileno()).inode] = process
         try:
             download = Download(url, file, expected, report)
-            transports: Any = SimpleNamespace(
-                open=self.open_url,
-                patience=lambda _: Patience("http://server", 5.0),
-                streams_parts=lambda _: self.has_parts,
+            transport: Any = SimpleNamespace(
+                by_http=lambda _: None, streams_parts=lambda _: self.has_parts
             )
+            plan = Plan(url, transport, Patience("http://server", 5.0), may_hedge=False)
+            transports: Any = SimpleNamespace(open=self.open_url, plan=lambda _: plan)
             PartRequests(transports, download).run()
             download.verify()
         finally:
@@ -243,7 +244,7 @@ class History:
                 others.remove(process)
 
     def open_url(
-        self, url: str, start: int = 0, stop: int | None = None, tag: str | None = None
+        self, url: str, start: int, stop: int | None, tag: str | None, **_: object
     ) -> Stream:
         """Return what the server sends: all, a part, or less than that."""
         number = int(url.rpartition("/")[2].removesuffix(".tar"))

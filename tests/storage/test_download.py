@@ -7,9 +7,11 @@ import io
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 
 import pytest
 from conftest import raises
+from events import wait_for
 from loopback import Fault, Server
 from transfers import DATA, saved
 
@@ -94,6 +96,25 @@ def test_digests_are_compared(server: Server) -> None:
         saved(url, Expected(md5sum="0" * 32))
     with raises(MismatchError, f"expected the sha256 {'0' * 64}, found {sha}"):
         saved(url, Expected(sha256="0" * 64))
+
+
+def test_one_thread_hashes_behind(server: Server) -> None:
+    """While other bytes arrive; it ends with the download, also where that fails."""
+    digest = hashlib.sha256(DATA).hexdigest()
+    names: set[str] = set()
+
+    def report(received_nbytes: int, _: int | None) -> None:
+        names.update(thread.name for thread in threading.enumerate())
+        if received_nbytes > len(DATA) - 100_000 and expected.md5sum:
+            raise OSError(28, "No space left on device")
+
+    url = server.page("/a", DATA)
+    for expected in (Expected(sha256=digest), Expected(sha256=digest, md5sum="0" * 32)):
+        names.clear()
+        with suppress(OSError) if expected.md5sum else nullcontext():
+            Fetcher().save(url, io.BytesIO(), expected, report)
+        assert "wids-hash" in names
+        wait_for(lambda: all(each.name != "wids-hash" for each in threading.enumerate()))
 
 
 def test_the_stated_length_bounds_what_is_written() -> None:

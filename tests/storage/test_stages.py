@@ -130,7 +130,7 @@ def test_processes_count_together(method: str) -> None:
 
 
 def test_ranks_of_one_parent_count_apart() -> None:
-    """A process counts those that it has started, and not others that its parent has started."""
+    """A process counts those that it has started, no others of its parent; that counts neither."""
     before = stages.counted()
     context = multiprocessing.get_context("fork")
     found: Any = context.SimpleQueue()
@@ -148,7 +148,7 @@ def test_ranks_of_one_parent_count_apart() -> None:
         process.start()
         assert found.get() == 2 * number
         process.join()
-    assert spent(before)["samples"] == 60
+    assert spent(before)["samples"] == 0
 
 
 class Step:
@@ -191,27 +191,44 @@ def test_steps_of_a_batch_are_split_as_those_of_some_samples(
 
 
 def test_nothing_is_lost_when_a_row_is_taken_again() -> None:
-    """What processes have counted, and those that they had started, stays with their starter."""
+    """What ended processes have counted stays, and is not that of the next one in their row."""
     before = stages.counted()
     context = multiprocessing.get_context("fork")
+    found: Any = context.SimpleQueue()
 
     def worker() -> None:
         stages.count(stages.SAMPLES)
-        for _ in range(2):
-            other = context.Process(target=stages.count, args=(stages.SAMPLES,))
-            other.start()
-            other.join()
+        found.put(stages.counted()["samples"])
 
     process = context.Process(target=worker)
     process.start()
     process.join()
-    assert spent(before)["samples"] == 3
+    with pytest.MonkeyPatch.context() as patch:
+        # The id of a later process, modulo the number of rows.
+        patch.setattr(os, "getpid", lambda: (process.pid or 0) + 509)
+        other = context.Process(target=worker)
+        other.start()
+        other.join()
+    assert [found.get(), found.get()] == [1, 1]
+    assert spent(before)["samples"] == 2
+
+
+def test_a_worker_never_takes_the_row_of_its_parent() -> None:
+    """Both add to their rows at the same time, and would lose numbers in one."""
+    context = multiprocessing.get_context("fork")
+    found: Any = context.SimpleQueue()
+    stages.here.share()
     own = os.getpid()
-    for taken in (process.pid or 0, own):  # the id of a later process, modulo the number of rows
-        with pytest.MonkeyPatch.context() as patch:
-            kept = stages.here.row
-            patch.setattr(os, "getpid", lambda taken=taken: taken + 509)
-            stages._claim_row(own)
-            assert stages.here.row is not kept
-            stages.here.row = kept
-        assert spent(before)["samples"] == 3
+
+    def worker() -> None:
+        stages.here.row[stages.READ] += 1  # seconds that nobody else counts
+        found.put(stages.counted()["read_s"])
+
+    before = list(stages.here.row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: own + 509)
+        process = context.Process(target=worker)
+        process.start()
+        process.join()
+    assert found.get() == 1
+    assert list(stages.here.row) == before

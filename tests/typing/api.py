@@ -155,7 +155,6 @@ def preparing() -> None:
     ) as writer:
         nbytes: int = writer.write({"__key__": "a", "txt": "x"})
         shards: list[wids.ShardSpec] = writer.shards
-    wids.build_spec(["a.tar"], executor=wids.RayExecutor(num_cpus=2))
     with ThreadPoolExecutor() as executor:
         spec: wids.DatasetSpec = wids.build_spec(
             shards, executor=executor, dataset_index=Path("a.index")

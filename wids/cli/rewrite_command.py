@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
         )
         # The same command deletes later what an earlier run of it has replaced; one that was killed
         # before it deleted its journal is resumed, and deletes that too.
-        is_done = not os.path.exists(job.output.journal_path)
+        is_done = job.output.journal.plan is None
         later = options.delete_replaced and function is None and is_done
         published = job.published() if later else None
         if published is not None and not _is_written(published, view, options):

@@ -13,14 +13,15 @@ import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from threading import get_ident
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.errors import DecodeError, SampleError, ShardFormatError, TransformError, WidsError
+from wids.shards.policy import Wanted, wanted_instead
 from wids.shards.positions import (
     Positions,
     in_turn,
@@ -31,7 +32,7 @@ from wids.shards.positions import (
     select_batch,
 )
 from wids.shards.reader import OpenByNumber, ShardReader
-from wids.shards.tars.raw_samples import ReadableShard
+from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import RangeError
 from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, this_process, timed, timed_steps
@@ -140,6 +141,16 @@ OnError: TypeAlias = Callable[[WidsError], Any]
 _NUM_LOOKED_AT: Final = 4096
 """Positions to look at together for one in another shard."""
 
+_SAMPLES: Final = Wanted.SAMPLES  # looking it up takes a fiftieth of the time of reading a sample
+
+_MAX_LABELLED: Final = 1024
+"""Shards whose labels are kept."""
+
+_together: ContextVar[tuple[ShardReader, OpenByNumber, Wanted] | None] = ContextVar(
+    "wids_together", default=None
+)
+"""How the samples of a class that overrides ``__getitem__`` are read inside a batch or a pass."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
@@ -154,6 +165,7 @@ class Access:
         failures: The same for ``"skip"`` and ``"next"``, with their count; otherwise None.
         is_overridden: Whether a subclass of the dataset decides what a sample is, so that its
             samples are not those that are read here.
+        labels: What samples are labelled with, by the numbers of shards that were read.
     """
 
     positions: Positions
@@ -163,6 +175,7 @@ class Access:
     on_error: OnError | Policy | None = None
     failures: Failures | None = None
     is_overridden: bool = False
+    labels: dict[int, Labels] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -188,7 +201,7 @@ class Access:
         """Whether other ranks may find other samples: shards are counted, and passed over."""
         if self.failures is None:
             return False
-        counts = self.reader.opener.counts
+        counts = self.reader.counts
         stated = (shard.num_samples for shard in self.reader.shards)
         return isinstance(counts, list) and any(count is None for count in stated)
 
@@ -281,51 +294,69 @@ class Access:
     def sample(self, position: int) -> Any:
         """Read, label and transform a single sample, by its position in the dataset."""
         reader = self.reader
-        open_shard, local = reader.open, reader.fetches_for_one
-        if reader.ways:  # in a batch of a class that overrides `__getitem__`
-            open_shard, local = reader.ways.get(get_ident(), (open_shard, local))
-        return self.read(position, bisect_right(reader.ends, position), local, open_shard)
+        number = bisect_right(reader.ends, position)
+        if self.is_overridden and (together := _together.get()) and together[0] is reader:
+            return self.read(position, number, together[2], together[1])
+        return self.read(position, number, _SAMPLES)
 
-    def read(self, position: int, number: int, local: bool, open_shard: OpenByNumber) -> Any:
+    def read(
+        self, position: int, number: int, wanted: Wanted, open_shard: OpenByNumber | None = None
+    ) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
             number: The number of its shard.
-            local: As for `ShardPool.get`.
-            open_shard: Opens the shard.
+            wanted: What is wanted of the shard.
+            open_shard: Opens the shard; None for the reader.
         """
         reader, transformations = self.reader, self.transformations
         if reader.joint is not None:
-            return self._joined(np.array([position]), local)[0]
+            return self._joined(np.array([position]), wanted)[0]
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         shard = None
         try:
-            shard = open_shard(number, local)
-            name, labels = shard.latest_labels
-            if name is not self.dataset_name:
-                labels = reader.labels(number, self.dataset_name)
-                shard.latest_labels = self.dataset_name, labels
+            # Of a method, a call costs less than a reference.
+            shard = (
+                reader.open(number, wanted) if open_shard is None else open_shard(number, wanted)
+            )
+            try:
+                labels = self.labels[number]
+            except KeyError:
+                labels = self.labels_of(number)
             sample = shard.read(position - labels[0], verify, labels)
         except WidsError as error:  # names the shard
-            return self._read_again(position, number, local, shard, error)
+            return self._read_again(position, number, wanted, shard, error)
         if not transformations:
             return sample
         if this_process.num_watchers and here.common[0]:
             return self.transformed_together([sample])[0]
         return self.transformed(sample)
 
+    def labels_of(self, number: int) -> Labels:
+        """Return the labels of the samples of a shard, and keep them for the next ones."""
+        if len(self.labels) >= _MAX_LABELLED:
+            self.labels.clear()  # one atomic step, as other threads may read
+        labels = self.labels[number] = self.reader.labels(number, self.dataset_name)
+        return labels
+
     def _read_again(
-        self, position: int, number: int, local: bool, shard: ReadableShard | None, error: WidsError
+        self,
+        position: int,
+        number: int,
+        wanted: Wanted,
+        shard: ReadableShard | None,
+        error: WidsError,
     ) -> Any:
         """Read a sample in another way after an error, or return what stands in for it."""
         reader = self.reader
-        if isinstance(error, RangeError) and not local and reader.fetches_for_many:
-            local = True  # the server has no ranges, and fetching was not ruled out
-        elif shard is None or not reader.replaces(number, shard, error):
+        instead = None
+        if isinstance(error, RangeError):
+            instead = wanted_instead(wanted, reader.options.access)
+        if instead is None and (shard is None or not reader.replaces(number, shard, error)):
             is_damaged = shard is not None and isinstance(error, ShardFormatError)
             return self._stand_in(error, position, is_damaged=is_damaged)
-        return self.read(position, number, local, reader.open)
+        return self.read(position, number, instead or wanted)
 
     def watched(self, read: Callable[..., Any], *place: Any) -> Any:
         """Return ``read(*place)``, a sample; count and time it for those who want to know."""
@@ -345,16 +376,15 @@ class Access:
         positions = select_batch(self.positions, indices)
         samples: list[Any] = [None] * len(positions)
         reader, transformations = self.reader, self.transformations
-        local = reader.fetches_for_many
         if reader.joint is not None:
-            return self._joined(positions, local)
+            return self._joined(positions, _SAMPLES)
         groups, open_shard = reader.of_batch(positions)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         for number, places, local_indices in groups:
             shard = None
             try:
-                shard = open_shard(number, local)
-                labels = reader.labels(number, self.dataset_name)
+                shard = open_shard(number, _SAMPLES)
+                labels = self.labels.get(number) or self.labels_of(number)
                 found = shard.read_many(local_indices, verify=verify, labels=labels)
             except WidsError as error:  # names the shard
                 start = reader.starts[number]
@@ -364,7 +394,7 @@ class Access:
                     samples[place] = (
                         self._stand_in(error, start + local_index)
                         if shard is None
-                        else self.read(start + local_index, number, local, reader.open)
+                        else self.read(start + local_index, number, Wanted.MOST)
                     )
                 continue
             if transformations:
@@ -373,15 +403,15 @@ class Access:
                 samples[place] = sample
         return samples
 
-    def _joined(self, positions: IntArray, local: bool) -> list[Any]:
-        """Return joined samples, which are read together; ``local`` is as for `read`."""
+    def _joined(self, positions: IntArray, wanted: Wanted) -> list[Any]:
+        """Return joined samples, which are read together; ``wanted`` is as for `read`."""
         try:
-            samples = self.reader.joint.read(positions, local)
+            samples = self.reader.joint.read(positions, wanted)
         except WidsError as error:
             if len(positions) == 1:
                 return [self._stand_in(error, int(positions[0]))]
             # One by one, so that only those that fail are replaced.
-            return [self._joined(positions[n : n + 1], local)[0] for n in range(len(positions))]
+            return [self._joined(positions[n : n + 1], wanted)[0] for n in range(len(positions))]
         return self.transformed_together(samples) if self.transformations else samples
 
     def in_turn(self) -> Iterator[Any]:
@@ -389,17 +419,18 @@ class Access:
         return self._in_turn() if self.failures is None else self.failures.iterate(self)
 
     def _in_turn(self) -> Iterator[Any]:
-        positions, reader, latest, local = self.positions, self.reader, -1, False
+        positions, reader = self.positions, self.reader
+        latest, wanted = -1, _SAMPLES
         for position in in_turn(positions):
             number = bisect_right(reader.ends, position)
             # Asked once for each shard, since the answer depends on how much of it the view has.
             if number != latest:
-                latest, local = number, reader.fetches_for_view(number, positions)
+                latest, wanted = number, reader.wanted_of_view(number, positions)
             if this_process.num_watchers:
-                yield self.watched(self.read, position, number, local, reader.open)
+                yield self.watched(self.read, position, number, wanted)
             else:
                 this_process.num_samples += 1
-                yield self.read(position, number, local, reader.open)
+                yield self.read(position, number, wanted)
 
     def transformed_together(self, samples: list[Any]) -> list[Any]:
         """Return what the transformations make of labelled samples."""
@@ -471,25 +502,21 @@ def one_by_one(dataset: Any) -> Iterator[Any]:
 
 @contextmanager
 def _reading(reader: ShardReader, positions: IntArray | None = None) -> Iterator[None]:
-    """Have this thread read single samples together inside the block.
+    """Have single samples be read together inside the block.
 
     Args:
         reader: The shards.
         positions: The samples of a batch, as far as they are known; None for a pass over the whole
             dataset, which fetches its shards.
     """
-    way = reader.open, reader.fetches_for_many
+    way: tuple[ShardReader, OpenByNumber, Wanted] = reader, reader.open, Wanted.MOST
     if positions is not None:
-        way = reader.of_batch(positions)[1], reader.fetches_for_one
-    thread = get_ident()
-    previous = reader.ways.get(thread)  # of a class around this one
-    reader.ways[thread] = way
+        way = reader, reader.of_batch(positions)[1], Wanted.SAMPLES
+    previous = _together.set(way)
     try:
         yield
     finally:
-        del reader.ways[thread]
-        if previous is not None:
-            reader.ways[thread] = previous
+        _together.reset(previous)
 
 
 def _positions_of(access: Access, indices: Indices) -> IntArray:

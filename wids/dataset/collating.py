@@ -56,22 +56,22 @@ def padded(samples: Sequence[Any], pad: Mapping[Any, float]) -> list[Any]:
             their rate.
         TypeError: The values of a field are not arrays.
     """
-    found = [{**by_name(sample), LENGTHS: {}} for sample in samples]
+    dicts = [{**by_name(sample), LENGTHS: {}} for sample in samples]
     for field, filler in pad.items():
-        if field is None or not any(field in sample for sample in found):
+        if field is None or not any(field in sample for sample in dicts):
             raise _unknown("pad", field, by_name(samples[0]))
-        if not all(field in sample for sample in found):
-            raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in found])
-        values = [sample[field] for sample in found]
+        if not all(field in sample for sample in dicts):
+            raise _error_of_field([{n: v for n, v in s.items() if n == field} for s in dicts])
+        values = [sample[field] for sample in dicts]
         rates = _rates(field, values)
         arrays = [value[0] for value in values] if rates else values
         axis = _axis(field, arrays, default=-1 if rates else 0)
         size = max(array.shape[axis] for array in arrays)
         for number, array in enumerate(arrays):
             longer = _extended(array, axis, size, filler)
-            found[number][field] = (longer, rates[number]) if rates else longer
-            found[number][LENGTHS][field] = array.shape[axis]
-    return found if isinstance(samples[0], Mapping) else [tuple(each.values()) for each in found]
+            dicts[number][field] = (longer, rates[number]) if rates else longer
+            dicts[number][LENGTHS][field] = array.shape[axis]
+    return dicts if isinstance(samples[0], Mapping) else [tuple(each.values()) for each in dicts]
 
 
 def _unknown(argument: str, field: Any, values: Mapping[Any, Any]) -> ValueError:
@@ -500,8 +500,8 @@ def _joined_large(tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor 
     from torch.utils.data import get_worker_info
 
     if get_worker_info() is not None:
-        known = lender()
-        return None if known is None else known.joined(tensors, stacks=stacks)
+        buffers = lender()
+        return None if buffers is None else buffers.joined(tensors, stacks=stacks)
     try:
         # torch's threads wait for each other: where other processes use the processors, that takes
         # up to eighty times as long as this copy.

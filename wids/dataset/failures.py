@@ -2,7 +2,7 @@
 
 `Failures` implements ``on_error="skip"`` and ``"next"``. Samples are read as usual, with its error
 in the place of each such sample, whether it is damaged itself or its whole shard is. Broken shards
-are noted where they are opened (`wids.shards.shard_facts`).
+are noted where they are opened (`wids.shards.broken_shards`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from wids.errors import SampleError, ShardFormatError, TransformError, WidsError, user_line, warn
 from wids.shards.reader import ShardReader
+from wids.storage.shared_numbers import SharedNumber, SharedRows, writing
 from wids.storage.sizes import first_of
-from wids.storage.stages import SharedNumber, SharedRows, this_process, writing
+from wids.storage.stages import this_process
 
 if TYPE_CHECKING:
     from wids.shards.sample_access import SampleAccess
@@ -119,9 +120,9 @@ class Failures:
         if self.policy == "skip":
             return [sample for place, sample in enumerate(samples) if place not in errors]
         others = {int(indices[place]) % len(access): error for place, error in errors.items()}
-        found = _replaced(access, others)
+        replaced = _replaced(access, others)
         for place in errors:
-            samples[place] = found[int(indices[place]) % len(access)]
+            samples[place] = replaced[int(indices[place]) % len(access)]
         return samples
 
     def iterate(self, access: SampleAccess) -> Iterator[Any]:
@@ -286,7 +287,7 @@ def _replaced(access: SampleAccess, errors: Mapping[int, WidsError]) -> dict[int
     Raises:
         WidsError: The error of one of them: none of the next samples can be produced either.
     """
-    found: dict[int, Any] = {}
+    good: dict[int, Any] = {}
     reached = {index: (index, error) for index, error in errors.items()}
     collecting, num_tried = access.with_on_error(failed), min(len(access) - 1, _MAX_STEPS)
     for _ in range(num_tried):
@@ -302,12 +303,12 @@ def _replaced(access: SampleAccess, errors: Mapping[int, WidsError]) -> dict[int
                 _raise_missing([sample] if _is_missing(sample) else [])
                 reached[index] = at, sample
             else:
-                found[index] = sample
+                good[index] = sample
                 del reached[index]
     for index in reached:
         reason = f'on_error="next": none of the next {num_tried} samples can be produced either'
         raise _with_reason(errors[index], reason)
-    return found
+    return good
 
 
 def _with_reason(error: WidsError, reason: str) -> WidsError:

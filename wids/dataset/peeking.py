@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.dataset.access import Transformation, as_transformations, locate_error
-from wids.dataset.views import show_in_notebooks
+from wids.dataset.reprs import show_in_notebooks
 from wids.errors import printable
 from wids.shards.glimpse import Glimpse, ShardLook
-from wids.shards.opener import ShardOpener
 from wids.shards.read_options import ReadOptions, cache_folder, cache_limit
+from wids.shards.reader import ShardReader
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import dataset_name, is_document
@@ -93,11 +93,11 @@ def peek(
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
     limit_nbytes = cache_limit(None, keep=False, shards=spec.shards)
     store = Cache(folder, fetcher, limit_nbytes=limit_nbytes)
-    opener = ShardOpener(spec, store, ReadOptions("range", key_split=key_split))
+    reader = ShardReader(spec, store, ReadOptions("range", key_split=key_split))
     steps = as_transformations(transformations, allow_pickle=allow_pickle)
     show_in_notebooks()
     number = _shard_number(shard, len(spec.shards))
-    return Peek(spec, opener, number, steps, create_command(shards, spec))
+    return Peek(spec, reader, number, steps, create_command(shards, spec))
 
 
 def _shard_number(number: int, count: int) -> int:
@@ -127,7 +127,7 @@ class Peek:
 
     Args:
         spec: The dataset.
-        opener: Opens its shards, by range.
+        shards: Its shards, read by range.
         number: The number of the shard.
         transformations: The callables that a sample passes through.
         create_command: The command that makes an index of all shards, for people to run.
@@ -151,15 +151,15 @@ class Peek:
     def __init__(
         self,
         spec: DatasetSpec,
-        opener: ShardOpener,
+        shards: ShardReader,
         number: int,
         transformations: Sequence[Transformation],
         create_command: str,
     ) -> None:
         self.transformations = list(transformations)
         self.create_command = create_command
-        self._whole_spec, self._opener = spec, opener
-        self._look_at = latest(partial(ShardLook, opener), _MAX_KEPT)
+        self._whole_spec, self._shards = spec, shards
+        self._look_at = latest(partial(ShardLook, shards), _MAX_KEPT)
         self._fields: Sequence[str] | None = None
         self._turn_to(number)
 
@@ -186,9 +186,9 @@ class Peek:
     @property
     def has_all_indexes(self) -> bool:
         """Whether every shard has an index, so that `ShardListDataset` downloads none to open."""
-        opener = self._opener
+        shards = self._shards
         return all(
-            opener.is_in_dataset_index(n) or opener.has_index(n) for n in range(self.num_shards)
+            shards.is_in_dataset_index(n) or shards.has_index(n) for n in range(self.num_shards)
         )
 
     def shard(self, number: int) -> Peek:

@@ -20,16 +20,11 @@ import numpy.typing as npt
 
 from wids.dataset.access import Access, OnError, Transformation, as_transformations, checked
 from wids.dataset.failures import Policy, as_failures
-from wids.dataset.views import (
-    TorchDataset,
-    check_spawnable,
-    dataset_repr,
-    join_torch,
-    overrides,
-    show_in_notebooks,
-)
+from wids.dataset.reprs import dataset_repr, show_in_notebooks
+from wids.dataset.torch_dataset import TorchDataset, check_spawnable, join_torch, overrides
 from wids.errors import missing_attribute
 from wids.shards.counted_shards import counted_shards
+from wids.shards.policy import Wanted
 from wids.shards.positions import (
     Positions,
     as_index,
@@ -56,7 +51,8 @@ from wids.shards.tars.raw_samples import Raw
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.store import Cache, Localname
 from wids.storage.fetch import Fetcher
-from wids.storage.stages import SAMPLES, SharedNumber, counted, here, this_process
+from wids.storage.shared_numbers import SharedNumber
+from wids.storage.stages import SAMPLES, counted, here, this_process
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 
@@ -290,9 +286,7 @@ class ShardListDataset(TorchDataset):
 
     @property
     def positions(self) -> Positions:
-        """Positions of the samples in the whole dataset: a range, an array, or a compact sequence.
-
-        ``numpy.asarray`` makes an array of any of them.
+        """Positions of the samples in the whole dataset: a range, or an array of int64.
 
         Example:
             >>> dataset[1:].positions
@@ -618,7 +612,7 @@ class ShardListDataset(TorchDataset):
         if access.is_overridden:
             return (self if access is self._access else self._view(access))[index]
         position, number = int(access.positions[index]), access.shard_number(index)
-        return access.read(position, number, local=False, open_shard=access.reader.open)
+        return access.read(position, number, Wanted.PART)
 
     # Views.
 
@@ -655,7 +649,7 @@ class ShardListDataset(TorchDataset):
         """
         checked(function, "function")
         if seed is not None:
-            from wids.dataset.views import Augmentation
+            from wids.dataset.augmentation import Augmentation
 
             self._epoch.reserve()
             function = Augmentation(function, seed, self._epoch)
@@ -682,7 +676,7 @@ class ShardListDataset(TorchDataset):
             >>> dataset.to_tuple(".json", "cls", missing={".json": None})[2]
             (None, 2)
         """
-        from wids.dataset.views import ToTuple
+        from wids.dataset.tuples import ToTuple
 
         if isinstance(missing, str):
             step, access = ToTuple(*fields), self._access
@@ -1023,7 +1017,7 @@ class ShardListDataset(TorchDataset):
             ...     file.seek(1), file.read()
             (1, b'ext 0')
         """
-        from wids.shards.remote_shard import open_field
+        from wids.shards.field_file import open_field
 
         reader = self.reader
         return open_field(reader.open, self.locate(index), field, cache_folder=reader.cache_folder)
@@ -1127,7 +1121,8 @@ class ShardListDataset(TorchDataset):
         """Return what reading has cost this program, as numbers for monitoring.
 
         They are those of this process and of those that it has started, workers included, of all
-        datasets together, which share connections and caches; and they only grow.
+        datasets together, which share connections and caches; and they only grow. A process that
+        has itself started others counts apart from then on.
 
         - ``samples`` were read; ``requests`` were sent to servers, ``retries`` of them after a
           failure, and ``nbytes`` arrived.

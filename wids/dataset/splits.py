@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from wids.order.arguments import at_least
 from wids.order.epoch_order import permutation, sorting_words
-from wids.shards.position_sets import BitPositions, PositionSet, RunPositions, cleared, is_sparse
 from wids.shards.positions import PositionArray
 from wids.storage.arrays import IntArray, WordArray, check_labels
 
@@ -30,7 +29,7 @@ def split_indices(
     parts: Sequence[float],
     seed: int,
     by: By | Sequence[Any] | npt.NDArray[Any],
-) -> list[IntArray | PositionSet]:
+) -> list[IntArray]:
     """Return the ascending indices of each part; together, each index once.
 
     Args:
@@ -62,19 +61,19 @@ def split_indices(
 
 def _by_label(
     labels: Sequence[Any] | npt.NDArray[Any], total: int, parts: Sequence[float], seed: int
-) -> list[IntArray | PositionSet]:
+) -> list[IntArray]:
     """Return the indices of parts that have the same shares of each label."""
-    found = np.asarray(labels)
-    if found.dtype == object and any(label is None for label in found.ravel().tolist()):
+    label_of = np.asarray(labels)
+    if label_of.dtype == object and any(label is None for label in label_of.ravel().tolist()):
         raise ValueError("by: expected a label for each sample, found None; fill in missing labels")
-    if found.shape != (total,):
+    if label_of.shape != (total,):
         raise ValueError(
-            f"by: expected {total:,} labels, one for each sample, found shape {found.shape}"
+            f"by: expected {total:,} labels, one for each sample, found shape {label_of.shape}"
         )
     check_labels(labels, "by")
     order = permutation(total, seed, _SPLIT)
     # By label, and within each label in the drawn order.
-    order = order[np.argsort(np.unique(found, return_inverse=True)[1][order], kind="stable")]
+    order = order[np.argsort(np.unique(label_of, return_inverse=True)[1][order], kind="stable")]
     counts = part_counts(parts, total)
     # Evenly spaced places for each part, so that a stretch of one label has each part's share; each
     # part begins at another one, or parts of equal sizes would stand together.
@@ -96,26 +95,26 @@ def part_counts(parts: Sequence[float], total: int) -> list[int]:
         ValueError: The parts are neither fractions that add up to 1, nor counts that add up to
             ``total``.
     """
-    given: list[Any] = list(parts) if isinstance(parts, Iterable) else []
+    shares: list[Any] = list(parts) if isinstance(parts, Iterable) else []
     is_number = [
         isinstance(part, int | float | np.number) and not isinstance(part, bool) and part >= 0
-        for part in given
+        for part in shares
     ]
-    if not given or not all(is_number):
+    if not shares or not all(is_number):
         raise ValueError(f"parts: expected fractions or counts, found {parts!r:.80}")
-    if all(isinstance(part, int | np.integer) for part in given) and sum(given) == total:
-        return [int(part) for part in given]
-    if not math.isclose(math.fsum(given), 1, abs_tol=1e-6):
+    if all(isinstance(part, int | np.integer) for part in shares) and sum(shares) == total:
+        return [int(part) for part in shares]
+    if not math.isclose(math.fsum(shares), 1, abs_tol=1e-6):
         raise ValueError(
             f"parts: expected fractions that add up to 1, or counts that add up to the {total} "
-            f"samples, found {parts!r:.80}, which add up to {math.fsum(given):g}"
+            f"samples, found {parts!r:.80}, which add up to {math.fsum(shares):g}"
         )
     # Rounded sums and not rounded parts: these would not add up.
-    edges = [round(math.fsum(given[:stop]) * total) for stop in range(len(given))] + [total]
+    edges = [round(math.fsum(shares[:stop]) * total) for stop in range(len(shares))] + [total]
     return [stop - start for start, stop in pairwise(edges)]
 
 
-def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
+def _by_sample(counts: list[int], seed: int) -> list[IntArray]:
     """Return the indices of parts of the permutation of the samplers, without the permutation.
 
     A part has the indices whose words lie between two words of known rank (ORDER-6). Words are
@@ -124,28 +123,16 @@ def _by_sample(counts: list[int], seed: int) -> list[IntArray | PositionSet]:
     total = sum(counts)
     edges = np.cumsum(counts)[:-1]
     bounds = _words_of_ranks(total, edges[edges < total], seed)
-    in_bits = [not is_sparse(count, total) for count in counts]
     # Filled below, so that nothing of their size is there twice.
-    found: list[npt.NDArray[Any]] = [
-        cleared(total) if is_large else np.empty(count, np.int64)
-        for count, is_large in zip(counts, in_bits, strict=True)
-    ]
+    members: list[IntArray] = [np.empty(count, np.int64) for count in counts]
     filled = [0] * len(counts)
     for start, words in _blocks_of_words(total, seed):
         parts = np.searchsorted(bounds, words, side="right")
-        for number, array in enumerate(found):
-            is_member = parts == number
-            if in_bits[number]:
-                piece: npt.NDArray[Any] = np.packbits(is_member, bitorder="little")
-                filled[number] = start // 8
-            else:
-                piece = np.flatnonzero(is_member) + start
+        for number, array in enumerate(members):
+            piece = np.flatnonzero(parts == number) + start
             array[filled[number] : filled[number] + len(piece)] = piece
             filled[number] += len(piece)
-    return [
-        BitPositions(array) if is_large else _own(array)
-        for array, is_large in zip(found, in_bits, strict=True)
-    ]
+    return [_own(array) for array in members]
 
 
 def _words_of_ranks(total: int, ranks: IntArray, seed: int) -> WordArray:
@@ -178,9 +165,8 @@ def _high_bits(words: WordArray) -> IntArray:
     return bits
 
 
-def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray | PositionSet]:
+def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray]:
     """Return the indices of parts of whole shards."""
-    starts = np.cumsum(lengths) - lengths
     missing = np.asarray(counts, np.float64)
     chosen: list[list[int]] = [[] for _ in counts]
     for number in permutation(len(lengths), seed, _SPLIT).tolist():
@@ -194,7 +180,13 @@ def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray 
             f'by="shard": expected at least a shard for each part, found {len(lengths)} shards for '
             f'{len(counts)} parts; use by="sample", or sort the indices of the view'
         )
-    return [RunPositions(starts[sorted(n)], lengths[sorted(n)]) for n in chosen]
+    part_of_shard = np.empty(len(lengths), np.int64)
+    for part, numbers in enumerate(chosen):
+        part_of_shard[numbers] = part
+    return [
+        _own(np.flatnonzero(np.repeat(part_of_shard == part, lengths)))
+        for part in range(len(counts))
+    ]
 
 
 def _own(array: IntArray) -> IntArray:

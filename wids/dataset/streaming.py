@@ -23,7 +23,7 @@ from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.elastic import EpochPart, EpochPlace, History
 from wids.order.passes import Epochs, EpochSampler
-from wids.storage.stages import SharedArray
+from wids.storage.shared_numbers import SharedArray
 
 _NUM_SLOTS: Final = 1024
 """Maximum number of workers of one loader. The array is made before their number is known."""
@@ -31,21 +31,18 @@ _NUM_SLOTS: Final = 1024
 _MOST_PARTS: Final = 1024
 """Maximum number of times that the ranks of a stream may change in an epoch."""
 
-_WORKER: Final = np.dtype(
-    [(name, np.int64) for name in ("passes", "epoch", "of_state", "is_complete", "share")]
-)
-"""What each worker notes: passes that it has completed, the epoch of its next pass; the epoch of
-the state that it was restored from, whether nothing was left of its share, and its next share."""
 _SHARED: Final = np.dtype(
     [
         *((name, np.int64) for name in ("is_fixed", "begun", "start", "is_rest")),
         *((name, np.int64) for name in ("restored", "position", "num_parts", "after")),
         ("parts", np.int64, (_MOST_PARTS, 3)),
-        ("workers", _WORKER, _NUM_SLOTS),
+        *((name, np.int64, _NUM_SLOTS) for name in ("passes", "epochs", "of_states", "unread")),
     ]
 )
 """What they share: whether the epoch is fixed; the pass that began last, its start, and whether it
-is the rest of an epoch; the place that was restored, with its parts; and after how many passes."""
+is the rest of an epoch; the place that was restored, with its parts; and after how many passes. And
+of each worker: the passes that it has completed, and the epoch of its next pass; the epoch of the
+state that it was restored from, and the first one of which it had not read all of its share."""
 
 
 class SharedEpochs(Epochs):
@@ -103,20 +100,14 @@ class SharedEpochs(Epochs):
         return np.frombuffer(self._array.values, _SHARED)[0]
 
     @property
-    def _own(self) -> Any:
-        """What this worker notes; workers divide the places that are left over."""
-        number, num_workers = worker()
-        return self._shared["workers"][number::num_workers]
-
-    @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(self._shared["workers"]["epoch"].min())
+        return int(self._shared["epochs"].min())
 
     @number.setter
     def number(self, number: int) -> None:
         # A worker sets only its own: when workers are restored, some may have ended theirs.
-        self._own["epoch"] = number
+        self._shared["epochs"][_own_places()] = number
 
     @property
     def is_fixed(self) -> bool:
@@ -130,12 +121,12 @@ class SharedEpochs(Epochs):
     @property
     def num_passes(self) -> int:
         """Number of passes that all workers have completed."""
-        return int(self._shared["workers"]["passes"].min())
+        return int(self._shared["passes"].min())
 
     @property
     def own_number(self) -> int:
         """The epoch of the next pass of this worker, which may have completed its share."""
-        return int(self._own["epoch"][0])
+        return int(self._shared["epochs"][_own_places()][0])
 
     @property
     def begun(self) -> EpochPlace:
@@ -152,42 +143,31 @@ class SharedEpochs(Epochs):
 
     def complete(self, number: int) -> None:
         """Note that this worker has read its share of an epoch to the end."""
-        own = self._own
-        own["passes"] += 1
+        self._shared["passes"][_own_places()] += 1
         if not self.is_fixed:
-            own["epoch"] = number + 1
+            self.number = number + 1
 
-    def note_restored(
-        self, number: int, next_number: int, next_share: int, *, is_complete: bool
-    ) -> None:
+    def note_restored(self, epoch: int, unread: int) -> None:
         """Note what a worker was restored from. All are restored before the first of them reads.
 
         Args:
-            number: The epoch of its state.
-            next_number: The epoch of its next pass.
-            next_share: Its share of the pass after that of its state.
-            is_complete: Whether nothing is left of its share.
+            epoch: The epoch of its state.
+            unread: The first epoch of which it has not read all of its share.
         """
-        own = self._own
-        own["of_state"], own["epoch"] = number, next_number
-        own["share"], own["is_complete"] = next_share, is_complete
+        own, shared = _own_places(), self._shared
+        shared["of_states"][own], shared["unread"][own] = epoch, unread
+        self.number = unread
 
     @property
-    def latest_restored(self) -> int:
-        """The latest epoch of the states that workers were restored from."""
-        return int(self._shared["workers"]["of_state"].max())
+    def restored(self) -> tuple[int, int]:
+        """The latest epoch of these states, and the first one that is not read by all workers."""
+        return int(self._shared["of_states"].max()), int(self._shared["unread"].min())
 
-    def were_restored_complete(self, num_batches: int) -> bool:
-        """Return whether nothing was left of the latest of these epochs for any worker.
 
-        Args:
-            num_batches: Number of batches in it. Workers whose state is that of an earlier epoch
-                have read none of theirs.
-        """
-        workers = self._shared["workers"]
-        is_latest = workers["of_state"] == self.latest_restored
-        is_complete = np.where(is_latest, workers["is_complete"], workers["share"] >= num_batches)
-        return bool(is_complete.all())
+def _own_places() -> slice:
+    """Return where a worker notes something: workers divide the places that are left over."""
+    number, num_workers = worker()
+    return slice(number, None, num_workers)
 
 
 def worker() -> tuple[int, int]:
@@ -269,15 +249,13 @@ class _Restored:
 
     Attributes:
         state: The state.
-        start: Where its pass started.
-        share: The share of the batches that it reads: the first batch, counted by workers.
-        next_share: Its share of the pass after that.
+        epoch: The epoch of the state.
+        next_share: Its share of the pass after that of the state.
         set_number: The epoch that the program has set; None if it never set one.
     """
 
     state: Mapping[str, Any]
-    start: EpochPlace
-    share: int
+    epoch: int
     next_share: int
     set_number: int | None
 
@@ -359,10 +337,11 @@ class SampleStream(IterableDataset[Any]):
 
     def _begin(self) -> tuple[EpochPlace, tuple[int, int]]:
         """Begin a pass; return where it starts, and what was returned of it before."""
-        number, resume, self._share = self.epochs.number, self._resume, worker()[0]
-        # A worker that was restored knows its epoch; others may have ended theirs since.
+        number, resume, share = self.epochs.number, self._resume, worker()[0]
         if self._restored is not None:
-            number, self._share, resume = self._restored_pass(self._restored)
+            number, share, resume = self._restored_pass(self._restored)
+            self.epochs.number = number
+        self._share = share
         place = self.epochs.place(number)
         self.epochs.begin(place)
         if self.sampler._tell_epoch is not None:
@@ -373,20 +352,21 @@ class SampleStream(IterableDataset[Any]):
 
     def _restored_pass(self, restored: _Restored) -> tuple[int, int, tuple[int, int]]:
         """Return the epoch of a worker that was restored, its share, and what was returned."""
-        place, share, resume = restored.start, restored.share, self._resume
-        if place.epoch < self.epochs.latest_restored:
-            # Others had begun the next pass, of which this one had not returned a sample.
-            place, share = EpochPlace(self.epochs.latest_restored), restored.next_share
-            resume = (0, 0)
-        num_batches = self._num_batches(place)
-        is_complete = self.epochs.were_restored_complete(num_batches)
-        next_epoch = place.epoch + is_complete
-        if restored.set_number is not None and restored.set_number != next_epoch:
-            next_epoch, is_complete = restored.set_number, True
+        latest, number = self.epochs.restored  # others may have ended theirs since
+        first, set_number = number, restored.set_number
+        if set_number is not None and set_number != number:
+            number, first = set_number, latest + 1
+        elif number == restored.epoch:
+            return number, self._own_share, self._resume
         # The loader first asks the worker that follows the one that it asked last.
-        if is_complete:
-            return next_epoch, (share - num_batches) % worker()[1], (0, 0)
-        return place.epoch, share, resume
+        share = restored.next_share
+        for epoch in range(restored.epoch + 1, first):
+            share = self._next_share(share, EpochPlace(epoch))
+        return number, share, (0, 0)
+
+    def _next_share(self, share: int, place: EpochPlace) -> int:
+        """Return the share of a worker in the pass that follows one."""
+        return (share - self._num_batches(place)) % worker()[1]
 
     def _groups(self, start: EpochPlace, first: int) -> Iterator[list[int]]:
         """Yield the indices that this worker reads, many at a time, from a group on."""
@@ -436,7 +416,7 @@ class SampleStream(IterableDataset[Any]):
         if num_consumed is not None:
             begun = self.epochs.begun
             return self.sampler._state_at(
-                begun + self.sampler._checked_consumed(num_consumed, begun, None)
+                begun + self.sampler._checked_consumed(num_consumed, begun)
             )
         if self._restored is not None:
             return dict(self._restored.state)  # nothing was read since
@@ -494,8 +474,6 @@ class SampleStream(IterableDataset[Any]):
         self._resume, self._pass = (num_groups, num_returned), None
         if get_worker_info() is None:
             self.epochs.begin(self.epochs.place(self.epochs.own_number))
-            if set_number is not None:
-                self.sampler._note_skipping()
         else:
             self._note_restored(own, set_number)
 
@@ -520,16 +498,19 @@ class SampleStream(IterableDataset[Any]):
         """
         epoch = self.epochs.own_number
         place = self.epochs.place(epoch)
-        is_complete = self._resume[0] >= self._num_groups(place)
-        next_share = (self._own_share - self._num_batches(place)) % worker()[1]
-        self._restored = _Restored(state, place, self._own_share, next_share, set_number)
-        next_epoch = epoch + is_complete
+        next_share = share = self._next_share(self._own_share, place)
+        self._restored = _Restored(state, epoch, next_share, set_number)
+        unread = epoch
+        if self._resume[0] >= self._num_groups(place):
+            unread += 1
+            # Passes that have fewer batches than there are workers.
+            while 0 < self._num_batches(EpochPlace(unread)) <= share:
+                share = self._next_share(share, EpochPlace(unread))
+                unread += 1
         if set_number is not None and set_number != epoch:
             # As ORDER-11 says for samplers: a state's epoch does not override one that was set.
             self.epochs.restore(set_number, is_fixed=True)
-            self.sampler._note_skipping()
-            next_epoch = set_number
-        self.epochs.note_restored(epoch, next_epoch, next_share, is_complete=is_complete)
+        self.epochs.note_restored(epoch, unread)
 
     def __repr__(self) -> str:
         return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"

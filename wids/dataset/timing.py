@@ -271,7 +271,7 @@ class TimedLoop:
     def _now(self) -> StageTimes:
         return stage_times(
             stages.counted(),
-            stages.own_between_s[0],
+            stages.own_between_s(),
             loop_s=self.loop_s,
             wait_s=self.wait_s,
             num_batches=self.num_batches,

@@ -16,9 +16,10 @@ from wids.errors import WidsError, printable
 from wids.look import field_facts
 from wids.look.html import card_html
 from wids.look.text import class_names, shortened
+from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
-from wids.shards.remote_shard import open_field
+from wids.shards.policy import Wanted
 from wids.shards.sample_access import ReadableDataset, compute_field_stats, index_of
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
@@ -189,7 +190,7 @@ def _beginning(
     try:
         with dataset.only([long]) as selection:
             number, local_index = selection.locate(index)
-            shard = selection.reader.open(number, local=False)
+            shard = selection.reader.open(number, Wanted.PART)
             data = shard.read_part(local_index, long, 0, _BEGINNING_NBYTES)
     except WidsError:  # what can be read of the sample is shown
         return {}

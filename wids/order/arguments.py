@@ -96,9 +96,9 @@ def tell_epoch(datasets: Sequence[Any], epoch: int, num_replicas: int) -> None:
 def spec_digests(dataset: Any) -> dict[str, str]:
     """Return what `digests_of` does for the spec of a dataset, or for those of its parts."""
     specs = (getattr(part, "spec", None) for part in with_epochs(dataset))
-    found = [digests_of(spec) for spec in specs if isinstance(spec, DatasetSpec)]
-    shared = set.intersection(*map(set, found)) if found else ()
-    return {fact: "+".join(each[fact] for each in found) for fact in sorted(shared)}
+    digests = [digests_of(spec) for spec in specs if isinstance(spec, DatasetSpec)]
+    shared = set.intersection(*map(set, digests)) if digests else ()
+    return {fact: "+".join(each[fact] for each in digests) for fact in sorted(shared)}
 
 
 def may_differ(dataset: Any) -> bool:
@@ -171,16 +171,16 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> IntArray:
     """
     total = len(dataset)
     source = "lengths" if lengths is not None else "dataset.lengths"
-    given = lengths_of(dataset) if lengths is None else lengths
+    shard_counts = lengths_of(dataset) if lengths is None else lengths
     try:
-        counts = np.asarray(given)
+        counts = np.asarray(shard_counts)
     except ValueError:  # lists of different lengths
         counts = np.empty((0, 0))
     is_counts = counts.ndim == 1 and (counts.dtype.kind in "iu" or not len(counts))
     if not is_counts or (counts < 0).any():
         raise ValueError(
-            f"{source}: expected the number of samples in each shard, found {given!r:.80}; if it "
-            "means something else, pass range(len(dataset))"
+            f"{source}: expected the number of samples in each shard, found {shard_counts!r:.80}; "
+            "if it means something else, pass range(len(dataset))"
         )
     sum_ = int(counts.sum())
     if sum_ > total or (sum_ < total and lengths is None):
@@ -188,7 +188,7 @@ def shard_lengths(dataset: Sized, lengths: Sequence[int] | None) -> IntArray:
             f"{source}: expected numbers that add up to the dataset's {total} samples, found "
             f"{sum_}; if they mean something else, pass range(len(dataset))"
         )
-    check_labels(given, source)
+    check_labels(shard_counts, source)
     return counts.astype(np.int64)
 
 

@@ -9,6 +9,7 @@ the number of ranks has changed, `wids.order.remaining_rounds` make them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from wids.order.aligned import AlignedRounds
@@ -93,7 +94,7 @@ class RoundsSampler(EpochSampler[list[int]]):
             (rank, position)
             for rank in range(num_replicas)
             for position, batch in enumerate(
-                BatchSequence(rounds, runs_of(num_runs, rank, num_replicas))
+                chain.from_iterable(in_turn(rounds, runs_of(num_runs, rank, num_replicas), 0))
             )
             if index in batch
         ]

@@ -1,10 +1,9 @@
 """Inspect the call stack of a sampler for what the calling loader does with its indices.
 
-A trainer can wrap a sampler so that its indices are sharded among the ranks again, or skip batches
-after a restart; a loader's workers run ahead of training. The sampler receives no sign of it: only
-its callers differ. Their frames are inspected when a pass begins and when a state is saved. No
-trainer is imported (decision 0044). An object in a frame may be of any kind, and half built, so
-looking at one never raises.
+A trainer can wrap a sampler so that its indices are sharded among the ranks again, and a loader's
+workers run ahead of training. The sampler receives no sign of it: only its callers differ. Their
+frames are inspected when a pass begins and when a state is saved. No trainer is imported (decision
+0044). An object in a frame may be of any kind, and half built, so looking at one never raises.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 from weakref import ref
 
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 T = TypeVar("T")
 
@@ -57,24 +56,14 @@ def second_dealing(num_replicas: int, *, shuffle: bool) -> str | None:
     return None
 
 
-def skipped_by_torchdata() -> str | None:
-    """Return what torchdata's loader will skip in the next pass, if it is restoring a state."""
-    for frame in _callers():
-        if _module(frame).startswith("torchdata.") and "next_iter_state" in frame.f_locals:
-            return _looked_at(_skipped, frame)
-    return None
-
-
 @dataclass(frozen=True)
 class Reader:
     """What reads a pass.
 
     Attributes:
-        batch_size: Size of the batches that torch's ``BatchSampler`` makes of it; None for others.
         loader: The iterator of a loader whose workers run ahead of training; None without workers.
     """
 
-    batch_size: int | None = None
     loader: ref[Any] | None = None
 
     def is_ahead(self, *, has_ended: bool) -> bool:
@@ -98,18 +87,8 @@ class Reader:
 
 def calling_reader() -> Reader:
     """Return what begins a pass, by its frames."""
-    batch_size, loader = None, None
-    for frame in _callers():
-        caller = frame.f_locals.get("self")
-        batch_size = batch_size or _looked_at(_batch_size, caller)
-        loader = loader or _looked_at(_loader_with_workers, caller)
-    return Reader(batch_size, loader)
-
-
-def _batch_size(caller: Any) -> int | None:
-    if isinstance(caller, BatchSampler) and type(caller.batch_size) is int:
-        return caller.batch_size
-    return None
+    loaders = (_looked_at(_loader_with_workers, frame.f_locals.get("self")) for frame in _callers())
+    return Reader(next(filter(None, loaders), None))
 
 
 def _loader_with_workers(caller: Any) -> ref[Any] | None:
@@ -129,17 +108,6 @@ def _looked_at(look: Callable[[Any], T | None], value: Any) -> T | None:
         return look(value)
     except Exception:  # noqa: BLE001 - a remark is not worth a job
         return None
-
-
-def _skipped(frame: FrameType) -> str | None:
-    state = frame.f_locals["next_iter_state"]
-    if not isinstance(state, dict) or state.get("_iterator_finished"):
-        return None
-    # The state is that of a snapshot, and the loader skips what was read after it.
-    if number := state.get("_steps_since_snapshot", 0):
-        return f"the first {number} batch{'es' * (number > 1)}"
-    # Without workers, the loader remembers that an iterable dataset came to its end.
-    return "all batches" if (state.get("fetcher_state") or {}).get("fetcher_ended") else None
 
 
 def _callers() -> Iterator[FrameType]:

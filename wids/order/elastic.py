@@ -14,14 +14,18 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.epoch_order import OrderSettings, Slice, bounds_of, shuffled_chunks
 from wids.storage.arrays import IntArray
+
+_PIECE: Final = 1 << 20
+"""Numbers of which a digest is computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -372,11 +376,16 @@ def _damaged(error: ValueError) -> StateError:
     return StateError(f"the state is damaged: {error}")
 
 
-def lengths_digest(lengths: IntArray) -> str:
-    """Return a digest of shard lengths, which may be too many to store in a state."""
-    # In one byte order, since a state may be restored on another machine.
-    little_endian = np.ascontiguousarray(lengths, "<i8").tobytes()
-    return hashlib.sha256(little_endian).hexdigest()[:16]
+def digest_of(values: npt.NDArray[Any]) -> str:
+    """Return a digest of numbers, of which there may be too many to store in a state.
+
+    It is the same for all types of integers, and of floats, and on every machine.
+    """
+    kind = "<f8" if values.dtype.kind == "f" else "<i8"
+    digest = hashlib.sha256()
+    for at in range(0, len(values), _PIECE):
+        digest.update(values[at : at + _PIECE].astype(kind).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def stated(settings: Any, otherwise: Collection[str], always: Collection[str]) -> dict[str, Any]:
@@ -405,7 +414,7 @@ def fingerprint(settings: OrderSettings, seed: int, digest: str) -> dict[str, An
     Args:
         settings: The settings of the order.
         seed: Its seed.
-        digest: The `lengths_digest` of the shard lengths.
+        digest: The `digest_of` the shard lengths.
     """
     return {
         "lengths": digest,

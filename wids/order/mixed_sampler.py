@@ -16,7 +16,7 @@ import numpy as np
 
 from wids.errors import StateError
 from wids.order.arguments import at_least, lengths_of, unwrapped
-from wids.order.elastic import State, lengths_digest, stated
+from wids.order.elastic import State, digest_of, stated
 from wids.order.mixing import Mix, Source, checked_weight, draws_per_period
 from wids.order.samplers import DistributedChunkedSampler
 from wids.storage.arrays import IntArray, has_other_labels
@@ -186,7 +186,7 @@ class MixedSampler(DistributedChunkedSampler):
     def _digest(self, names: Collection[str]) -> str:
         """Return a digest of the ranges of some sources."""
         ranges = [each.ranges.ravel() for name, each in self._named.items() if name in names]
-        return lengths_digest(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
+        return digest_of(np.concatenate([np.array([len(each) for each in ranges]), *ranges]))
 
     def _expected_by(self, state: State, *, whole: bool = False) -> dict[str, Any]:
         expected = self._fingerprint()

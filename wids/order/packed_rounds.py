@@ -71,7 +71,7 @@ def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = Non
     bits = len(order).bit_length()
     mask, whole = (1 << bits) - 1, max_tokens << bits
     free: list[int] = []
-    found: Packed = []
+    batches: Packed = []
     rooms: list[int] = []
     for position, length in zip(order.tolist(), (tokens[order] << bits).tolist(), strict=True):
         at = bisect_left(free, length)
@@ -80,12 +80,12 @@ def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = Non
                 at += 1
         if at < len(free):
             left = free.pop(at)
-            batch = found[left & mask]
+            batch = batches[left & mask]
             batch.append(position)
         else:
-            left = whole | len(found)
+            left = whole | len(batches)
             batch = [position]
-            found.append(batch)
+            batches.append(batch)
             rooms += most
         left -= length
         if more:
@@ -94,7 +94,7 @@ def best_fit(needs: IntArray, limits: Iterable[int], max_items: int | None = Non
                 continue
         if left > mask and len(batch) != max_items:
             insort(free, left)
-    return sorted(map(sorted, found))
+    return sorted(map(sorted, batches))
 
 
 @dataclass(frozen=True, eq=False)

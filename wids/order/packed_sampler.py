@@ -17,10 +17,10 @@ import numpy.typing as npt
 from wids.errors import StateError
 from wids.order.arguments import at_least
 from wids.order.bucket_sampler import RoundsSampler
-from wids.order.elastic import EpochPart, EpochPlace, canonical, check_keys
+from wids.order.elastic import EpochPart, EpochPlace, canonical, check_keys, digest_of
 from wids.order.epoch_order import Order, OrderSettings
 from wids.order.packed_rounds import Budgets, PackedRounds, TokenSums
-from wids.order.rounds import digest_of, integers
+from wids.order.rounds import integers
 from wids.order.samplers import ChunkedSampler
 from wids.storage.arrays import check_labels
 

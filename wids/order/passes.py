@@ -18,13 +18,7 @@ from torch.utils.data import Sampler
 
 from wids.errors import missing_attribute, warn
 from wids.order.arguments import at_least, spec_digests
-from wids.order.callers import (
-    Reader,
-    calling_reader,
-    is_torchdata,
-    second_dealing,
-    skipped_by_torchdata,
-)
+from wids.order.callers import Reader, calling_reader, is_torchdata, second_dealing
 from wids.order.elastic import EpochPlace, State, check_state, other_runs, resumed
 
 if TYPE_CHECKING:
@@ -313,16 +307,6 @@ class EpochSampler(Sampler[T]):
                 once="left",
             )
 
-    def _note_skipping(self) -> None:
-        """Warn if a loader that restores a state skips batches of an epoch that was set."""
-        if skipped := skipped_by_torchdata():
-            self._warn(
-                "the state is that of a step before the end of an epoch, and epoch "
-                f"{self.epoch} was set; torchdata now leaves out {skipped} of it. Save "
-                "states of the last batch after the loop over the epoch; to resume from this one, "
-                "read one pass before set_epoch"
-            )
-
     def _note_second_dealing(self) -> None:
         """Warn if a caller deals the items of a pass out among ranks."""
         _, num_replicas = self._replica()
@@ -432,13 +416,12 @@ class EpochSampler(Sampler[T]):
         if latest is None:
             start = self._place_of(self.epoch)
             if num_consumed is not None:
-                start += self._checked_consumed(num_consumed, start, None)
+                start += self._checked_consumed(num_consumed, start)
             return self._state_at(start)
         if num_consumed is None:
             self._note_ahead(latest)
             return self._state_at(latest.start + latest.num_read)
-        batch_size = latest.reader.batch_size
-        number = self._checked_consumed(num_consumed, latest.start, batch_size)
+        number = self._checked_consumed(num_consumed, latest.start)
         # At the end of a pass, the last batch may count as full.
         if number > latest.num_read < self._num_left(latest.start):
             raise ValueError(
@@ -449,15 +432,12 @@ class EpochSampler(Sampler[T]):
             )
         return self._state_at(latest.start + number)
 
-    def _checked_consumed(
-        self, num_consumed: Any, start: EpochPlace, batch_size: int | None
-    ) -> int:
+    def _checked_consumed(self, num_consumed: Any, start: EpochPlace) -> int:
         """Return the number of items that training has consumed of a pass, as an int.
 
         Args:
             num_consumed: The number that a program has counted.
             start: Where the pass began.
-            batch_size: Items in a batch; None if it is not known. The last batch may count as full.
 
         Raises:
             ValueError: It is not a number, or fewer are left from there.
@@ -466,8 +446,9 @@ class EpochSampler(Sampler[T]):
         if not number or not (self.yields_indices or self._is_at_end(start + (number - 1))):
             return number
         left = max(self._num_left(start), 0)
-        most = left + (max(batch_size or left, 1) - 1 if self.yields_indices else 0)
-        if number > most:
+        # The last batch may count as full, and the size of batches is not known.
+        most = 2 * left - 1 if self.yields_indices else left
+        if number > max(most, 0):
             raise ValueError(
                 f"num_consumed: expected at most the {left} {self._items} that the latest pass has "
                 f"on this rank, found {number}; pass what training has used since this pass began: "
@@ -564,7 +545,6 @@ class EpochSampler(Sampler[T]):
         is_set = self._epochs.is_fixed and waiting is not None and waiting.is_waiting(self.epoch)
         if is_set and self.epoch != place.epoch:
             self._rewind()
-            self._note_skipping()
             return
         self._epochs.restore(place.epoch, is_fixed=saved.is_fixed, place=place)
         self._resume = (place, self._epochs.num_set)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
+from wids.order.elastic import digest_of
 from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
@@ -60,7 +61,7 @@ class Buckets:
         if len(set(self.sizes.tolist())) == 1:
             sizes = int(self.sizes[0])
         elif len(sizes) > _MOST_SHOWN:
-            sizes = hashlib.sha256(self.sizes.astype("<i8").tobytes()).hexdigest()[:16]
+            sizes = digest_of(self.sizes)
         return {"buckets": digest.hexdigest()[:16], "batch_size": sizes}
 
 
@@ -126,15 +127,6 @@ def integers(stated: Any, dataset_length: int, name: str, advice: str) -> npt.ND
         )
     check_labels(stated, name)
     return values
-
-
-def digest_of(values: npt.NDArray[Any]) -> str:
-    """Return a digest of numbers, which is the same for all types of integers, and of floats."""
-    kind = "<f8" if values.dtype.kind == "f" else "<i8"
-    digest = hashlib.sha256()
-    for at in range(0, len(values), _PIECE):
-        digest.update(values[at : at + _PIECE].astype(kind).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _numbered(values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:

@@ -36,10 +36,10 @@ from wids.order.arguments import (
 from wids.order.elastic import (
     EpochPlace,
     History,
+    digest_of,
     divisors,
     either,
     fingerprint,
-    lengths_digest,
     rest_of_epoch,
 )
 from wids.order.passes import EpochSampler
@@ -259,7 +259,7 @@ class ChunkedSampler(EpochSampler[int]):
     def _fingerprint(self) -> dict[str, Any]:
         # Hashed once: a loader takes a state at every step, and there may be 100,000 shards.
         if not hasattr(self, "_lengths_digest"):
-            self._lengths_digest = lengths_digest(self._lengths)
+            self._lengths_digest = digest_of(self._lengths)
         return fingerprint(self.settings, self.seed, self._lengths_digest)
 
 
@@ -424,7 +424,7 @@ class DistributedChunkedSampler(ChunkedSampler, DistributedSampler[int]):
         if self._num_replicas is not None and self._rank is not None:
             self._replica()  # raises now if they contradict each other
         if may_differ(dataset) and self._is_of_job(mesh):
-            digest = lengths_digest(self._lengths)
+            digest = digest_of(self._lengths)
             _compare(type(self).__name__, len(dataset), digest, _whole(mesh))
 
     def _is_of_job(self, mesh: Any) -> bool:

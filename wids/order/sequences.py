@@ -91,14 +91,14 @@ class EpochOrder:
     def _chunks(self, *key: int) -> Chunks:
         """Return a sequence of chunks that `_made` makes; the latest ones are kept."""
         with self._lock:
-            found = self._sequences.get(key)
-        if found is None:
-            found = self._made(*key)
+            chunks = self._sequences.get(key)
+        if chunks is None:
+            chunks = self._made(*key)
             with self._lock:
-                self._sequences[key] = found
+                self._sequences[key] = chunks
                 while len(self._sequences) > 1 and self._num_chunks() > _NUM_HELD:
                     self._sequences.popitem(last=False)
-        return found
+        return chunks
 
     def _num_chunks(self) -> int:
         return sum(len(chunks.ends) for chunks in self._sequences.values())
@@ -110,15 +110,16 @@ class EpochOrder:
         """Return the indices of a chunk of such a sequence; the latest ones are kept."""
         name = (at, *key)
         with self._lock:
-            found = self._held.get(name)
-        if found is None:
-            found = self._chunks(*key).chunk(at)
+            indices = self._held.get(name)
+        if indices is None:
+            indices = self._chunks(*key).chunk(at)
             with self._lock:
-                if self._held.setdefault(name, found) is found:  # unless another thread was first
-                    self._num_held += len(found)
+                # Unless another thread was first.
+                if self._held.setdefault(name, indices) is indices:
+                    self._num_held += len(indices)
                 while len(self._held) > 1 and self._num_held > _NUM_HELD:
                     self._num_held -= len(self._held.popitem(last=False)[1])
-        return found
+        return indices
 
     def _at(self, position: int, *key: int) -> int:
         """Return the index at a position of a sequence of chunks."""

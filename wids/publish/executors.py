@@ -5,19 +5,16 @@ returns the exception of a task as a value, so anything else that a future raise
 executor itself: a worker that was killed, a scheduler that is gone.
 
 `process_pool` has the worker processes of commands. They end at once when their parent is
-interrupted or killed. `concurrent.futures` would wait for running tasks, which may read a large
-shard for minutes, and the workers of a killed parent would wait for tasks indefinitely. Up to
-Python 3.12, the thread of a `ProcessPoolExecutor` ends with a traceback if a future was cancelled
-and a worker ends; it neither ends the other workers nor releases its semaphores. `Pool` survives
-that.
-
-`RayExecutor` is the interface of an `Executor` for Ray, which is imported when one is made.
+interrupted or killed: each waits for the end of a pipe that only the parent holds. A
+`ProcessPoolExecutor` would wait for running tasks, which may read a large shard for minutes, and
+its workers would outlive a killed parent.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -29,16 +26,16 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    InvalidStateError,
-    ProcessPoolExecutor,
-    wait,
+    ThreadPoolExecutor,
 )
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
 from multiprocessing import connection
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 from uuid import uuid4
@@ -46,6 +43,7 @@ from uuid import uuid4
 from wids.errors import LostTaskError
 from wids.storage import files
 
+P = ParamSpec("P")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -197,41 +195,103 @@ class _Raised(NamedTuple):
     lines: str
 
 
-class Pool(ProcessPoolExecutor):
-    """Processes that call functions.
+class ProcessPool(ThreadPoolExecutor):
+    """Threads that pass calls on to processes: each starts one for its first call.
 
     Attributes:
-        workers: The processes that it has started.
+        workers: The processes that were started.
     """
 
-    def __init__(self, num_processes: int, context: BaseContext, start: Callable[[], None]) -> None:
-        super().__init__(num_processes, context, initializer=start)
-        self.workers: set[BaseProcess] = set()
-        self._num_processes = num_processes
+    def __init__(self, num_processes: int, context: BaseContext) -> None:
+        super().__init__(num_processes, "wids-process")
+        self.workers: list[BaseProcess] = []
+        self._context: Any = context
+        self._own = threading.local()
+        self._lifelines: list[Connection] = []
+        self._has_ended = False
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a call of a function and return its future."""
-        if len(self.workers) < self._num_processes:  # a call starts a process, or none
-            others = set(multiprocessing.active_children())
-            with interrupted_later():
-                future = super().submit(fn, *args, **kwargs)
-                self.workers.update(set(multiprocessing.active_children()) - others)
-        else:
-            future = super().submit(fn, *args, **kwargs)
-        # The executor makes the future, and has no option for its class (decision 0086).
-        future.__class__ = _Future
-        return future
+    def submit(self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Any]:
+        """Have a process call a function; return the future of its result."""
+        return super().submit(self._call, fn, args, kwargs)
+
+    def _call(self, *call: Any) -> Any:
+        """Pass a call on to the process of this thread, and wait for its result."""
+        if not hasattr(self._own, "calls"):
+            self._own.worker, self._own.calls = self._start()
+        try:
+            self._own.calls.send(call)
+            error, result = self._own.calls.recv()
+        except (EOFError, OSError):
+            self._own.worker.join()
+            code = self._own.worker.exitcode
+            raise BrokenExecutor(f"its process ended, with exit code {code}") from None
+        if error is not None:
+            raise error
+        return result
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        calls, answers = self._context.Pipe()
+        end, lifeline = self._context.Pipe(duplex=False)
+        worker = self._context.Process(target=_work, args=(answers, end))
+        with _interrupted_later(), answers, end:
+            worker.start()
+        self.workers.append(worker)
+        self._lifelines.append(lifeline)
+        if self._has_ended:  # meanwhile
+            lifeline.close()
+        return worker, calls
+
+    def end(self) -> None:
+        """End the processes, whatever they are doing."""
+        self._has_ended = True
+        for lifeline in self._lifelines[:]:
+            lifeline.close()
+
+
+def _work(answers: Connection, end: Connection) -> None:
+    """Answer calls in a process, until the parent ends it or is gone."""
+    # Terminals and schedulers send signals to all processes; the parent decides what they mean.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_in_time, args=(end,), name="wids-parent", daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            answers.send_bytes(_answer(answers.recv_bytes()))
+
+
+def _answer(call: bytes) -> memoryview:
+    """Return the pickle of what a call raises, or None, and of what it returns."""
+    try:
+        function, args, kwargs = pickle.loads(call)  # noqa: S301 - from the parent
+        return ForkingPickler.dumps((None, function(*args, **kwargs)))
+    except Exception as error:  # noqa: BLE001 - raised by the parent
+        return ForkingPickler.dumps((error, None))
+
+
+def _end_in_time(end: Connection) -> None:
+    """End this process when the parent closes a pipe, or is gone.
+
+    In a thread, since the main one may be in a call that no signal interrupts, or wait for a lock.
+    """
+    connection.wait([end])
+    files.delete_unfinished()
+    os._exit(128 + signal.SIGTERM)
 
 
 @contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Keep Ctrl-C from processes that start in the block; this one is interrupted after it.
+def _interrupted_later() -> Iterator[None]:
+    """Keep Ctrl-C from processes that start in the block; this thread gets it after it.
 
-    They would print a traceback while they import modules. A worker ignores Ctrl-C when it begins.
+    They would print a traceback while they import modules.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it would let signals through again
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -239,18 +299,14 @@ def interrupted_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-class _Future(Future[Any]):
-    def set_exception(self, exception: BaseException | None) -> None:
-        with suppress(InvalidStateError):
-            super().set_exception(exception)
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 _PRELOADED: Final = ["numpy", __name__]
 _MAX_FOLDER_NBYTES: Final = 70
 """Longest path of a folder in which the socket of a fork server has a path of at most 103 bytes,
 the least that systems allow."""
-_CLEANUP_S: Final = 0.1
-"""How long a worker that is told to end has to end its task."""
 
 
 @contextmanager
@@ -275,15 +331,18 @@ def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor
         context.set_forkserver_preload(_PRELOADED)  # once, and not in each worker
     else:
         context = multiprocessing.get_context("spawn")
-    executor = Pool(num_processes, context, _prepare_worker)
+    executor = ProcessPool(num_processes, context)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         yield executor
     except BaseException:
-        _end_workers(executor)
+        executor.end()
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+        executor.end()
+        for worker in executor.workers:
+            worker.join()
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -298,182 +357,13 @@ def start_early(num_processes: int | None, modules: Sequence[str]) -> None:
     """
     if (num_processes or os.cpu_count() or 1) < 2 or not _has_fork_server():
         return
-    from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
-    resource_tracker.ensure_running()  # it would let signals through again
-    with interrupted_later():
+    with _interrupted_later():
         ensure_running()
 
 
 def _has_fork_server() -> bool:
     is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_NBYTES
     return is_short and "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
-
-
-def _end_workers(executor: Pool) -> None:
-    """End the workers of an executor, whatever they are doing."""
-    for worker in executor.workers:
-        worker.terminate()
-    # A worker that ends while it sends a result leaves a part of it in the pipe. The executor's
-    # thread would wait for the rest forever, as long as this process could still send it. Python
-    # has no public way to that pipe (decision 0086).
-    results = getattr(executor, "_result_queue", None)
-    if (writer := getattr(results, "_writer", None)) is not None:
-        writer.close()
-
-
-def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, clean up when it ends this process, and end when it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    told = None
-    if hasattr(os, "fork"):  # on Windows only a socket can be told, and no signal ends a process
-        told, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    threading.Thread(target=_end_in_time, args=(told,), name="wids-parent", daemon=True).start()
-    # Last: until then there is nothing to clean up, and the executor prints errors of this one.
-    signal.signal(signal.SIGTERM, _exit)
-
-
-def _end_in_time(told: int | None) -> None:
-    """Wait until this process is told to end or its parent is gone, and see that it ends.
-
-    The main thread may never reach the handler of a signal: it may wait for a lock that a worker
-    held when it ended, or be in a call that no signal interrupts. And the executor takes the
-    handler's exception for the result of a task, and starts the next one.
-
-    Args:
-        told: File descriptor that receives the numbers of signals; None where there is none.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:  # not a worker
-        return
-    # The end of a pipe whose other end only the parent holds, and with "fork" the workers that were
-    # started later: the last of these notices first, and the others one by one.
-    ends = [parent.sentinel] if told is None else [parent.sentinel, told]
-    while parent.sentinel not in connection.wait(ends):
-        if told is not None and signal.SIGTERM in os.read(told, 64):
-            break
-    else:
-        if told is not None:  # on Windows it would end this process here
-            os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_CLEANUP_S)
-    files.delete_unfinished()
-    os._exit(128 + signal.SIGTERM)
-
-
-def _exit(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
-
-
-P = ParamSpec("P")
-
-
-class RayExecutor(Executor):
-    """Runs tasks on a Ray cluster: ``wids.rewrite(…, executor=wids.RayExecutor())``.
-
-    Workers have to see the same files, under the same paths. A task whose worker dies is started
-    again by Ray, by default three times. Cancelling a future also interrupts a running task.
-
-    Use it as a context manager; at the end it waits for its tasks. It neither starts nor ends Ray,
-    except that Ray starts by itself on this machine if `ray.init` was not called.
-
-    Args:
-        options: Options of Ray's tasks, as for ``ray.remote``: ``num_cpus=2``, ``memory=4e9``,
-            ``max_retries=10``, ``scheduling_strategy="SPREAD"``.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-
-    Examples:
-        >>> import wids
-        >>> shard = wids.TarWriter("letters.tar")
-        >>> with shard:
-        ...     nbytes = shard.write({"__key__": "a", "txt": "a"})
-        >>> with wids.RayExecutor() as executor:
-        ...     spec = wids.build_spec(["letters.tar"], executor=executor)
-        >>> spec.shards[0].num_samples
-        1
-    """
-
-    def __init__(self, **options: Any) -> None:
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "RayExecutor needs the package ray, which is not installed: pip install ray",
-                name="ray",
-            ) from error
-        self._ray: Any = ray
-        self._options = options
-        # Ray refuses empty options.
-        self._run = ray.remote(**options)(_called) if options else ray.remote(_called)
-        self._running: dict[Future[Any], Future[Any]] = {}  # those of Ray, and those returned
-        self._lock = threading.Lock()
-        self._is_shut_down = False
-
-    def __repr__(self) -> str:
-        stated = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
-        return f"RayExecutor({stated})"
-
-    def submit(
-        self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[Result]:
-        """Start a task and return its future.
-
-        Raises:
-            RuntimeError: The executor was shut down.
-        """
-        with self._lock:
-            if self._is_shut_down:
-                raise RuntimeError("RayExecutor: cannot schedule new futures after shutdown()")
-            reference = self._run.remote(fn, args, kwargs)
-            done = reference.future()
-            future: Future[Result] = Future()
-            self._running[done] = future
-        future.add_done_callback(partial(self._interrupt, reference))
-        done.add_done_callback(self._finish)
-        return future
-
-    def _interrupt(self, reference: Any, future: Future[Any]) -> None:
-        if future.cancelled():
-            self._ray.cancel(reference)
-
-    def _finish(self, done: Future[Any]) -> None:
-        """Set the result of a future to that of Ray's future."""
-        future = self._running.pop(done)
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(done.result())
-        except self._ray.exceptions.RayTaskError as error:  # what the function raised
-            future.set_exception(error.cause if isinstance(error.cause, Exception) else error)
-        except BaseException as error:  # noqa: BLE001 - lost workers too; raised by result()
-            future.set_exception(error)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that were started, even if they were cancelled.
-
-        Args:
-            wait: Whether to wait.
-            cancel_futures: Whether to cancel them first.
-        """
-        with self._lock:
-            self._is_shut_down = True
-        running = dict(self._running)
-        for future in running.values() if cancel_futures else ():
-            future.cancel()
-        if wait:
-            _wait(running)
-
-
-_wait = wait  # a parameter of `shutdown` has its name
-
-
-def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a function, on a worker."""
-    return function(*args, **kwargs)

@@ -28,7 +28,7 @@ import numpy as np
 from wids.errors import MismatchError, ShardFormatError, printable
 from wids.publish.describe import ShardRecord, describe_shard, record_of
 from wids.publish.executors import results_of
-from wids.publish.journal import Journal, Task
+from wids.publish.journal import Journal, Task, opened_journal
 from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.costs import Cost, DownloadCost, estimate
 from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
@@ -269,8 +269,9 @@ def build_spec(
             It is valid for copies of the shards too: tars of the same names, lengths and headers.
         executor: Where to do the work; any `concurrent.futures.Executor`, such as that of a Dask
             client. None for this thread.
-        journal: File for completed work, so that an interrupted run can be resumed. Delete it when
-            the spec is saved. Local shards that have changed since are read again.
+        journal: Folder for completed work, which is made, so that an interrupted run can be
+            resumed. Delete it when the spec is saved. Local shards that have changed since are read
+            again.
         digests: Whether every shard must have a digest, and its members checksums, so that all
             bytes of remote shards are read.
         on_cost: Called with the cost of reading remote shards, after their headers were read and
@@ -293,7 +294,7 @@ def build_spec(
         SpecError: ``shards`` is malformed.
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
-        FileExistsError: ``journal`` is another file.
+        FileExistsError: ``journal`` is something else than a journal.
         UploadError: The dataset index cannot be written to its URL.
         ValueError: ``dataset_index`` is a URL that cannot be written, such as ``https:``.
 
@@ -366,7 +367,8 @@ class Describer:
             storage_options: For the server of the dataset index.
         """
         tasks = self.tasks(shards)
-        with Journal(journal, mode=private_mode(shard.url for shard in shards)) as log:
+        mode = private_mode(shard.url for shard in shards)
+        with opened_journal(journal, mode=mode) as log:
             self.describe(shards, log)
             described = columns_of(
                 self._with_facts(shard, log.record(task), has_index=target is not None)
@@ -390,7 +392,8 @@ class Describer:
     def missing(self, shards: Sequence[ShardSpec], log: Journal) -> Sequence[ShardSpec]:
         """Return the shards that the journal does not describe, or not as fully as needed."""
         return log.missing(
-            shards, self._task, lambda _, record: record.sha256 is not None or not self.digests
+            *(shards, lambda shard: (self._task(shard), "")),
+            lambda record: record.sha256 is not None or not self.digests,
         )
 
     def describe(self, shards: Sequence[ShardSpec], log: Journal) -> None:

@@ -13,7 +13,6 @@ the new dataset does not need.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import logging
 import os
@@ -159,8 +158,7 @@ class Output:
         names: Names of the shards.
         spec_path: Absolute path of the spec, or its URL; ``""`` for none.
         name: Name of the dataset.
-        work: What is done, ``"packing"``, ``"rewriting"`` or ``"writing"``: the ending of the
-            journal.
+        work: What is done: ``"packing"``, ``"rewriting"`` or ``"writing"``.
         if_exists: What to do with existing files.
         storage_options: For the server of a URL.
         start: Number of the first shard.
@@ -217,18 +215,9 @@ class Output:
         return os.path.splitext(self.spec_path)[0] + ".index"
 
     @property
-    def journal_path(self) -> str:
-        """Absolute path of the journal of an unfinished run; for a URL, in the current folder."""
-        prefix = self.spec_path.removesuffix(".json")
-        if not self.is_local:  # outputs in several folders may have the same last part
-            digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
-            prefix = f"{os.path.basename(prefix)}-{digest[:8]}"
-        return os.path.abspath(f"{prefix}.{self.work}")
-
-    @property
-    def journal_mode(self) -> int:
-        """The permissions of journals, which for a URL contain the passwords in it."""
-        return 0o666 if self.is_local else 0o600
+    def journal(self) -> Journal:
+        """The journal of an unfinished run, which for a URL contains the passwords in it."""
+        return Journal(unfinished_path(self.spec_path), 0o666 if self.is_local else 0o600)
 
     def make_folder(self) -> None:
         """Make the folder of a local output."""
@@ -280,7 +269,7 @@ class Output:
         if self.work == "rewriting":
             others, advice = "samples, options or version", "pass resume=False (--restart)"
         return FileExistsError(
-            f"{self.journal_path}: is of an interrupted run with other {others}; run that again to "
+            f"{self.journal.path}: is of an interrupted run with other {others}; run that again to "
             f"finish it, choose another output, or {advice} to start over"
         )
 
@@ -374,6 +363,15 @@ class Output:
         return states
 
 
+def unfinished_path(spec_path: str) -> str:
+    """Return the path of the journal of a dataset; of one at a URL, in the current folder."""
+    prefix = spec_path.removesuffix(".json")
+    if not urls.is_local(spec_path):  # outputs in several folders may have the same last part
+        digest = hashlib.sha256(prefix.encode("utf-8", "surrogatepass")).hexdigest()
+        prefix = f"{os.path.basename(urls.path_of(prefix))}-{digest[:8]}"
+    return os.path.abspath(prefix + ".partial")
+
+
 def prefix_of(output: str | os.PathLike[str]) -> str:
     """Return the beginning of all names: ``out/train`` for itself, and for ``out/train.json``.
 
@@ -436,8 +434,6 @@ def _sweep(output: Output, min_age_s: float | None) -> None:
         files.sweep_beside(path, min_age_s=min_age_s)
 
 
-_JOURNAL: Final = re.compile(r"\.(packing|rewriting|partial)(-\d+-of-\d+)?(\.unfinished)?")
-
 _PARQUET: Final = b"PAR1"
 
 
@@ -458,7 +454,7 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
         return []
     kept = shards.union(map(real_path, chain(_tables(new), _indexes(new))))
     found = dict.fromkeys(
-        [*(shard.url for shard in old.shards), *_tables(old), *_journals(document), *_indexes(old)]
+        [*(shard.url for shard in old.shards), *_tables(old), *_journal(document), *_indexes(old)]
     )
     return [
         url
@@ -493,7 +489,8 @@ def remove_left_behind(files: Iterable[str], storage_options: upload.Options) ->
 def _remove_local(path: str) -> None:
     """Delete a local file that is of a dataset, whatever the document says that names it."""
     if is_journal(path):
-        with Journal(path) as log:  # no other process writes to it
+        log = Journal(path)
+        with log.alone():
             log.delete()
         return
     with open(path, "rb") as file:
@@ -516,16 +513,12 @@ def _indexes(spec: DatasetSpec) -> Iterator[str]:
     return chain((part.url for part in spec.all_dataset_indexes()), own)
 
 
-def _journals(document: str) -> list[str]:
-    """Return the journals of interrupted runs beside a local document, which has their name."""
+def _journal(document: str) -> list[str]:
+    """Return the journal of an interrupted run beside a local document, if there is one."""
     if not (urls.is_local(document) and is_document(document)):
         return []
-    stem = os.path.abspath(urls.local_path(document))[: -len(".json")]
-    return [
-        path
-        for path in sorted(glob.glob(glob.escape(stem) + ".*"))
-        if _JOURNAL.fullmatch(path, len(stem)) and is_journal(path)
-    ]
+    path = unfinished_path(os.path.abspath(urls.local_path(document)))
+    return [path] if is_journal(path) else []
 
 
 def real_path(url: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
 from wids.publish.executors import results_of
-from wids.publish.journal import JobPart, Journal, Task, collect_parts, has_parts, part_journal
+from wids.publish.journal import JobPart, Journal, Task
 from wids.publish.new_shard import Publishing, ShardTask
 from wids.publish.output import Output, only_writer
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
@@ -31,7 +31,6 @@ from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.index import ShardIndex
 from wids.storage import files, upload
-from wids.storage.arrays import LazySequence
 from wids.storage.progress import Bar
 from wids.storage.transport import urls
 
@@ -62,13 +61,10 @@ def unfinished_run(
     Raises:
         FileExistsError: The output exists, or is of an interrupted run on other samples.
     """
-    with (
-        _full_disk_explained(output),
-        Journal(output.journal_path, mode=output.journal_mode) as log,
-    ):
+    log = output.journal
+    with _full_disk_explained(output), log.alone():
         try:
-            # A merge that was killed has noted records, and no plan yet.
-            shards = None if log.plan is None and not len(log) else unwanted(log)
+            shards = None if log.plan is None else unwanted(log)
             if shards is not None:
                 output = _starting_over(shards, log, output)
             _begin(plan, log, output)
@@ -76,8 +72,9 @@ def unfinished_run(
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
-                is_kept = any(log.record(task).num_samples for task in log)
-                if is_alone and not is_kept and not output.existing_shards():
+                is_kept = any(record.num_samples for record in log)
+                is_unused = is_alone and not is_kept and not output.existing_shards()
+                if is_unused or log.plan is None:
                     log.delete()
             raise
         # Last of all: until then, an interrupted run resumes from it.
@@ -120,15 +117,15 @@ def _begin(plan: str, log: Journal, output: Output) -> None:
     Raises:
         FileExistsError: The output exists, or the journal is of other files or options.
     """
-    if log.plan == plan:
+    begun = log.plan
+    if begun == plan:
         return
     if output.if_exists == "error":
-        if log.plan is not None and output.existing_shards():
+        if begun is not None and output.existing_shards():
             raise output.of_another_run()
         output.check_unpublished()
         output.check_absent(*output.existing_shards()[:1])
-    if log.plan is not None:  # of other work: its functions may have been others, too
-        log.clear()
+    log.clear()  # of other work: its functions may have been others, too
     log.begin(plan)
 
 
@@ -229,7 +226,8 @@ class ShardJob:
         output, own = self.output, part.of(self.tasks)
         output.check_unpublished()
         output.make_folder()
-        with part_journal(output.journal_path, part, self.plan, output.journal_mode) as log:
+        log = output.journal
+        with log.part(part, self.plan):
             _sweep(own, output)
             missing = _missing(own, log, output)
             self._write(own, missing, log, output, executor, progress=None)
@@ -240,7 +238,7 @@ class ShardJob:
     def merge(self) -> DatasetSpec:
         """Publish the dataset index and the spec of the shards that all parts have written.
 
-        A merge that was killed after it deleted the journals counts as complete.
+        A merge that was killed after it deleted the journal's plan counts as complete.
 
         Raises:
             FileNotFoundError: A part is missing.
@@ -248,23 +246,22 @@ class ShardJob:
             ValueError: A shard has changed since it was written.
         """
         output = self.output
-        if not has_parts(output.journal_path):
+        if output.journal.plan is None:
             spec = self.published()
             if spec is not None:
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
-        places: Sequence[Task] = LazySequence(_place, self.tasks)
-        collect_parts(output.journal_path, self.plan, places, output.journal_mode)
+        output.journal.check_parts(self.plan, self.tasks, _key)
         # As after an interruption: nothing is left to write.
         return self.run(executor=None)
 
     def _unwanted(self, log: Journal) -> Iterable[str] | None:
         """Return the shards of an interrupted run that are written again; None to resume it."""
         if not self.resume:
-            return [path for path, _ in log]
+            return [record.url for record in log]
         if self.is_comparable or log.plan != self.plan:
             return None
-        _logger.warning(_NOT_RESUMED, urls.redact(self.output.spec_path), len(log))
+        _logger.warning(_NOT_RESUMED, urls.redact(self.output.spec_path), len(list(log)))
         # All of them, since one may be published and not noted.
         return [task.path for task in self.tasks]
 
@@ -296,15 +293,17 @@ class ShardJob:
             # Workers cannot call this process, which watches their files instead.
             is_new, options = output.if_exists == "error", output.storage_options
             how = Publishing(is_new, options, None if executor else advance)
+            write = partial(self.write, how=how)
             results = results_of(
-                *(executor, partial(self.write, how=how), missing),
+                *(executor, partial(_recorded, log, write) if output.is_local else write, missing),
                 lambda task: urls.redact(task.path),
                 advice="run it again to resume: complete shards are kept",
                 watch=watch,
             )
             with closing(results):
                 for task, record in results:
-                    log.add(record)
+                    if not output.is_local:
+                        log.add(record)
                     done += task.nbytes
             bar.reach(done)
 
@@ -314,7 +313,7 @@ class ShardJob:
             raise no_sample_error(output)
         schemes: Counter[str] = Counter()
         for number, task in enumerate(self.tasks):
-            record = log.record(_place(task))
+            record = log.record(*_key(task))
             self.cut_short.extend(record.cut_short)
             if record.is_kept and (original := self.originals[number]) is not None:
                 schemes[urls.scheme(original.spec.url)] += 1
@@ -339,10 +338,10 @@ class ShardJob:
         """Yield the shards that have samples."""
         originals = part.of(self.originals)
         for number, task in enumerate(part.of(self.tasks)):
-            record = log.record(_place(task))
+            record = log.record(*_key(task))
             kept = originals[number] if record.is_kept else None
             if record.num_samples:
-                yield kept or FinalShard(record.spec(), partial(log.index, _place(task)))
+                yield kept or FinalShard(record.spec(), partial(log.index, *_key(task)))
 
     def published(self) -> DatasetSpec | None:
         """Return the dataset that is published, if its shards have these names and counts."""
@@ -379,21 +378,35 @@ def _dataset_index_entry(shard: FinalShard) -> tuple[str, int, ShardIndex]:
     return os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
 
 
-def _place(task: ShardTask) -> Task:
-    """Return the key of a shard in a journal."""
-    return task.path, "first"
+def _key(task: ShardTask) -> tuple[Task, str]:
+    """Return what finds the record of a shard in a journal."""
+    return (task.path, "first"), task.source
+
+
+def _recorded(
+    log: Journal, write: Callable[[ShardTask], ShardRecord], task: ShardTask
+) -> ShardRecord:
+    """Write a shard and its record on a worker, which sees the journal beside a local output."""
+    record = write(task)
+    try:
+        log.add(record)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{log.path}: expected the journal of this run on the worker too, found no such folder;"
+            " workers have to see the same files, under the same paths"
+        ) from error
+    return replace(record, blob=b"")
 
 
 def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
     """Return the shards that are not in the journal, or were made from something else."""
     # The journal compares the times of local shards only.
-    existing = set(output.existing_shards()) if len(log) and not output.is_local else None
+    existing = None if output.is_local or not log.has_records else {*output.existing_shards()}
 
-    def is_complete(task: ShardTask, record: ShardRecord) -> bool:
-        is_there = not record.nbytes or existing is None or task.path in existing
-        return record.source == task.source and is_there
+    def is_complete(record: ShardRecord) -> bool:
+        return not record.nbytes or existing is None or record.url in existing
 
-    return log.missing(tasks, _place, is_complete)
+    return log.missing(tasks, _key, is_complete)
 
 
 def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:

@@ -10,12 +10,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended, published
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import Journal
+from wids.publish.journal import APPENDING, opened_journal
 from wids.publish.new_shard import written_record
 from wids.publish.new_spec import described, new_dataset_index
 from wids.publish.output import Output, ShardNames, only_writer
@@ -129,7 +128,7 @@ class ShardWriter(BlockWriter):
             self._stack.enter_context(only_writer(self._output))
             # On the disk of the shards, since the system's folder may have less space.
             folder = names.folder if self._output.is_local else None
-            self._journal = self._stack.enter_context(Journal(None, folder=folder))
+            self._journal = self._stack.enter_context(opened_journal(None, folder=folder))
             if if_exists == "error":
                 self._output.check_absent(names.path(start_shard))
                 self._output.check_unpublished()
@@ -158,8 +157,8 @@ class ShardWriter(BlockWriter):
             path, is_new = output.names.path(self._number), output.if_exists != "replace"
             if is_new:
                 output.check_absent(path)
-            if output.if_exists == "append":
-                self._note(path)
+            if output.if_exists == "append":  # deleted by the next one, unless it is published
+                output.journal.add(ShardRecord(path, "first", None, 0, 0, None, b"", self._plan))
             self._writer = _NumberedTar(
                 path,
                 is_new=is_new,
@@ -184,8 +183,8 @@ class ShardWriter(BlockWriter):
             try:
                 if self._writer is not None:
                     self._writer.__exit__(*failure)
-                if not self.shards:
-                    self._forget_notes()
+                if self._output.if_exists == "append" and not self.shards:
+                    self._output.journal.delete()
             finally:
                 self._stack.__exit__(*failure)
 
@@ -253,8 +252,13 @@ class ShardWriter(BlockWriter):
             )
         listed = {shard.url for shard in old.spec.shards}
         numbers = output.names.existing_numbers(output.start, output.storage_options)
-        self._spec_digest = hashlib.sha256(old.data).hexdigest()
-        own = self._noted()
+        # A spec that has changed since may list what an append left, or a rewrite replaced it.
+        self._plan = f"{APPENDING}{hashlib.sha256(old.data).hexdigest()}"
+        log = self._output.journal
+        self._stack.enter_context(log.alone())
+        own = {record.url for record in log if record.source == self._plan}
+        if not (log.plan or APPENDING).startswith(APPENDING):
+            log.check_plan(self._plan)
         for number in sorted(numbers):
             path = output.names.path(number)
             if path in listed or urls.join(old.base, os.path.basename(path)) in listed:
@@ -268,37 +272,9 @@ class ShardWriter(BlockWriter):
                 )
             upload.remove(path, output.storage_options)  # of an append that was interrupted
             numbers.remove(number)
-        self._forget_notes()
+        log.clear()
+        log.begin(self._plan)
         self._number = max(numbers, default=self._number - 1) + 1
-
-    @property
-    def _notes_path(self) -> str:
-        """The file with the shards that an append has begun, until it is published.
-
-        A spec that has changed since may have listed them, and a rewrite may have replaced them: so
-        each record has the digest of the spec that the append began with.
-        """
-        return replace(self._output, work="appending").journal_path
-
-    def _note(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        with open(os.open(self._notes_path, flags, self._output.journal_mode), "ab") as file:
-            file.write(os.fsencode(f"{self._spec_digest} {path}") + b"\0")
-
-    def _noted(self) -> set[str]:
-        """Return the shards that an earlier append has begun, and not published."""
-        try:
-            with open(self._notes_path, "rb") as file:
-                records = os.fsdecode(file.read()).split("\0")
-        except FileNotFoundError:
-            return set()
-        begun = (record.partition(" ") for record in records)
-        return {path for digest, _, path in begun if digest == self._spec_digest}
-
-    def _forget_notes(self) -> None:
-        if self._output.if_exists == "append":
-            with suppress(FileNotFoundError):
-                os.unlink(self._notes_path)
 
     def _publish_spec(self) -> None:
         path, options = self._output.spec_path, self._output.storage_options
@@ -306,7 +282,7 @@ class ShardWriter(BlockWriter):
         if self._output.if_exists == "append":
             with new_dataset_index(None, indexes) as dataset_index:
                 publish_appended(path, tuple(self.shards), dataset_index, storage_options=options)
-            self._forget_notes()
+            self._output.journal.delete()
             return
         if self._output.if_exists == "error":
             self._output.check_unpublished()

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -23,8 +23,9 @@ import numpy as np
 
 from wids.errors import SpecError
 from wids.publish.appending import append_shards
-from wids.publish.journal import JobPart, Journal, collect_parts, part_journal, path_of_part
+from wids.publish.journal import APPENDING, JobPart, Journal
 from wids.publish.new_spec import Describer, build_spec, first_look, first_places
+from wids.publish.output import unfinished_path
 from wids.publish.problems import Problem
 from wids.shards.costs import DownloadCost, download_cost
 from wids.shards.foreign.foreign_counts import with_stated_counts
@@ -67,12 +68,9 @@ class SpecJob:
     previous: tuple[int, int] | None
 
     @property
-    def journal(self) -> str:
-        """Path of the journal of an unfinished run."""
-        stem = os.path.splitext(self.output)[0]
-        # It grows in small steps, so for a remote spec it is in the current folder.
-        is_local = urls.is_local(self.output)
-        return (stem if is_local else os.path.abspath(os.path.basename(stem))) + ".partial"
+    def journal(self) -> Journal:
+        """The journal of an unfinished run."""
+        return Journal(unfinished_path(self.output), self._mode)
 
     def shards(self, part: JobPart | None = None) -> Sequence[ShardSpec]:
         """Return the shards of a part; None for all."""
@@ -98,10 +96,7 @@ class SpecJob:
             return self
         describer = self._describer
         found = download_cost(remote, describer.fetcher).nbytes_of
-        journal = self.journal if part is None else path_of_part(self.journal, part)
-        if os.path.exists(journal):
-            with Journal(journal) as log:
-                shards = describer.missing(shards, log)
+        shards = describer.missing(shards, self.journal)
         left = DownloadCost({s.url: found[s.url] for s in shards if s.url in found})
         ask(left if describer.digests else first_look(left))
         # What is stated stays: it also says to which version a stated digest belongs.
@@ -208,11 +203,13 @@ class SpecJob:
     @contextmanager
     def _journalled(self) -> Iterator[dict[str, Any]]:
         """Provide the arguments of all work that a journal resumes, and delete it at the end."""
-        others = {"journal": self.journal, "storage_options": self.storage_options}
-        yield {**self.options, **others}
-        # Last of all: until the spec is saved, an interrupted run resumes from it.
-        with suppress(FileNotFoundError):
-            os.unlink(self.journal)
+        log = self.journal
+        if not (log.plan or _WORK).startswith((_WORK, APPENDING)):
+            log.check_plan(_WORK)
+        with log.alone():
+            yield {**self.options, "journal": log, "storage_options": self.storage_options}
+            # Last of all: until the spec is saved, an interrupted run resumes from it.
+            log.delete()
 
     def _set_base(self, document: dict[str, Any], base: str, dataset_index: str) -> None:
         """State in a document where its shards will be published."""
@@ -232,7 +229,8 @@ class SpecJob:
             WidsError: A shard cannot be read.
         """
         own, describer = part.of(self._distinct), replace(self._describer, executor=executor)
-        with part_journal(self.journal, part, self._plan, self._mode) as log:
+        log = self.journal
+        with log.part(part, self._plan):
             describer.describe(own, log)
             records = map(log.record, describer.tasks(own))
             return columns_of(record.spec() for record in records)
@@ -246,7 +244,7 @@ class SpecJob:
             ValueError: A shard has changed since its part was made.
         """
         tasks = self._describer.tasks(self._distinct)
-        collect_parts(self.journal, self._plan, tasks, self._mode)
+        self.journal.check_parts(self._plan, tasks, lambda task: (task, ""))
 
     @cached_property
     def _mode(self) -> int:
@@ -266,7 +264,11 @@ class SpecJob:
             digest.update((start + json.dumps(task)).encode("ascii"))
             start = ", "
         digest.update(f"], {json.dumps(self._describer.digests)}]".encode("ascii"))
-        return digest.hexdigest()
+        return _WORK + digest.hexdigest()
+
+
+_WORK: Final = "describing "
+"""The beginning of the plans of all such jobs."""
 
 
 def prepare_spec(

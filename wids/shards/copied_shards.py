@@ -15,7 +15,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import IO, Final
@@ -23,6 +22,7 @@ from typing import IO, Final
 from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
+from wids.shards.opening import check_count, mapped
 from wids.shards.shard_facts import ShardFacts, remote_file
 from wids.shards.sidecars import CopyRecord, url_digest
 from wids.shards.specs.model import DatasetSpec, ShardSpec
@@ -39,100 +39,114 @@ from wids.storage.transport import urls
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CopiedShards:
-    """The shards that are fetched whole.
+def open_copy(facts: ShardFacts, make_room: Callable[[], None], refetched: set[int]) -> Shard:
+    """Map the copy of a shard, which is fetched if there is none; fetch a damaged copy again.
 
-    Attributes:
-        facts: The shards.
+    Args:
+        facts: The shard.
+        make_room: Closes open shards, which prevent the cache from evicting their files.
+        refetched: The shards whose damaged copies were fetched again, to which it is added.
+
+    Raises:
+        FetchError: The shard cannot be fetched.
+        ShardFormatError: It is not a complete, plain tar.
+        MismatchError: It is not what the spec says.
     """
+    stored = facts.store.open(facts.remote_file, _prepare(facts), make_room)
+    find_index = partial(_index, facts, stored)
+    try:
+        shard = mapped(facts, stored.path, find_index, stored.file)
+        check_count(facts, shard)
+    except (ShardFormatError, MismatchError) as error:
+        is_again = not stored.was_fetched
+        if not (is_again and discard_copy(facts, stored.path, stored.inode, error, refetched)):
+            raise
+    else:
+        return shard
+    return open_copy(facts, make_room, refetched)
 
-    facts: ShardFacts
 
-    def open(self, number: int, make_room: Callable[[], None]) -> Shard:
-        """Map the copy of a shard; fetch a damaged copy again."""
-        facts, file = self.facts, remote_file(self.facts.shards[number])
-        stored = facts.store.open(file, self._prepare(number), make_room)
-        find_index = partial(self._index, number, stored)
-        try:
-            return facts.checked(number, facts.open_file(stored.path, find_index, stored.file))
-        except (ShardFormatError, MismatchError) as error:
-            if stored.was_fetched or not self.discard(number, stored.path, stored.inode, error):
-                raise
-        return self.open(number, make_room)
+def _index(
+    facts: ShardFacts, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
+) -> ShardIndex:
+    """Return the index of a copy, and store it if it had to be made.
 
-    def _index(
-        self, number: int, stored: CachedCopy, path: str, data: mmap.mmap, identity: TarIdentity
-    ) -> ShardIndex:
-        """Return the index of a copy, and store it if it had to be made.
+    Args:
+        facts: The shard.
+        stored: The copy.
+        path: The path of the copy.
+        data: Its bytes.
+        identity: What distinguishes it from other files.
 
-        Args:
-            number: The number of the shard.
-            stored: The copy.
-            path: The path of the copy.
-            data: Its bytes.
-            identity: What distinguishes it from other files.
+    Raises:
+        ShardFormatError: The copy was changed in the cache.
+    """
+    store, key_split = facts.store, facts.key_split
+    identity = identity.of_copy(is_own=stored.is_own)
+    known = load_index(_index_paths(store, stored, key_split), identity, key_split)
+    if known is not None:
+        return known
+    recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
+    built = _built(facts, data, path)
+    if recorded is not None:
+        is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
+    elif stored.is_own:
+        # A process that discards a copy deletes its index first: that index is not lost.
+        is_as_fetched = _has_name(path, stored.inode) and store.is_as_stated(
+            facts.remote_file, path
+        )
+    else:
+        is_as_fetched = True  # the user's own file, compared when it was found (CACHE-4)
+    if not is_as_fetched:
+        raise ShardFormatError(
+            f"{path}: expected the bytes that were fetched, found others; it was changed in "
+            "the cache"
+        )
+    return store_index(store.folder, _index_paths(store, stored, key_split), built, identity)
 
-        Raises:
-            ShardFormatError: The copy was changed in the cache.
-        """
-        store, key_split = self.facts.store, self.facts.key_split(number)
-        identity = identity.of_copy(is_own=stored.is_own)
-        known = load_index(_index_paths(store, stored, key_split), identity, key_split)
-        if known is not None:
-            return known
-        recorded = index_file.load_recorded(stored.index_path) if stored.is_own else None
-        built = self._built(number, data, path)
-        if recorded is not None:
-            is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
-        elif stored.is_own:
-            # A process that discards a copy deletes its index first: that index is not lost.
-            is_as_fetched = _has_name(path, stored.inode) and store.is_as_stated(
-                remote_file(self.facts.shards[number]), path
-            )
-        else:
-            is_as_fetched = True  # the user's own file, compared when it was found (CACHE-4)
-        if not is_as_fetched:
-            raise ShardFormatError(
-                f"{path}: expected the bytes that were fetched, found others; it was changed in "
-                "the cache"
-            )
-        return store_index(store.folder, _index_paths(store, stored, key_split), built, identity)
 
-    def fetch(self, number: int, background: BackgroundFetch) -> None:
-        """Fetch a shard before it is opened; see `Cache.fetch`."""
-        file = remote_file(self.facts.shards[number])
-        self.facts.store.fetch(file, self._prepare(number), background)
+def fetch_copy(facts: ShardFacts, background: BackgroundFetch) -> None:
+    """Fetch a shard before it is opened; see `Cache.fetch`."""
+    facts.store.fetch(facts.remote_file, _prepare(facts), background)
 
-    def discard(self, number: int, path: str, inode: int, error: WidsError) -> bool:
-        """Discard a copy that could not be read; return whether to open the shard again."""
-        file = remote_file(self.facts.shards[number])
-        if path != copy_path(self.facts.store.folder, file):
-            return False  # the user's own file
-        is_current = _has_name(path, inode)
-        if is_current and number in self.facts.refetched:
-            return False
-        self.facts.refetched.add(number)
-        if is_current:
-            _logger.warning("%s; fetching the shard again", str(error))
-            self.facts.store.discard(file)
-        return True
 
-    def _prepare(self, number: int) -> Prepare:
-        """Return the callable that makes the index of a shard that was just fetched."""
-        name = urls.redact(self.facts.shards[number].url)
-        return partial(_dumped_index, name, lambda data: self._built(number, data, name))
+def discard_copy(
+    facts: ShardFacts, path: str, inode: int, error: WidsError, refetched: set[int]
+) -> bool:
+    """Discard a copy that could not be read, if it can be fetched again.
 
-    def _built(self, number: int, data: mmap.mmap, name: str) -> ShardIndex:
-        """Index a complete file, with checksums."""
-        facts, key_split = self.facts, self.facts.key_split(number)
-        try:
-            return index_tar(data, key_split, name, checksums=True, repeated=facts.options.repeated)
-        except RepeatedNamesError:
-            # The publisher of an index has chosen the last of them for all readers.
-            if facts.dataset_indexes.index(number, len(data), key_split) is None:
-                raise
-            return index_tar(data, key_split, name, checksums=True, repeated="last")
+    Returns:
+        Whether to open the shard again: only once, since the spec may be wrong instead of the copy;
+        or if another thread or process has discarded the copy.
+    """
+    if path != copy_path(facts.store.folder, facts.remote_file):
+        return False  # the user's own file
+    is_current = _has_name(path, inode)
+    if is_current and facts.number in refetched:
+        return False
+    refetched.add(facts.number)
+    if is_current:
+        _logger.warning("%s; fetching the shard again", str(error))
+        facts.store.discard(facts.remote_file)
+    return True
+
+
+def _prepare(facts: ShardFacts) -> Prepare:
+    """Return the callable that makes the index of a shard that was just fetched."""
+    name = urls.redact(facts.spec.url)
+    return partial(_dumped_index, name, lambda data: _built(facts, data, name))
+
+
+def _built(facts: ShardFacts, data: mmap.mmap, name: str) -> ShardIndex:
+    """Index a complete file, with checksums."""
+    key_split, repeated = facts.key_split, facts.options.repeated
+    try:
+        return index_tar(data, key_split, name, checksums=True, repeated=repeated)
+    except RepeatedNamesError:
+        # The publisher of an index has chosen the last of them for all readers.
+        if facts.dataset_indexes.index(facts.number, len(data), key_split) is None:
+            raise
+        return index_tar(data, key_split, name, checksums=True, repeated="last")
 
 
 def _dumped_index(name: str, index: Callable[[mmap.mmap], ShardIndex], file: IO[bytes]) -> bytes:

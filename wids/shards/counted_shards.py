@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import SequenceMatcher
 from typing import Final
@@ -16,15 +16,13 @@ from typing import Final
 import numpy as np
 
 from wids.errors import SpecError, WidsError, warn
-from wids.shards.capacity import cache_share_nbytes, default_num_open
-from wids.shards.opener import ShardOpener
+from wids.shards.policy import Wanted
 from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
-from wids.shards.shard_pool import OpenShard, ShardPool
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.tars.raw_samples import PooledShard
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.cache.store import Cache
-from wids.storage.stages import SharedNumber
+from wids.storage.shared_numbers import SharedNumber
 
 
 def counted_shards(
@@ -51,33 +49,30 @@ def counted_shards(
         FetchError: A shard that has to be counted cannot be read.
         ShardFormatError: A shard that has to be counted is not a complete, plain tar.
     """
-    opener = ShardOpener(spec, store, options)
+    reader = ShardReader(spec, store, options)
     if passes_over:
-        opener.broken.begin()
-    open_shard: OpenShard = opener
+        reader.broken.begin()
     if options.fields:
-        open_shard = FieldCheck(opener, options.fields)
-    share_nbytes = cache_share_nbytes(store.limit_nbytes)
-    pool = ShardPool(open_shard, options.lru_size or default_num_open(), share_nbytes)
+        reader.check_opened = FieldCheck(options.fields)
 
     def open_length(number: int) -> int:
-        # Through the pool, so that the shards of a small dataset stay open.
-        return len(pool.get(number, local=options.access != "range"))
+        return len(reader.open(number, Wanted.MOST))  # those of a small dataset stay open
 
-    if isinstance(opener.counts, list):
-        if None in opener.counts:
+    if isinstance(reader.counts, list):
+        if None in reader.counts:
             from wids.shards.counting import count_samples  # 1 ms, with modules that ask servers
 
-            count_samples(opener, opener.counts, open_length, progress)
-        if sum(count or 0 for count in opener.counts) >= 1 << 63:
+            count_samples(reader, reader.counts, open_length, progress)
+        if sum(count or 0 for count in reader.counts) >= 1 << 63:
             raise SpecError(f"{spec.name or 'the spec'}: its counts add up to 2**63 or more")
-    empty = np.flatnonzero(np.diff(opener.edges) == 0)
+        reader.note_counts()
+    empty = np.flatnonzero(np.diff(reader.edges) == 0)
     if len(empty):
         from wids.shards.counting import check_empty
 
-        broken = opener.broken.numbers
-        check_empty(opener, [n for n in empty.tolist() if n not in broken], progress)
-    return ShardReader(opener, pool)
+        broken = reader.broken.numbers
+        check_empty(reader, [n for n in empty.tolist() if n not in broken], progress)
+    return reader
 
 
 _LOOK_S: Final = 2.0
@@ -89,47 +84,42 @@ _MAX_SHOWN: Final = 12
 
 
 class FieldCheck:
-    """An opener of shards that compares the wanted fields with the first shard that has samples.
+    """Compares the wanted fields with the first opened shard that has samples.
 
     Fields that this shard lacks are looked up in the indexes of other shards; nothing is fetched
-    for that. After this one check, calls only go to the opener. Can be pickled, and used by any
-    number of threads.
+    for that. Can be pickled, and used by any number of threads.
 
     Args:
-        opener: Opens the shards.
         fields: The wanted fields, with their leading dots.
     """
 
-    def __init__(self, opener: ShardOpener, fields: frozenset[str]) -> None:
-        self._opener = opener
+    def __init__(self, fields: frozenset[str]) -> None:
         self._wanted = fields
         self._is_done = False
         self._warned = SharedNumber()
 
-    def __call__(self, number: int, *, local: bool, make_room: Callable[[], None]) -> PooledShard:
-        """Open a shard; see `shard_pool.OpenShard`.
+    def __call__(self, reader: ShardReader, number: int, shard: TarShard) -> None:
+        """Check the fields, if that was not done yet.
 
         Raises:
             ValueError: No shard has one of the fields.
         """
-        shard = self._opener(number, local=local, make_room=make_room)
         # Two threads may both check, with the same result. An empty shard has no fields and proves
         # nothing.
         if not self._is_done and len(shard):
             try:
-                self._check(number, frozenset(shard.index.fields))
+                self._check(reader, number, frozenset(shard.index.fields))
             except BaseException:
                 shard.close()  # a stored error should not keep a file open
                 raise
             self._is_done = True
-        return shard
 
-    def _check(self, number: int, existing: frozenset[str]) -> None:
+    def _check(self, reader: ShardReader, number: int, existing: frozenset[str]) -> None:
         missing = self._wanted - existing
         if not missing:
             return
         has_none = missing == self._wanted
-        numbers = [other for other in range(len(self._opener.shards)) if other != number]
+        numbers = [other for other in range(len(reader.shards)) if other != number]
         # In a concatenation, often only some datasets have a field, so neighbours say little.
         random.Random(0).shuffle(numbers)  # noqa: S311 - any order will do
         until_s, is_proven = time.monotonic() + _LOOK_S, True
@@ -139,7 +129,7 @@ class FieldCheck:
                 break
             found = None
             with suppress(WidsError):  # reported when the shard is read
-                found = self._fields(other)
+                found = _fields(reader, other)
             is_proven = is_proven and found is not None
             existing |= found or set()
             if existing >= self._wanted:
@@ -156,13 +146,14 @@ class FieldCheck:
             self._warned.common[0] = 1  # for all processes
             warn(f"fields: no shard whose index is known has {names}; they have {known}")
 
-    def _fields(self, number: int) -> set[str] | None:
-        """Return the fields of a shard; None if it would have to be fetched."""
-        if not self._opener.has_index(number):
-            return None
-        # Not through the pool, so that the check evicts no shard that is being read.
-        with self._opener(number, local=False) as shard:
-            return set(shard.index.fields)
+
+def _fields(reader: ShardReader, number: int) -> set[str] | None:
+    """Return the fields of a shard; None if it would have to be fetched."""
+    if not reader.has_index(number):
+        return None
+    # Apart, so that the check evicts no shard that is being read.
+    with reader.open_apart(number, Wanted.PART) as shard:
+        return set(shard.index.fields)
 
 
 def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Final
 from wids.errors import NotFoundError, WidsError
 from wids.shards.capacity import cache_share_nbytes
 from wids.shards.costs import download_cost, too_large_error
-from wids.shards.opener import ShardOpener
+from wids.shards.policy import Wanted
+from wids.shards.reader import ShardReader
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.progress import Bar
 from wids.storage.reading_threads import ReadingThreads
@@ -90,7 +91,7 @@ _NUM_THREADS: Final = 4
 
 
 def count_samples(
-    opener: ShardOpener,
+    reader: ShardReader,
     counts: list[int | None],
     open_length: Callable[[int], int],
     progress: bool | None,
@@ -98,7 +99,7 @@ def count_samples(
     """Count the samples of the shards whose number is not stated.
 
     Args:
-        opener: Knows which shards have an index or a copy.
+        reader: Knows which shards have an index or a copy.
         counts: Its stated counts, in which new ones are stored; that of a broken shard stays None.
         open_length: Opens a shard, and returns its number of samples.
         progress: Whether to show a bar, as in `progress.Bar`.
@@ -111,15 +112,15 @@ def count_samples(
     """
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
-        index = opener.known_index(number)
+        index = reader.known_index(number)
         counts[number] = None if index is None else len(index)
     missing = [number for number in unstated if counts[number] is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [
         number
         for number in missing
-        if opener.facts.key_split(number) == "first"
-        and (opener.local.path(number) is not None or not opener.is_local(number))
+        if reader.key_split(number) == "first"
+        and (reader.path(number) is not None or not reader.is_local(number))
     ]
     if beside:
         try:
@@ -127,40 +128,40 @@ def count_samples(
         except ModuleNotFoundError:  # the shards are counted without it
             pass
         else:
-            stated = with_stated_counts(opener.shards, beside, opener.facts.store.fetcher)
+            stated = with_stated_counts(reader.shards, beside, reader.store.fetcher)
             for number in beside:
                 counts[number] = stated[number].num_samples
-            opener.take_stated(stated)
+            reader.take_stated(stated)
         missing = [number for number in missing if counts[number] is None]
-    for number, count in _counted(opener, missing, open_length, progress).items():
+    for number, count in _counted(reader, missing, open_length, progress).items():
         counts[number] = count
-    if len(opener.broken.numbers) == len(counts):  # it would be read as nothing, without an error
-        raise opener.broken.first_error()
+    if len(reader.broken.numbers) == len(counts):  # it would be read as nothing, without an error
+        raise reader.broken.first_error()
 
 
-def check_empty(opener: ShardOpener, numbers: Iterable[int], progress: bool | None) -> None:
+def check_empty(reader: ShardReader, numbers: Iterable[int], progress: bool | None) -> None:
     """Open shards of which 0 samples are stated, since nobody would find samples in them later.
 
     Those that do not exist are passed over. Raises as `count_samples`, and `MismatchError` for a
     shard with samples.
     """
-    indexes = ((number, opener.known_index(number)) for number in numbers)
+    indexes = ((number, reader.known_index(number)) for number in numbers)
     doubtful = [number for number, index in indexes if index is None or len(index)]
-    names = [opener.local.path(number) or opener.shards[number].url for number in doubtful]
-    answers = ask_lengths(opener.facts.store.fetcher, names, is_tolerant=True)
+    names = [reader.path(number) or reader.shards[number].url for number in doubtful]
+    answers = ask_lengths(reader.store.fetcher, names, is_tolerant=True)
     pairs = zip(doubtful, answers, strict=True)
     found = [number for number, answer in pairs if not isinstance(answer, NotFoundError)]
 
     def open_length(number: int) -> int:
-        # Not through the pool, since nobody reads an empty shard.
-        with opener(number, local=opener.facts.options.access != "range") as shard:
+        # Apart, since nobody reads an empty shard.
+        with reader.open_apart(number, Wanted.MOST) as shard:
             return len(shard)
 
-    _counted(opener, found, open_length, progress)
+    _counted(reader, found, open_length, progress)
 
 
 def _counted(
-    opener: ShardOpener,
+    reader: ShardReader,
     numbers: Sequence[int],
     open_length: Callable[[int], int],
     progress: bool | None,
@@ -168,8 +169,8 @@ def _counted(
     """Return the number of samples of shards, after downloading those that are remote."""
     counts: dict[int, int] = {}
     if numbers:
-        cost = _checked_cost(opener, numbers)
-        _fetch(opener, counts, open_length, cost, progress)
+        cost = _checked_cost(reader, numbers)
+        _fetch(reader, counts, open_length, cost, progress)
     with Bar("counting samples", len(numbers), "shard", wanted=progress) as bar:
         for num_counted, number in enumerate(numbers, start=1):
             if number not in counts:
@@ -190,28 +191,28 @@ def _passing_over(counts: dict[int, int], number: int) -> Iterator[None]:
         counts[number] = 0
 
 
-def _checked_cost(opener: ShardOpener, numbers: Sequence[int]) -> dict[int, int | None]:
+def _checked_cost(reader: ShardReader, numbers: Sequence[int]) -> dict[int, int | None]:
     """Check that shards exist and consent is given; return the shards to download, with lengths."""
-    local = [path for number in numbers if (path := opener.local.path(number)) is not None]
-    passes_over = opener.broken.are_noted
+    local = [path for number in numbers if (path := reader.path(number)) is not None]
+    passes_over = reader.broken.are_noted
     if len(numbers) > 1 and not passes_over:  # opening a single shard reports the same
-        check_found(local, ask_lengths(opener.facts.store.fetcher, local))
-    if opener.facts.options.access == "range":
+        check_found(local, ask_lengths(reader.store.fetcher, local))
+    if reader.options.access == "range":
         return {}
-    remote = [number for number in numbers if not opener.is_local(number)]
-    named = [opener.shards[number] for number in numbers if opener.local.path(number) is None]
+    remote = [number for number in numbers if not reader.is_local(number)]
+    named = [reader.shards[number] for number in numbers if reader.path(number) is None]
     # Includes shards with copies, since an error names those that exist.
-    copied = {shard.url for shard in named}.difference(opener.shards[n].url for n in remote)
-    cost = download_cost(named, opener.facts.store.fetcher, copied, is_tolerant=passes_over)
-    if cost.is_large and opener.facts.options.access != "download":
+    copied = {shard.url for shard in named}.difference(reader.shards[n].url for n in remote)
+    cost = download_cost(named, reader.store.fetcher, copied, is_tolerant=passes_over)
+    if cost.is_large and reader.options.access != "download":
         raise too_large_error(cost)
     if remote:
         _logger.info("counting samples: downloading %s", str(cost))
-    return {number: cost.nbytes_of[opener.shards[number].url] for number in remote}
+    return {number: cost.nbytes_of[reader.shards[number].url] for number in remote}
 
 
 def _fetch(
-    opener: ShardOpener,
+    reader: ShardReader,
     counts: dict[int, int],
     open_length: Callable[[int], int],
     nbytes_of: Mapping[int, int | None],
@@ -219,13 +220,13 @@ def _fetch(
 ) -> None:
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
-    limit_nbytes = cache_share_nbytes(opener.facts.store.limit_nbytes)
+    limit_nbytes = cache_share_nbytes(reader.store.limit_nbytes)
     # In a small cache, concurrent downloads would evict each other before they are counted.
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:
         with _passing_over(counts, number):
-            opener.fetch(number, background)
+            reader.fetch(number, background)
             # Now: the next downloads may evict the copy.
             counts[number] = open_length(number)
 

@@ -16,13 +16,15 @@ from typing import Final
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.shards.costs import Cost, estimate
 from wids.shards.indexes import index_file
-from wids.shards.opener import ShardOpener
+from wids.shards.policy import Wanted
+from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
 from wids.shards.shard_facts import remote_file
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_name
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import PooledShard, Raw
+from wids.shards.tars.raw_samples import Raw
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
@@ -224,7 +226,7 @@ class ShardLook:
     shard, number 0.
 
     Args:
-        opener: Opens shards of the dataset that have an index.
+        reader: Opens shards of the dataset that have an index.
         number: The number of the shard.
 
     Attributes:
@@ -234,9 +236,9 @@ class ShardLook:
 
     joint = None
 
-    def __init__(self, opener: ShardOpener, number: int) -> None:
-        self.cache_folder = opener.facts.store.folder
-        self._opener = opener
+    def __init__(self, reader: ShardReader, number: int) -> None:
+        self.cache_folder = reader.cache_folder
+        self._reader = reader
         self._number = number
         self._known: ShardIndex | Glimpse | None = None
         self._lock = threading.Lock()
@@ -249,7 +251,7 @@ class ShardLook:
 
     def is_local(self, number: int = 0) -> bool:  # noqa: ARG002 - there is one
         """Whether the shard is on this machine."""
-        return self._opener.is_local(self._number)
+        return self._reader.is_local(self._number)
 
     def index(self, number: int = 0) -> ShardIndex:  # noqa: ARG002 - there is one
         """Return the index of the shard, or of the samples found so far if it has none.
@@ -264,17 +266,15 @@ class ShardLook:
     def open(
         self,
         number: int = 0,  # noqa: ARG002 - there is one
+        wanted: Wanted = Wanted.PART,  # noqa: ARG002 - never by fetching it
         *,
-        local: bool = False,  # noqa: ARG002 - never by fetching it
         fields: Collection[str] | None = None,
-    ) -> PooledShard:
+    ) -> TarShard:
         """Open the shard to read the samples known so far."""
         glimpse = self.glimpse
         if glimpse is not None:
-            return glimpse.shard(fields=fields, raw=self._opener.facts.options.raw)
-        return self._opener.with_options(self._opener.facts.options.only(fields))(
-            self._number, local=False
-        )
+            return glimpse.shard(fields=fields, raw=self._reader.options.raw)
+        return self._reader.only(fields).open_apart(self._number, Wanted.PART)
 
     def reach(self, num_samples: int) -> None:
         """Read more of a shard without an index; see `Glimpse.reach`."""
@@ -294,13 +294,11 @@ class ShardLook:
         try:
             self._current(Glimpse.complete)
         except RangeError:
-            self._opener.fetch(self._number, BackgroundFetch())
+            self._reader.fetch(self._number, BackgroundFetch())
         known = self.glimpse
         if known is not None and known.nbytes is not None and known.is_complete:
             blob = index_file.dump(known.index, TarIdentity(known.nbytes))
-            path = self._opener.facts.store.index_path(
-                remote_file(self._opener.shards[self._number])
-            )
+            path = self._reader.store.index_path(remote_file(self._reader.shards[self._number]))
             if not save_quietly(path, blob):
                 raise FetchError(
                     f"{self.cache_folder}: expected a cache folder to write the index to, found "
@@ -312,8 +310,8 @@ class ShardLook:
         with self._lock:
             known = self._known
             if not isinstance(known, ShardIndex):
-                if self._opener.has_index(self._number):  # it may have been made since
-                    with self._opener(self._number, local=False) as shard:
+                if self._reader.has_index(self._number):  # it may have been made since
+                    with self._reader.open_apart(self._number, Wanted.PART) as shard:
                         known = shard.index
                 elif known is None or known.is_stale:
                     known = self._new_glimpse()
@@ -321,9 +319,9 @@ class ShardLook:
             return known
 
     def _new_glimpse(self) -> Glimpse:
-        shard_spec = self._opener.shards[self._number]
-        facts = self._opener.facts
-        glimpse = Glimpse(facts.store.fetcher, shard_spec.url, facts.key_split(self._number))
+        shard_spec = self._reader.shards[self._number]
+        fetcher, key_split = self._reader.store.fetcher, self._reader.key_split(self._number)
+        glimpse = Glimpse(fetcher, shard_spec.url, key_split)
         stated_nbytes, nbytes = shard_spec.nbytes, glimpse.nbytes
         if stated_nbytes is not None and nbytes is not None and stated_nbytes != nbytes:
             raise MismatchError(

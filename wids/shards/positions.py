@@ -1,7 +1,7 @@
 """Convert an index, a slice, indices or a mask to positions in the whole dataset, and pickle them.
 
-The positions of a view are a range if they are evenly spaced, a set in bits or runs if they ascend
-and are many, and otherwise an array that is compressed when it is pickled.
+The positions of a view are a range if they are evenly spaced, and otherwise an array of int64 that
+is compressed when it is pickled.
 
 Lists, arrays, tensors, and columns of pandas, Arrow and polars are recognized by their methods,
 without importing those packages.
@@ -19,16 +19,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wids.shards.position_sets import (
-    BLOCK_LENGTH,
-    BitPositions,
-    PositionSet,
-    in_bits,
-    is_sparse,
-    narrowed,
-    of_mask,
-)
 from wids.storage.arrays import IntArray, check_labels
+
+_BLOCK_LENGTH: Final = 1 << 17
+"""Positions that are converted to Python's integers at a time."""
 
 _LARGEST: Final = (1 << 63) - 1
 _NULLS: Final = frozenset(("NoneType", "NAType"))
@@ -174,39 +168,38 @@ class PositionArray(np.ndarray[Any, np.dtype[np.int64]]):
 
 def _packed(positions: IntArray, *, is_ascending: bool) -> tuple[int, int, str, bytes]:
     """Return the arguments of `_unpacked`: a bitmap, steps, or numbers of the narrowest type."""
-    least, count = int(positions.min(initial=positions[0] if len(positions) else 0)), len(positions)
-    numbers = positions - least
-    if not is_ascending:
-        form = "numbers"
-    else:
-        steps = np.diff(numbers, prepend=0)
-        is_strict = count < 2 or bool(steps[1:].min() > 0)
-        span = int(numbers[-1]) + 1 if count else 0
-        narrow = narrowed(steps)
-        if is_strict and span / 8 < narrow.nbytes:
+    if not len(positions):
+        return 0, 0, "bits", b""
+    least, greatest = int(positions.min()), int(positions.max())
+    form, count, span = "numbers", len(positions), greatest + 1 - least
+    if is_ascending:
+        # Steps take a byte each, or more.
+        if span <= count * 8 and (positions[1:] > positions[:-1]).all():
             bits = np.zeros(span, bool)
-            bits[numbers] = True
+            bits[positions if not least else positions - least] = True
             return least, span, "bits", np.packbits(bits).tobytes()
-        form, numbers = "steps", steps
-    narrow = narrowed(numbers)
+        form, numbers = "steps", np.diff(positions, prepend=least)
+    else:
+        numbers = positions - least
+    narrow = numbers.astype(np.min_scalar_type(int(numbers.max())))
     return least, count, f"{form} {narrow.dtype.str}", narrow.tobytes()
 
 
 def _unpacked(least: int, count: int, form: str, data: bytes) -> PositionArray:
     if form == "bits":
-        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count)
-        positions = np.flatnonzero(bits)
+        positions = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), count=count))
     else:
         kind, dtype = form.split(" ")
         positions = np.frombuffer(data, dtype).astype(np.int64)
         if kind == "steps":
-            positions = np.cumsum(positions)
-    return (positions + least).view(PositionArray)
+            np.cumsum(positions, out=positions)
+    positions += least
+    return positions.view(PositionArray)
 
 
 _HINT: Final = "; a dataset is not a mapping: read a sample by its key with get_by_key(key)"
 
-Positions: TypeAlias = "range | PositionArray | PositionSet"
+Positions: TypeAlias = "range | PositionArray"
 
 
 def from_start(index: int, length: int) -> int:
@@ -245,28 +238,25 @@ def select(positions: Positions, indices: Any) -> Positions:
     Args:
         positions: The positions to select from.
         indices: A slice, a boolean mask of the same length, or integers, in any one-dimensional
-            form; see `indices.as_selection`. Or a `PositionSet` of indices.
+            form; see `indices.as_selection`.
 
     Returns:
-        A range if the positions are evenly spaced. Otherwise a `PositionSet` if they ascend, each
-        once, and there are so many that it is smaller, or else a `PositionArray`.
+        A range if the positions are evenly spaced, or else a `PositionArray`.
 
     Raises:
         IndexError: An index is out of range, or a mask has another length.
         TypeError: ``indices`` is none of these.
     """
     if isinstance(indices, slice):
-        chosen: IntArray | range | PositionSet = positions[indices]
-    elif isinstance(indices, PositionSet):
-        chosen = _at_all(positions, indices)
+        chosen: IntArray | range = positions[indices]
     elif isinstance(indices, PositionArray) and _selects_itself(positions, indices):
         return indices
     else:
         array = as_selection(indices, len(positions))
         is_mask = array.dtype == bool and array.ndim == 1
-        if is_mask and len(array) > BLOCK_LENGTH:
-            return select(positions, of_mask(array))
         chosen = positions_at(positions, np.flatnonzero(array) if is_mask else array, indices)
+        if chosen is array:  # which may be the caller's
+            chosen = chosen.copy()
     # A slice of a range is a range: a contiguous view of any size takes no memory, and stays one.
     return chosen if isinstance(chosen, range) else _compact(chosen)
 
@@ -292,6 +282,9 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
         array: The indices.
         given: What the caller passed, for messages.
 
+    Returns:
+        The positions; the array itself, if they are the same.
+
     Raises:
         IndexError: An index is out of range.
         TypeError: The array does not hold indices.
@@ -309,27 +302,13 @@ def positions_at(positions: Positions, array: npt.NDArray[Any], given: Any) -> I
         from_start(int(array[outside.argmax()]), length)  # raises
     # Convert before the length is added: it may not fit into an int8, and unsigned types have no
     # negative numbers. The indices fit, since their range was checked above.
-    array = array.astype(np.int64)
+    array = array.astype(np.int64, copy=False)
     if first < 0:
         array = np.where(array < 0, array + length, array)
     if isinstance(positions, range):
         return array if positions == range(length) else array * positions.step + positions.start
-    if isinstance(positions, PositionSet):
-        return positions.at(array)
     chosen: IntArray = np.asarray(positions)[array]
     return chosen
-
-
-def _at_all(positions: Positions, indices: PositionSet) -> IntArray | PositionSet:
-    """Return the positions at all indices of a set."""
-    if len(indices):
-        from_start(int(indices[-1]), len(positions))  # the largest: an error if it is beyond
-    if isinstance(positions, range) and positions.step == 1:
-        return indices.shifted(positions.start)
-    if isinstance(positions, PositionArray) or not is_ascending(positions) or not len(indices):
-        return positions_at(positions, np.asarray(indices), indices)
-    blocks = (positions_at(positions, block, indices) for block in indices.blocks())
-    return in_bits(blocks, int(positions[indices[0]]), int(positions[indices[-1]]))
 
 
 def _selects_itself(positions: Positions, indices: PositionArray) -> bool:
@@ -342,37 +321,21 @@ def _selects_itself(positions: Positions, indices: PositionArray) -> bool:
     return int(indices.min()) >= 0 and int(indices.max()) < len(positions)
 
 
-def _compact(positions: IntArray | PositionSet) -> Positions:
-    """Return positions as a range, if they are evenly spaced, or else in the smallest form."""
+def _compact(positions: IntArray) -> Positions:
+    """Return positions as a range, if they are evenly spaced."""
     num_samples = len(positions)
     if num_samples < 2:
         start = int(positions[0]) if num_samples else 0
         return range(start, start + num_samples)
     first, last, step = int(positions[0]), int(positions[-1]), int(positions[1] - positions[0])
     # The ends first: that is cheap, and nearly always decides.
-    if step and last - first == step * (num_samples - 1) and _has_step(positions, step):
-        return range(first, last + (1 if step > 0 else -1), step)
-    is_small = is_sparse(num_samples, last + 1 - first)
-    is_short = num_samples <= BLOCK_LENGTH
-    if isinstance(positions, PositionSet) and (
-        is_short or (isinstance(positions, BitPositions) and is_small)
+    if (
+        step
+        and last - first == step * (num_samples - 1)
+        and (positions[1:] - positions[:-1] == step).all()
     ):
-        positions = np.asarray(positions)
-        is_small = True
-    if isinstance(positions, PositionSet):
-        return positions
-    if is_small or not (positions[1:] > positions[:-1]).all():
-        return positions.view(PositionArray)
-    return in_bits([positions], first, last)
-
-
-def _has_step(positions: IntArray | PositionSet, step: int) -> bool:
-    if isinstance(positions, PositionSet):
-        blocks = (
-            positions[at : at + BLOCK_LENGTH + 1] for at in range(0, len(positions), BLOCK_LENGTH)
-        )
-        return all((np.diff(np.asarray(block)) == step).all() for block in blocks)
-    return bool((np.diff(positions) == step).all())
+        return range(first, last + (1 if step > 0 else -1), step)
+    return positions.view(PositionArray)
 
 
 def as_int_array(positions: Positions) -> IntArray:
@@ -386,8 +349,8 @@ def in_turn(positions: Positions) -> Iterable[int]:
     """Return the positions as Python's integers, without a list of all."""
     if isinstance(positions, range):
         return positions
-    cuts = range(0, len(positions), BLOCK_LENGTH)
-    return chain.from_iterable(positions[cut : cut + BLOCK_LENGTH].tolist() for cut in cuts)
+    cuts = range(0, len(positions), _BLOCK_LENGTH)
+    return chain.from_iterable(positions[cut : cut + _BLOCK_LENGTH].tolist() for cut in cuts)
 
 
 def is_ascending(positions: Positions) -> bool:
@@ -401,9 +364,6 @@ def index_of(positions: Positions, position: int) -> int:
     """Return the first index of a position, or -1 if the view does not have it."""
     if isinstance(positions, range):
         return positions.index(position) if position in positions else -1
-    if isinstance(positions, PositionSet):
-        index = int(positions.count_below(position)[0])
-        return index if index < len(positions) and positions[index] == position else -1
     order = None if positions.is_ascending else positions.order
     at = int(np.searchsorted(positions, position, sorter=order))
     index = at if order is None or at == len(positions) else int(order[at])
@@ -436,8 +396,6 @@ def counts_per_shard(positions: Positions, edges: IntArray) -> list[int]:
         # Position k is start + k * step; a shard begins at the first k that reaches its edge.
         step = positions.step if len(positions) > 1 else 1  # it may be negative
         inside = np.clip(-((positions.start - edges) // step), 0, len(positions))
-    elif isinstance(positions, PositionSet):
-        inside = positions.count_below(edges)
     else:
         inside = np.searchsorted(positions, edges)
     return np.diff(inside).tolist()  # type: ignore[no-any-return]

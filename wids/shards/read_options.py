@@ -71,6 +71,11 @@ class ReadOptions:
         if size is not None and not (isinstance(size, Integral) and int(size) >= 1):
             raise ValueError(f"lru_size: expected at least 1, found {self.lru_size!r}")
 
+    @property
+    def may_fetch(self) -> bool:
+        """Whether shards may be fetched for samples."""
+        return self.access != "range"
+
     def only(self, fields: Collection[str] | None) -> ReadOptions:
         """Return options that read only these fields, as bytes, and never a whole shard.
 

@@ -1,34 +1,52 @@
-"""Find the open shard of a position in a dataset, and answer other questions about shards.
+"""Open the shards of a dataset, keep at most *n* of them open, and find samples by position.
 
-The dataset reads samples through its reader. The prefetcher, the preview, the page and the command
-line ask it which shards are local, where keys are and what indexes contain, and have it fetch
-shards. It applies no view, transformation or decoder.
+`ShardReader.open` is how every sample, field and index is reached: it returns an open shard by its
+number, or opens it in the way that the policy chooses (`wids.shards.policy`). The prefetcher, the
+preview, the page and the command line ask the reader which shards are local, where keys are and
+what indexes contain, and have it fetch shards. It applies no view, transformation or decoder.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from contextlib import suppress
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from wids.errors import ShardFormatError, WidsError
-from wids.shards.capacity import cache_share_nbytes
-from wids.shards.opener import ShardOpener
+from wids.errors import ShardFormatError, WidsError, local_error
+from wids.shards.broken_shards import BrokenShards
+from wids.shards.capacity import cache_share_nbytes, default_num_open
+from wids.shards.opening import open_file, open_ranges, stored_index
+from wids.shards.policy import Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
-from wids.shards.shard_pool import ShardPool
-from wids.shards.tars.index import ShardIndex
+from wids.shards.range_budget import RangeBudget
+from wids.shards.read_options import ReadOptions
+from wids.shards.shard_facts import ShardFacts
+from wids.shards.sidecars import DatasetIndexes
+from wids.shards.specs.model import DatasetSpec, ShardSpec
+from wids.shards.specs.shard_columns import Numbers, columns_of
+from wids.shards.tars.headers import KeySplit
+from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.shards.tars.shard import Shard
+from wids.shards.tars.tar_shard import TarShard
+from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
-from wids.storage.cache.store import BackgroundFetch
+from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.shared_numbers import SharedRows
 from wids.storage.sizes import count_text
+from wids.storage.stages import this_process
+from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.key_lookup import KeyLookup
+    from wids.shards.remote_shard import RemoteShard
 
 T = TypeVar("T")
 
@@ -38,14 +56,16 @@ shard."""
 
 
 class OpenByNumber(Protocol):
-    """A callable that returns an open shard by its number, as `ShardPool.get` does."""
+    """A callable that returns an open shard by its number, as `ShardReader.open` does."""
 
-    def __call__(self, number: int, local: bool = True) -> ReadableShard:
+    def __call__(self, number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
         """Return the open shard."""
 
 
 _MAX_LISTED: Final = 20_000
 """Most shards whose edges are lists, which take 40 bytes a shard in each process."""
+
+_LAST_USED: Final = attrgetter("last_used")  # several times faster than a Python function
 
 
 class ShardReader:
@@ -54,55 +74,257 @@ class ShardReader:
     A *position* counts samples from the start of the first shard.
 
     Safe to use from any number of threads; can be pickled, without its open shards, and forked.
+    There is no lock, so none can be held across a fork: each step is one atomic operation on a
+    plain dict, and a hit only changes a number. If two threads miss a shard at the same time, both
+    open it and the later one stays. A shard that is evicted while a thread reads it is closed when
+    that thread releases it, so each thread can hold one shard beyond ``max_open``.
 
     Args:
-        opener: Opens the shards, whose counts, specs, options and cache it knows.
-        pool: The open shards.
+        spec: The dataset.
+        store: The copies of remote files.
+        options: How shards are opened, and samples are read.
 
     Attributes:
-        opener, pool: As passed.
         shards: The specs of the shards.
-        options: How they are opened, and samples are read.
+        counts: Number of samples in each shard: those of the spec, if it states all; else a list,
+            None where it is not known yet. An opened shard must have this number.
+        options, store: As passed.
         fields: The only fields that samples have; None for all.
-        store: The copies of remote files.
         cache_folder: The folder of copies and indexes.
+        dataset_indexes: Dataset indexes that may have the indexes of shards.
         broken: The shards that were noted as broken.
-        open: Returns an open shard by its number: `ShardPool.get`.
-        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``.
+        max_open: Most shards to keep open.
+        limit_nbytes: Most bytes of mapped shards to keep open, if there is more than one; None for
+            no limit. The cache cannot evict a copy while it is open.
+        check_opened: Compares an opened shard with what the caller expects; None for nothing.
+        num_accesses, num_misses: How often this process asked for a shard, and had to open it.
+        accesses: The same, in all processes that share the dataset; but a process that was not
+            started by another one counts its accesses in ``num_accesses`` alone.
+        edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``; only
+            after all have been counted (`note_counts`).
         starts, ends: Where each shard begins and ends, as sequences of integers.
-        fetches_for_one, fetches_for_many: Whether to fetch a remote shard that has no copy in order
-            to read a single sample, or a batch.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
         joint: What is joined to the samples, so that indexes lack fields: a
             `wids.tables.joined.Joint`; None for nothing.
-        ways: How threads that read a batch one sample after the other open its shards, and whether
-            they fetch them, by the ids of the threads.
     """
 
     joint: Any = None
+    check_opened: Callable[[ShardReader, int, TarShard], None] | None = None
+    num_accesses: int
+    num_misses: int
+    _num_published: int
+    _entries: dict[int, _Entry]
+    _opened: set[int]
+    _paths: dict[int, str | None]
+    _refetched: set[int]  # shards whose damaged copies were fetched again
+    _keys: KeyLookup | None
 
-    def __init__(self, opener: ShardOpener, pool: ShardPool) -> None:
-        self.opener, self.pool, self.edges = opener, pool, opener.edges
-        self.shards, self.options = opener.shards, opener.facts.options
-        self.fields, self.store = self.options.fields, opener.facts.store
-        self.cache_folder, self.broken = self.store.folder, opener.broken
-        access, verify = self.options.access, self.options.verify
-        self.fetches_for_one, self.fetches_for_many = access == "download", access != "range"
-        self.verifies_raw, self.verifies_decoded = verify == "always", verify != "never"
+    def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
+        self.shards = columns_of(spec.shards)
+        self.counts: list[int | None] | Numbers = self.shards.counts
+        if self.shards.edges is None:
+            self.counts = [None if n < 0 else n for n in self.shards.counts.tolist()]
+        self.options, self.store, self.fields = options, store, options.fields
+        self.cache_folder, self.broken = store.folder, BrokenShards(self.shards)
+        self.dataset_indexes = DatasetIndexes(spec, store)
+        self.verifies_raw = options.verify == "always"
+        self.verifies_decoded = options.verify != "never"
+        # Also those that may be remote after rewriting.
+        are_remote = bool(os.environ.get("WDS_REWRITE")) or self.shards.has_remote
+        if are_remote:
+            locks.prepare()  # 10 ms, before a thread of this process may do it
+        chooses = options.access == "auto" and are_remote
+        self._budget = RangeBudget(len(self.shards)) if chooses else None
+        self.max_open = options.lru_size or default_num_open()
+        self.limit_nbytes = cache_share_nbytes(store.limit_nbytes)
+        self.accesses = SharedRows(0, 0)
+        vars(self).update(self._nothing_open())
+        if not isinstance(self.counts, list):
+            self.note_counts()
+
+    def _nothing_open(self) -> dict[str, Any]:
+        """Return the attributes that another process, or another reader, begins with."""
+        return {
+            **dict.fromkeys(("num_accesses", "num_misses", "_num_published"), 0),
+            "_entries": {},
+            "_opened": set(),
+            "_paths": {},
+            "_refetched": set(),
+            "_keys": None,
+        }
+
+    def note_counts(self) -> None:
+        """Take the counts as complete. A broken shard, which was not counted, has no samples."""
+        edges = self.shards.edges
+        if edges is None or isinstance(self.counts, list):
+            counts = [count or 0 for count in self.counts]
+            edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        self.edges: IntArray = edges
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
         # takes a third of the time of bisecting a memoryview. That of many shards stays an array.
         bounds = self.edges.tolist() if len(self.edges) <= _MAX_LISTED else self.edges.data
         self.starts, self.ends = bounds[:-1], bounds[1:]
-        # A wrapping method would cost one more call for each sample.
-        self.open: OpenByNumber = self.pool.get
-        self.ways: dict[int, tuple[OpenByNumber, bool]] = {}
-        self._keys: KeyLookup | None = None
-        self._budget = opener.facts.budget
+
+    def take_stated(self, shards: Iterable[ShardSpec]) -> None:
+        """Take the indexes of the same shards that lie beside them."""
+        self.shards, self._paths = columns_of(shards), {}
 
     def __repr__(self) -> str:
         samples = count_text(len(self), "sample")
         return f"<{type(self).__name__}: {samples}, {count_text(len(self.shards), 'shard')}>"
+
+    # Opening.
+
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> TarShard:
+        """Return a shard by its number, and open it if necessary.
+
+        Args:
+            number: Its number.
+            wanted: What is wanted of it.
+
+        Raises:
+            FetchError: The shard cannot be opened or fetched.
+            ShardFormatError: The file is not a complete, plain tar.
+            MismatchError: The shard is not what the spec says.
+        """
+        # Two threads may read the same count here. A count or an age is then off by one, which
+        # changes what is evicted first but never what is read.
+        now = self.num_accesses = self.num_accesses + 1
+        if this_process.is_child:
+            self.accesses.row[0] += 1
+        entry = self._entries.get(number)
+        if entry is not None:
+            # Once enough of a shard was read by range, or a copy exists, the file is better.
+            if entry.facts is None or way_to_read(wanted, entry.facts) is Way.RANGE:
+                entry.last_used = now
+                return entry.shard
+            wanted = Wanted.FILE
+        self._publish()
+        self.num_misses += 1
+        self.accesses.row[1] += 1
+        self.accesses.common[0] = number
+        stages.count(stages.OPENINGS)
+        if number in self._opened:
+            stages.count(stages.REOPENINGS)
+        self._opened.add(number)
+        facts = self.facts(number)
+        shard = self._open(facts, wanted)
+        if self.check_opened is not None:
+            self.check_opened(self, number, shard)
+        is_mapped = isinstance(shard, Shard)
+        # Another thread may have stored its own shard of this number since the miss. The later one
+        # stays, and the other is closed when its reader releases it.
+        self._entries[number] = _Entry(number, shard, None if is_mapped else facts, now)
+        while len(self._entries) > self.max_open or self._is_too_long():
+            # list() is one atomic step; other threads would change the dict under an iterator.
+            oldest = min(list(self._entries.values()), key=_LAST_USED, default=None)
+            # None, or a number that is gone: another thread evicted it or called `close`.
+            if oldest is not None:
+                self._entries.pop(oldest.number, None)
+        return shard
+
+    def open_apart(self, number: int, wanted: Wanted) -> TarShard:
+        """Open a shard that is not kept open, so that it takes the place of no other."""
+        return self._open(self.facts(number), wanted)
+
+    def facts(self, number: int) -> ShardFacts:
+        """Return what is known of a shard, by which the policy decides."""
+        return ShardFacts(
+            number,
+            self.shards[number],
+            self.path(number),
+            self.counts[number],
+            self.options,
+            self.store,
+            self.dataset_indexes,
+            self._budget,
+        )
+
+    def _open(self, facts: ShardFacts, wanted: Wanted) -> TarShard:
+        number = facts.number
+        with self.broken.watch(number), stages.nested(stages.OPEN):
+            way = way_to_read(wanted, facts)
+            if way is Way.MAP and facts.path is not None:
+                return open_file(facts, facts.path)
+            if way is Way.RANGE:
+                return open_ranges(facts, partial(self.broken.watch, number))
+            # Imported only for remote shards: with its own imports it takes 2 ms.
+            from wids.shards.copied_shards import open_copy
+
+            # Its copy, or one that is fetched now.
+            copy = open_copy(facts, self._entries.clear, self._refetched)
+            if self._budget is not None:
+                self._budget.note_fetched(number)
+            return copy
+
+    def _is_too_long(self) -> bool:
+        # One shard always stays, however long: the caller is about to read it.
+        if self.limit_nbytes is None or len(self._entries) < 2:
+            return False
+        # Only these hold a lease, which prevents the cache from deleting their files (CACHE-7).
+        shards = [entry.shard for entry in list(self._entries.values()) if entry.facts is None]
+        return sum(shard.nbytes for shard in shards) > self.limit_nbytes
+
+    def peek(self, number: int) -> TarShard | None:
+        """Return a shard if it is open, without counting as a use."""
+        entry = self._entries.get(number)
+        return None if entry is None else entry.shard
+
+    @property
+    def num_open(self) -> int:
+        """Number of open shards."""
+        return len(self._entries)
+
+    def path(self, number: int) -> str | None:
+        """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
+        try:
+            return self._paths[number]
+        except KeyError:
+            url = self.shards[number].url
+            path = urls.local_place(url)
+            if path is not None:
+                # `localname` may return a cache path, as for remote shards; no local one is there.
+                named = self.store.named_path(url)
+                path = named if named is not None and os.path.exists(named) else path
+            self._paths[number] = path  # shards are opened often
+            return path
+
+    def close(self) -> None:
+        """Release all open shards, and end what was announced; the next read opens them again."""
+        # Left to the garbage collector: another thread may be reading one of them.
+        self._entries.clear()
+        if self._budget is not None:
+            self._budget.forget_announced()
+        self._keys = None
+
+    def only(self, fields: Collection[str] | None) -> ShardReader:
+        """Return a reader of the same shards with open shards of its own, which fetches none.
+
+        Args:
+            fields: The only fields to read, as bytes; None for those of this reader, unchanged.
+        """
+        reader = object.__new__(ShardReader)
+        vars(reader).update(vars(self), **self._nothing_open(), check_opened=None, _budget=None)
+        reader.options = self.options.only(fields)
+        reader.fields, reader.accesses = reader.options.fields, SharedRows(0, 0)
+        reader._paths, reader._refetched = self._paths, self._refetched
+        reader.__dict__.pop("all_stored_nbytes", None)
+        return reader
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process opens the files itself, and may have another cache folder, with damaged
+        # copies of its own.
+        self._publish()
+        left_out = ("edges", "starts", "ends", "all_stored_nbytes")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**kept, **self._nothing_open(), "is_counted": hasattr(self, "edges")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        is_counted = state.pop("is_counted")
+        vars(self).update(state)
+        if is_counted:
+            self.note_counts()
 
     # Where samples are.
 
@@ -138,7 +360,9 @@ class ShardReader:
         cuts = list(zip(numbers[starts].tolist(), starts, stops, strict=True))
         if len(cuts) > 1:  # a single group is announced when it is read
             for number, start, stop in cuts:
-                self.pool.announce(number, local_indices[start:stop])
+                shard = self.peek(number)
+                if isinstance(shard, Shard):  # read ahead from the disk
+                    shard.announce(local_indices[start:stop])
         for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
@@ -148,32 +372,46 @@ class ShardReader:
         The samples of remote shards that are read by range are read here, from all shards at once.
         """
         groups = list(self.groups(positions))
-        has_local = self.pool.has_local
-        others = {number: local for number, _, local in groups if not has_local(number)}
-        if not others or self.fetches_for_one:
-            return groups, self.open
-        wanted = {n: local for n, local in others.items() if self.opener.may_read_ranges(n)}
-        if not wanted:
+        ranged = {n: local_indices for n, _, local_indices in groups if self._may_range(n)}
+        if not ranged:
             return groups, self.open
         from wids.shards.range_flight import fly  # only remote shards need it
 
-        landed, open_other = fly(self.pool, self.opener, wanted), self.open
+        landed, open_other = fly(ranged, self._ranged, self._entries.__contains__), self.open
 
-        def open_shard(number: int, local: bool = True) -> ReadableShard:
+        def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
             shard = landed.get(number)
             if isinstance(shard, WidsError):
                 raise shard
-            return open_other(number, local) if shard is None else shard
+            if shard is not None:
+                return shard
+            # What ranges were to give, and did not, is fetched.
+            return open_other(number, Wanted.MOST if number in ranged else wanted)
 
         return groups, open_shard
 
-    def fetches_for_view(self, number: int, positions: Positions) -> bool:
-        """Whether to fetch a shard that has no copy, to read all positions of a view in turn."""
-        if self.fetches_for_one or not self.fetches_for_many:
-            return self.fetches_for_one
+    def _may_range(self, number: int) -> bool:
+        """Whether samples of a shard are read by range, if its index is known."""
+        entry = self._entries.get(number)
+        facts = self.facts(number) if entry is None else entry.facts
+        if facts is None:
+            return False
+        return way_to_read(Wanted.SAMPLES, facts, supposes_index=True) is Way.RANGE
+
+    def _ranged(self, number: int) -> RemoteShard | None:
+        """Open a shard if samples of it are read by range, or return None."""
+        facts = self.facts(number)
+        if self.peek(number) is None and way_to_read(Wanted.SAMPLES, facts) is not Way.RANGE:
+            return None
+        shard = self.open(number, Wanted.SAMPLES)
+        return None if isinstance(shard, Shard) else cast("RemoteShard", shard)
+
+    def wanted_of_view(self, number: int, positions: Positions) -> Wanted:
+        """Return what reading all positions of a view in turn wants of a shard."""
         if not is_ascending(positions):
-            return False  # it may return to the shard many times, for one sample each
-        return bool(_is_large_part(positions, self.edges[number : number + 2])[0])
+            return Wanted.SAMPLES  # it may return to the shard many times, for one sample each
+        is_most = _is_large_part(positions, self.edges[number : number + 2])[0]
+        return Wanted.MOST if is_most else Wanted.SAMPLES
 
     def large_parts(self, positions: Positions) -> list[int]:
         """Return the shards of which a pass over positions reads a quarter or more."""
@@ -215,9 +453,9 @@ class ShardReader:
             FetchError: A shard has no index, and would have to be fetched to be searched.
         """
         if number is None:
-            yield from self._key_lookup().find(key)
+            yield from self._key_lookup().find(self, key)
             return
-        local_index = self.pool.get(number, local=False).find(key)
+        local_index = self.open(number, Wanted.PART).find(key)
         if local_index >= 0:
             yield self.starts[number] + local_index
 
@@ -225,27 +463,64 @@ class ShardReader:
 
     def is_local(self, number: int) -> bool:
         """Whether a shard can be read without fetching it."""
-        return self.opener.is_local(number)
+        return self.path(number) is not None or self.facts(number).has_copy
 
     def nbytes(self, number: int) -> int | None:
         """Return the length of a shard in bytes; None if the spec does not state it."""
         return self.shards[number].nbytes
 
+    def key_split(self, number: int) -> KeySplit:
+        """Return the rule for the names of a shard."""
+        return self.facts(number).key_split
+
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
-        shard = self.pool.peek(number)
-        if shard is None and self.opener.has_index(number):
-            shard = self.pool.get(number, local=False)
+        shard = self.peek(number)
+        if shard is None and self.has_index(number):
+            shard = self.open(number, Wanted.PART)
         return None if shard is None else shard.index
+
+    def has_index(self, number: int) -> bool:
+        """Whether the index of a shard is available without fetching the shard."""
+        facts = self.facts(number)
+        return facts.path is not None or facts.has_copy or facts.has_index
 
     def known_index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard if it is known without opening the shard."""
-        shard = self.pool.peek(number)
-        return self.opener.known_index(number) if shard is None else shard.index
+        shard = self.peek(number)
+        if shard is not None:
+            return shard.index
+        facts = self.facts(number)
+        if facts.path is not None:
+            with suppress(OSError):
+                return stored_index(facts, facts.path, TarIdentity.of_file(os.stat(facts.path)))
+        elif not facts.has_copy and facts.range_index is not None:
+            return facts.range_index[0]
+        return None
+
+    def is_in_dataset_index(self, number: int) -> bool:
+        """Whether the dataset index has the keys of this shard, and states its length.
+
+        False if names are split by another rule than the spec's, with which the dataset index was
+        made.
+        """
+        wanted = self.options.key_split
+        if wanted not in (None, self.shards[number].key_split or "first"):
+            return False
+        return self.dataset_indexes.has_keys_of(number) and self.has_indexed_length(number)
+
+    def has_indexed_length(self, number: int) -> bool:
+        """Whether a shard still has the length that the dataset index states."""
+        path = self.path(number)
+        try:
+            nbytes = self.shards[number].nbytes if path is None else os.path.getsize(path)
+        except OSError:
+            return False
+        return self.dataset_indexes.has_length(number, nbytes)
 
     def release_dataset_indexes(self) -> None:
         """Release the memory of mapped dataset indexes; later uses read them again."""
-        self.opener.dataset_indexes.release()
+        self.dataset_indexes.release()
 
     def key_index(self, number: int) -> ShardIndex:
         """Return the index of a shard for its keys, opening the shard if necessary.
@@ -254,7 +529,7 @@ class ShardReader:
             FetchError: The shard would have to be fetched.
             ShardFormatError, MismatchError: The shard is not what the spec says.
         """
-        return self._key_lookup().index(number)
+        return self._key_lookup().index(self, number)
 
     def _key_lookup(self) -> KeyLookup:
         """Return the look-up of keys, which stays until `close`."""
@@ -262,27 +537,35 @@ class ShardReader:
         if keys is None:  # two threads may both make one; the later one stays
             from wids.shards.key_lookup import KeyLookup
 
-            keys = self._keys = KeyLookup(self.opener, self.pool, self.edges)
+            keys = self._keys = KeyLookup()
         return keys
 
     def reserve(self) -> None:
         """Let workers that are spawned later take part in `usage`."""
-        self.pool.counts.reserve()
+        self.accesses.reserve()
 
     def usage(self) -> tuple[int, int]:
         """Return how often shards were asked for, and opened, in all processes that share this.
 
         It lets one process notice when another begins to read.
         """
-        return self.pool.usage()
+        self._publish()
+        num_accesses, num_misses = map(int, self.accesses.sums())
+        return num_accesses, num_misses
+
+    def _publish(self) -> None:
+        """Add to the counts what this process has not added at each access."""
+        if not this_process.is_child:
+            self.accesses.row[0] += self.num_accesses - self._num_published
+            self._num_published = self.num_accesses
 
     def last_opened(self) -> int:
         """Return the shard that was opened last, or is being opened, in all these processes."""
-        return self.pool.last_opened
+        return int(self.accesses.common[0])
 
     def num_read_here(self) -> int:
         """Return how often shards were asked for in this process."""
-        return self.pool.num_accesses
+        return self.num_accesses
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
@@ -295,11 +578,30 @@ class ShardReader:
         Raises:
             FetchError: The shard has no index, and would have to be fetched.
         """
-        known = self.opener.identity(number)
+        known = self.stated_identity(number)
         if known is None:
             index = self.key_index(number)
             known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
         return known
+
+    def stated_identity(self, number: int) -> tuple[Any, ...] | None:
+        """Return facts that change when a shard changes, without reading its index, or None.
+
+        Raises:
+            FetchError: A local shard cannot be found.
+        """
+        facts = self.facts(number)
+        spec, path, rule = facts.spec, facts.path, facts.key_split
+        if path is not None:
+            try:
+                return path, rule, *TarIdentity.of_file(os.stat(path))
+            except OSError as error:
+                raise local_error(path, error) from error
+        if spec.md5sum or spec.sha256:
+            return rule, spec.nbytes, spec.md5sum, spec.sha256
+        if self.is_in_dataset_index(number):
+            return rule, spec.url, spec.nbytes, self.dataset_indexes.digest(number)
+        return None
 
     def content(self, number: int) -> tuple[Any, ...]:
         """Return known facts that change when the stored samples of a shard change.
@@ -309,7 +611,7 @@ class ShardReader:
         Raises:
             FetchError: The shard has no index, and would have to be fetched.
         """
-        known = self.opener.identity(number)
+        known = self.stated_identity(number)
         if known is None:
             sizes = np.ascontiguousarray(self.key_index(number).sizes)
             known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
@@ -322,7 +624,12 @@ class ShardReader:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
             MismatchError: The shard is not what the spec says.
         """
-        self.opener.fetch(number, background or BackgroundFetch())
+        facts = self.facts(number)
+        if facts.path is None:
+            from wids.shards.copied_shards import fetch_copy
+
+            with self.broken.watch(number):
+                fetch_copy(facts, background or BackgroundFetch())
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -336,10 +643,21 @@ class ShardReader:
             return False
         # Opening one that has changed shows what it is now.
         is_changed = shard.has_changed and self.broken.are_noted
-        if not is_changed and not self.opener.discard_copy(number, shard, error):
+        if not is_changed and not self._discards_copy(number, shard, error):
             return False
-        self.pool.drop(number, shard)
+        entry = self._entries.get(number)
+        if entry is not None and entry.shard is shard:  # no other one has taken its place
+            self._entries.pop(number, None)
         return True
+
+    def _discards_copy(self, number: int, shard: Shard, error: WidsError) -> bool:
+        facts = self.facts(number)
+        if facts.path is not None:
+            return False
+        from wids.shards.copied_shards import discard_copy
+
+        inode = shard.identity.inode
+        return discard_copy(facts, shard.path, inode, error, self._refetched)
 
     # Broken shards.
 
@@ -357,12 +675,12 @@ class ShardReader:
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        return self.store.limit_nbytes if self.fetches_for_many else None
+        return self.store.limit_nbytes if self.options.may_fetch else None
 
     @cached_property
     def all_stored_nbytes(self) -> FloatArray:
         """What `stored_nbytes` returns for all shards."""
-        if self.fetches_for_many:
+        if self.options.may_fetch:
             return self.shards.remote_nbytes
         return np.zeros(len(self.shards))
 
@@ -377,7 +695,7 @@ class ShardReader:
                 shards are added.
         """
         nbytes: FloatArray = self.all_stored_nbytes[numbers]
-        if self.fetches_for_many:
+        if self.options.may_fetch:
             names = [self.shards[number].url for number in numbers.tolist()]
             nbytes[[name in counted for name in names]] = 0
             counted.update(names)
@@ -388,32 +706,29 @@ class ShardReader:
         """Most bytes of shards that may wait in the cache to be read; None for no limit."""
         return cache_share_nbytes(self.store.limit_nbytes)
 
-    def only(self, fields: Collection[str] | None) -> ShardReader:
-        """Return a reader of the same shards with its own pool, which fetches no shard.
 
-        Args:
-            fields: The only fields to read, as bytes; None for those of this reader, unchanged.
-        """
-        opener = self.opener.with_options(self.options.only(fields))
-        pool = ShardPool(opener, self.pool.size, self.pool.limit_nbytes)
-        return ShardReader(opener, pool)
+class _Entry:
+    """An open shard, and the number of the access that last used it.
 
-    def close(self) -> None:
-        """Release all open shards, and end what was announced; the next read opens them again."""
-        self.pool.close()
-        if self._budget is not None:
-            self._budget.forget_announced()
-        self._keys = None
+    Attributes:
+        facts: What is known of a shard that is read by range; None for one that is mapped.
+    """
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Another process makes the rest itself, including the look-up of keys.
-        return type(self), (self.opener, self.pool)
+    __slots__ = ("facts", "last_used", "number", "shard")
+
+    def __init__(
+        self, number: int, shard: TarShard, facts: ShardFacts | None, last_used: int
+    ) -> None:
+        self.number = number
+        self.shard = shard
+        self.facts = facts
+        self.last_used = last_used
 
 
 def read_from(
     reader: ShardReader,
     number: int,
-    local: bool,
+    wanted: Wanted,
     read: Callable[[ReadableShard], T],
     open_shard: OpenByNumber | None = None,
 ) -> T:
@@ -422,20 +737,20 @@ def read_from(
     Args:
         reader: The shards.
         number: The number of the shard.
-        local: As for `ShardPool.get`.
+        wanted: What is wanted of it.
         read: Reads it.
         open_shard: Opens it; None for `ShardReader.open`.
 
     Raises:
         ShardFormatError: It is damaged, and cannot be fetched again.
     """
-    shard = (open_shard or reader.open)(number, local)
+    shard = (open_shard or reader.open)(number, wanted)
     try:
         return read(shard)
     except ShardFormatError as error:
         if not reader.replaces(number, shard, error):
             raise
-    return read_from(reader, number, local, read, open_shard)
+    return read_from(reader, number, wanted, read, open_shard)
 
 
 def _is_large_part(positions: Positions, edges: IntArray) -> BoolArray:

@@ -2,24 +2,16 @@
 
 Only the members of the requested samples are read, each with the headers before it, which must be
 those that the index was made from. A callable reads the ranges.
-
-Nobody knows what a program will read next. A shard is fetched as soon as that is at most twice the
-cost of the best choice in hindsight (decision 0093). A sampler does know: it announces the shards
-of its pass, which are then fetched when they are first needed.
 """
 
 from __future__ import annotations
 
-import io
-import math
 import operator
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,29 +21,25 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import (
     WRAP,
     Labels,
-    PooledShard,
     Raw,
     RawSample,
-    ReadableShard,
-    changed_header_error,
     changed_payload_error,
     label,
 )
+from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
-from wids.storage.cache import cache_names
 from wids.storage.files import fastest_crc32
 from wids.storage.ranges import (
     GAP_NBYTES,
     Arrived,
     RangeError,
     Read,
-    Span,
     bytes_of,
     frugal_gap_nbytes,
     joined,
     read_all,
 )
-from wids.storage.stages import SharedArray, checked
+from wids.storage.stages import checked
 from wids.storage.transport.stream import PastEndError
 
 Value: TypeAlias = "bytes | WidsError"
@@ -66,11 +54,15 @@ class MemberRange(NamedTuple):
     members: list[int]
 
 
+_OTHER_VERSION: Final = MismatchError, NotFoundError, PastEndError
+"""Errors of a server that may be a mirror, which states another version for equal bytes."""
+
+
 class SpentError(RangeError):
     """A shard of which enough was read by range, so that it should be fetched."""
 
 
-class RemoteShard(PooledShard):
+class RemoteShard(TarShard):
     """One remote tar as a sequence of raw samples.
 
     Safe to read from any number of threads and after a fork; holds nothing that must be closed.
@@ -84,17 +76,14 @@ class RemoteShard(PooledShard):
             they may be of another version than those before; None for ``read_range``.
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
-        takes: Called with the bytes of each read before it begins, and with 0 to ask whether
-            anything will be read; returns False if the whole tar should be fetched instead.
-        has_copy: Whether a local copy of the tar exists by now.
+        takes: Called with the bytes of each read before it begins; returns False if the whole tar
+            should be fetched instead.
         version: Returns the version of all that ``read_part`` returns; None if it is not known.
         watch: Returns a block that notes errors which concern the whole shard.
 
     Raises:
         ValueError: The index has no checksums.
     """
-
-    is_local = False
 
     def __init__(
         self,
@@ -106,16 +95,14 @@ class RemoteShard(PooledShard):
         read_part: Read | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
-        takes: Callable[[int], bool] = lambda _: True,
-        has_copy: Callable[[], bool] = lambda: False,
+        takes: Callable[[int], bool] | None = None,
         version: Callable[[], str | None] = lambda: None,
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
         self.index = index
         self.nbytes = nbytes
-        self.takes = takes
-        self._has_copy = has_copy
+        self.takes = takes or (lambda _: True)
         self._version = version
         self._watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
@@ -126,11 +113,6 @@ class RemoteShard(PooledShard):
         self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the whole tar from now on: enough of it was read, or a copy exists."""
-        return not self.takes(0) or self._has_copy()
 
     def read_many(
         self,
@@ -214,23 +196,12 @@ class RemoteShard(PooledShard):
             MismatchError, ShardFormatError: The tar or the index has changed.
             FetchError: The tar cannot be read.
         """
-        self.check()
-        heads, bodies, stops = self.index.spans(members)
-        edges = [each.tolist() for each in (heads, bodies, np.minimum(stops, bodies + nbytes))]
-        ranges = joined(sorted(zip(edges[0], edges[2], strict=True)), GAP_NBYTES)
         try:
-            views = self._read_parts(ranges)
-        except (MismatchError, NotFoundError, PastEndError):
+            return super().read_starts(members, nbytes)
+        except _OTHER_VERSION:
             if not len(self.index.payload_crcs):
                 raise
-            return super().read_starts(members, nbytes)  # of whole members, which are compared
-        starts, values = [start for start, _ in ranges], []
-        for member, head, body, stop in zip(members.tolist(), *edges, strict=True):
-            number = bisect_right(starts, head) - 1
-            view, start = views[number], starts[number]
-            self._check_head(member, head, view[head - start : body - start])
-            values.append(bytes(view[body - start : stop - start]))
-        return values
+            return [value[:nbytes] for value in self.read_members(members)]
 
     def request_nbytes(self, members: IntArray, most_nbytes: int | None = None) -> int:
         """Return the cost of reading members in bytes; a request counts as the largest gap.
@@ -258,38 +229,30 @@ class RemoteShard(PooledShard):
             MismatchError, ShardFormatError: The tar or the index has changed.
             FetchError: The tar cannot be read.
         """
-        self.check()
-        member = self.index.member(local_index, field, self.name)
-        head, end = self._span(member)
-        body = int(self.index.blocks[member]) * BLOCK_NBYTES
-        part = min(body + start, end), min(body + stop, end)
-        version = self._version()
-        is_known = version is not None and self._known_heads.get(member) == version
-        heads = [] if is_known else [(head, body)]
-        spans = joined([*heads, part] if part[0] < part[1] else heads)
-        if not spans:
-            return b""
         try:
-            views = self._read_parts(spans)
-        except (MismatchError, NotFoundError, PastEndError):
+            return super().read_part(local_index, field, start, stop)
+        except _OTHER_VERSION:
             if not len(self.index.payload_crcs):
                 raise
             # If it is not a mirror that states another version, this read raises the error of all
             # reads of a shard that has changed.
-            return _intact(self._read_ranges(self._ranges([member]))[member])[start:stop]
-        if not is_known:
-            self._check_head(member, head, views[0][: body - head])
-            found = self._version()
-            if found is not None and version in (None, found):
-                self._known_heads[member] = found
-        base = spans[-1][0]
-        return bytes(views[-1][part[0] - base : part[1] - base])
+            member = self.index.member(local_index, field, self.name)
+            return self.read_members(np.array([member]))[0][start:stop]
+
+    def _knows_head(self, member: int) -> bool:
+        version = self._version()
+        return version is not None and self._known_heads.get(member) == version
+
+    def _note_head(self, member: int) -> None:
+        version = self._version()
+        if version is not None:
+            self._known_heads[member] = version
 
     def _read_ranges(self, ranges: Sequence[MemberRange]) -> dict[int, Value]:
         """Return the members of ranges."""
         with self._watch():  # nothing is requested of a broken shard
             pass
-        self._count((each.start, each.stop) for each in ranges)
+        self._count(sum([each.stop - each.start for each in ranges]))
         values: dict[int, Value] = {}
         for members in read_all(
             [self.to_read(each) for each in ranges],
@@ -298,27 +261,33 @@ class RemoteShard(PooledShard):
             values.update(members)
         return values
 
-    def _read_parts(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Return bytes that no checksum covers.
+    def _buffers(self, spans: list[Span]) -> list[memoryview]:
+        """Return bytes that no checksum covers; near spans share a request.
 
-        If one does cover the member, this error decides nothing: the whole member is read then.
+        If one does cover the member, an error decides nothing: the whole member is read then.
         """
-        self._count(spans)
+        ranges = joined(sorted(spans))
+        self._count(sum([stop - start for start, stop in ranges]))
         watch = nullcontext if len(self.index.payload_crcs) else self._watch
 
         def use(_: int, arrived: Arrived) -> memoryview:
             with watch():
                 return bytes_of(arrived)
 
-        return read_all([(self._read_part, *span) for span in spans], use)
+        views = read_all([(self._read_part, *each) for each in ranges], use)
+        starts, found = [start for start, _ in ranges], []
+        for start, stop in spans:
+            at = bisect_right(starts, start) - 1
+            found.append(views[at][start - starts[at] : stop - starts[at]])
+        return found
 
-    def _count(self, spans: Iterable[Span]) -> None:
-        """Have ranges that will be read counted.
+    def _count(self, nbytes: int) -> None:
+        """Have bytes that will be read counted.
 
         Raises:
             SpentError: The tar should be fetched instead.
         """
-        if not self.takes(sum(stop - start for start, stop in spans)):
+        if not self.takes(nbytes):
             raise SpentError(
                 f"{self.name}: expected a shard of which little is read, found one of which so "
                 "much was read that it has to be fetched"
@@ -327,7 +296,9 @@ class RemoteShard(PooledShard):
     def _members_of(self, local_index: int) -> list[int]:
         """Return the members of a sample to read."""
         members, wanted = self.index.members(local_index), self._fields
-        return [members[field] for field in members if wanted is None or field in wanted]
+        if wanted is None:
+            return list(members.values())
+        return [member for field, member in members.items() if field in wanted]
 
     def _ranges(self, members: Iterable[int], gap_nbytes: float | None = None) -> list[MemberRange]:
         """Return the ranges to read for members, with gaps of at most so many bytes."""
@@ -344,13 +315,6 @@ class RemoteShard(PooledShard):
         """Return where the headers of a member begin and where its bytes end."""
         start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
         return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
-
-    def _check_head(self, member: int, start: int, head: memoryview) -> None:
-        """Compare the headers of a member, which begin at a byte of the tar, with the index."""
-        # A header has name and length, so another tar of the same length is noticed.
-        index = self.index
-        if zlib.crc32(head) != index.head_crcs[member]:
-            raise changed_header_error(self.name, start, index.fields[index.field_ids[member]])
 
     def _is_intact(self, member: int, value: memoryview) -> bool:
         """Whether these bytes have a member's checksum; True if the index has none."""
@@ -392,163 +356,3 @@ def _intact(value: Value) -> bytes:
     if isinstance(value, WidsError):
         raise value
     return value
-
-
-_ANNOUNCED: Final = 1 << 62
-"""Stands for the bytes read of a shard that was announced."""
-
-_SMALL_NBYTES: Final = 8 << 20
-"""A shard that arrives about as soon as a part of it: batches wait for it."""
-
-
-class RangeBudget:
-    """Bytes that were read by range of each shard of a dataset, and which shards were announced.
-
-    Shared with the processes that are started later, forked and spawned ones alike. A copy that is
-    pickled for another machine starts from the current values. There is no lock: of two processes
-    or threads that add at the same moment, one may not be counted, which only delays a fetch.
-
-    Args:
-        num_shards: Number of shards.
-    """
-
-    def __init__(self, num_shards: int) -> None:
-        # For each shard, and the bytes of `let_ahead`.
-        self._shared = SharedArray("q", num_shards + 1)
-
-    def takes(self, number: int, shard_nbytes: int, nbytes: int) -> bool:
-        """Whether to read this many bytes of a shard by range, which are then counted.
-
-        Args:
-            number: The shard.
-            shard_nbytes: Its length.
-            nbytes: Bytes to read; 0 to ask whether anything more is read by range.
-        """
-        values = self._shared.values
-        read_nbytes = values[number]
-        if read_nbytes == _ANNOUNCED:
-            free_nbytes = values[-1]
-            if shard_nbytes <= _SMALL_NBYTES or free_nbytes < max(nbytes, 1):
-                return False
-            values[-1] = free_nbytes - nbytes
-            return True
-        # What is transferred until its copy is evicted is then at most twice what the best choice
-        # would transfer, whatever is read later (decision 0093).
-        if read_nbytes + 2 * nbytes >= shard_nbytes:
-            return False
-        values[number] = read_nbytes + nbytes
-        return True
-
-    def announce(self, numbers: Iterable[int]) -> None:
-        """Note shards that a pass reads whole, or in large part."""
-        for number in numbers:
-            self._shared.values[number] = _ANNOUNCED
-
-    def forget_announced(self) -> None:
-        """Count all shards that were announced from zero again."""
-        for number in range(len(self._shared.values) - 1):
-            if self._shared.values[number] == _ANNOUNCED:
-                self._shared.values[number] = 0
-
-    def let_ahead(self, nbytes: int) -> None:
-        """Let batches read this many bytes of announced shards while these are being fetched.
-
-        Without them, each batch waits for its shards.
-        """
-        self._shared.values[-1] = nbytes
-
-    def note_fetched(self, number: int) -> None:
-        """Count from zero again: if the copy of the shard is evicted, the choice is a new one."""
-        if self._shared.values[number] != _ANNOUNCED:
-            self._shared.values[number] = 0
-
-
-_BUFFER_NBYTES: Final = 256 << 10
-"""Bytes of a request: video is read in steps of 32 kB, each of which would cost a round trip."""
-
-
-def open_field(
-    open_shard: Callable[..., ReadableShard],
-    place: tuple[int, int],
-    field: str,
-    limit_nbytes: float = math.inf,
-    cache_folder: str | None = None,
-) -> io.BufferedReader:
-    """Open a field as a binary file that can seek.
-
-    Args:
-        open_shard: Opens a shard by its number, as `ShardReader.open` does.
-        place: The number of the shard that has the sample, and its index there.
-        field: The field, with its leading dot.
-        limit_nbytes: Most bytes to read in all; reading more is an error.
-        cache_folder: Where what a decoder finds out about the field is kept; None for nowhere.
-
-    Raises:
-        KeyError: The sample does not have the field.
-        FetchError: The shard cannot be opened.
-    """
-    number, local_index = place
-    shard = open_shard(number, local=False)
-    index, kept = shard.index, None
-    if cache_folder is not None and len(index.payload_crcs):
-        member = index.member(local_index, field, f"shard {number}")
-        facts = index.member_name(member), int(index.payload_crcs[member]), int(index.sizes[member])
-        path = cache_names.frames_path(cache_folder, shard.name, *facts)
-        kept = partial(cache_names.saved_or_made, path)
-    _, nbytes = shard.index.place(local_index, field, f"shard {number}")
-    left_nbytes = limit_nbytes
-
-    def read(start: int, stop: int) -> bytes:
-        nonlocal left_nbytes
-        left_nbytes -= stop - start
-        if left_nbytes < 0:
-            raise OSError(f"more than {limit_nbytes:,} bytes would have to be read")
-        # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
-        return open_shard(number, local=False).read_part(local_index, field, start, stop)
-
-    return io.BufferedReader(_FieldFile(nbytes, read, kept), _BUFFER_NBYTES)
-
-
-class _FieldFile(io.RawIOBase):
-    """The bytes of a field, by a callable that reads from a start to a stop.
-
-    Attributes:
-        kept: Returns what a decoder has found out about the field in an earlier process, or calls
-            a callable that finds it out; None if that is not kept.
-    """
-
-    def __init__(
-        self,
-        nbytes: int,
-        read: Callable[[int, int], bytes],
-        kept: Callable[[Callable[[], bytes]], bytes] | None,
-    ) -> None:
-        self.kept = kept
-        self._nbytes = nbytes
-        self._read = read
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
-        if base + offset < 0:
-            raise ValueError(f"expected a position of 0 or more, found {base + offset}")
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        stop = min(self._at + len(buffer), self._nbytes)
-        if stop <= self._at:
-            return 0
-        data = self._read(self._at, stop)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

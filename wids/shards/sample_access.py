@@ -17,6 +17,7 @@ import numpy as np
 
 from wids.errors import WidsError, printable
 from wids.shards.capacity import Capacity
+from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_index, first_index_of, from_start, in_turn, select
 from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
@@ -49,8 +50,8 @@ class ReadableShards(Protocol):
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
 
-    def open(self, number: int, *, local: bool = True) -> ReadableShard:
-        """Open a shard; not by fetching it if ``local`` is False."""
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
+        """Open a shard, as what is wanted of it says."""
 
 
 class ReadableDataset(Protocol):
@@ -158,7 +159,7 @@ class SampleAccess(Protocol):
     def before_steps(self, *, is_verified: bool) -> SampleAccess:
         """Return the same samples before they are transformed."""
 
-    def read(self, position: int, number: int, local: bool, open_shard: Any) -> Any:
+    def read(self, position: int, number: int, wanted: Wanted) -> Any:
         """Read one sample of a shard, transformed."""
 
     def with_on_error(self, on_error: Any) -> SampleAccess:
@@ -211,7 +212,7 @@ def capacity_of(reader: ShardReader, lengths: Sequence[int]) -> Capacity:
     if len(lengths) != len(reader.shards):
         nbytes = nbytes.sum(keepdims=True)
     counts = np.array(lengths, np.int64)
-    return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, reader.pool.size)
+    return Capacity(counts, np.where(counts > 0, nbytes, 0), cache_nbytes, reader.max_open)
 
 
 @dataclass(frozen=True)

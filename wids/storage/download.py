@@ -1,8 +1,9 @@
 """Download one URL to one file in parts, resume after a cut, and verify the result.
 
-A file arrives in parts, in parallel or in sequence, each over any number of streams. The digests
-are computed over the beginning of the file as far as it is complete. `Download` writes what
-arrives, and neither opens URLs nor waits for servers; `PartRequests` makes the requests.
+`Download` is the file: it writes what arrives, in any order, and neither opens URLs nor waits for
+servers. A thread of its own computes the digests over the beginning of the file, as far as it is
+complete. `PartRequests` makes the requests: by HTTP one thread receives all parts (`range_loop`),
+by other transports one thread each.
 
 The first request is for the first part: its response states the length and the tag of the file at
 no extra round trip, and the other parts are requested while it arrives. If the server sends whole
@@ -14,25 +15,32 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
 
 from wids.errors import MismatchError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
-from wids.storage.transport.gate import has_turn, part_nbytes, unsent
-from wids.storage.transport.retry import CancelledError, cancellation, check_waits, with_retries
+from wids.storage.transport.gate import part_nbytes
+from wids.storage.transport.retry import CancelledError, cancellation, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Data, PastEndError, Stream, TransientError
+
+if TYPE_CHECKING:
+    from wids.storage.transport.http import Http
+    from wids.storage.transport.range_reads import Range
 
 Report: TypeAlias = Callable[[int, "int | None"], None]
 """``report(received_nbytes, total_nbytes)``; the total is None while it is unknown."""
 
 _PIECE_NBYTES: Final = 1 << 20
 """Bytes to hash at a time."""
+_BEHIND_NBYTES: Final = 2 << 20
+"""Bytes of a file that are not hashed yet and worth a thread."""
 
 
 class Expected(NamedTuple):
@@ -72,13 +80,21 @@ class DownloadPart:
 
 
 class _Hashes:
-    """The digests of a file, computed over its beginning as far as it is complete."""
+    """The digests of a file, computed over its beginning as far as it is complete.
+
+    Attributes:
+        stated: What they must be, by name.
+        nbytes: Bytes that they are of.
+        thread: What computes them behind the download.
+        is_over: Whether it must end.
+    """
 
     def __init__(self, expected: Expected) -> None:
         stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
         self.stated = {name: digest.lower() for name, digest in stated if digest is not None}
         self.nbytes = 0
-        self.is_free = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.is_over = False
         self._digests = {name: hashlib.new(name, usedforsecurity=False) for name in self.stated}
 
     def update(self, data: Data) -> None:
@@ -124,6 +140,7 @@ class Download:
         self._error: Exception | None = None
         # Held while the file is written, too: the file has one position, and one end.
         self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)  # waited for by the thread that hashes
 
     def begin(self, stream: Stream, part: DownloadPart | None = None) -> DownloadPart:
         """Start over with a response that has the first part of the file, or all of it.
@@ -144,7 +161,7 @@ class Download:
             self.received_nbytes = 0
             self._error = None
             self.is_single = stream.is_whole
-            self._hashes = _Hashes(self.expected)
+            self._forget_hashes()
             self._next_start = stream.stop
             part.stop, part.position = stream.stop, 0
             self._parts = [part]
@@ -180,7 +197,12 @@ class Download:
 
         Without a tag or a digest nothing would reveal that the rest is of another version.
         """
-        return part.position if self.tag is not None or self._hashes.stated else 0
+        return part.position if self.tag is not None or self.is_verified else 0
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether a stated digest decides which version is right."""
+        return bool(self._hashes.stated)
 
     def take(self, part: DownloadPart, stream: Stream) -> None:
         """Write the bytes of a stream to their place in the file.
@@ -191,11 +213,17 @@ class Download:
             MismatchError: It is longer than expected, or of another length.
             CancelledError: The download was cancelled, or has ended with an error.
         """
-        self._compare(part, stream)
+        self.compare(part, stream, part.position)
         for chunk in stream.chunks:
-            with self._lock:
-                hashes = self._write(part, chunk)
-            self._hash(hashes, chunk, part.position - len(chunk))
+            self.write(part, part.position, chunk)
+        self.finish(part)
+
+    def finish(self, part: DownloadPart) -> None:
+        """End a part, all of whose bytes should have arrived.
+
+        Raises:
+            TransientError: Some are missing.
+        """
         stop = self.total_nbytes if part.stop is None else part.stop
         check_complete(
             self.url, part.position - part.start, None if stop is None else stop - part.start
@@ -203,17 +231,25 @@ class Download:
         with self._lock:
             if part.stop is not None and part in self._parts:
                 self._parts.remove(part)
-            hashes = self._hashes
-        self._hash(hashes)
 
-    def _compare(self, part: DownloadPart, stream: Stream) -> None:
-        """Compare a stream with what was requested, and with what has arrived."""
+    def compare(self, part: DownloadPart, stream: Stream, start: int) -> None:
+        """Compare a stream with what was requested of a part, and with what has arrived.
+
+        Args:
+            part: The part; it starts over if it is the only one, and all of the file has come.
+            stream: The stream.
+            start: Where it was to begin.
+
+        Raises:
+            ReplacedError: It belongs to another version of the file, or is not what was requested.
+            MismatchError: It is of another length.
+        """
         tag = self._tag_of(stream)
         pairs = ((self.tag, tag), (self.total_nbytes, stream.total_nbytes))
         # A missing value does not contradict: a chunked response has no length.
         is_same = all(None in pair or pair[0] == pair[1] for pair in pairs)
         is_part = part.stop is None or stream.stop is not None
-        if stream.start == part.position and is_same and is_part:
+        if stream.start == start and is_same and is_part:
             with self._lock:
                 # The response to a range may say less or more about the file than the first one.
                 self.tag = self.tag or tag
@@ -224,8 +260,8 @@ class Download:
             self.begin(stream, part)  # all of the file in place of the rest
         elif is_same:
             raise ReplacedError(
-                f"{urls.redact(self.url)}: expected the bytes from {part.position} on, found a "
-                "response with other bytes"
+                f"{urls.redact(self.url)}: expected the bytes from {start} on, found a response "
+                "with other bytes"
             )
         else:
             raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
@@ -233,55 +269,79 @@ class Download:
     def _tag_of(self, stream: Stream) -> str | None:
         return None if self._hashes.stated else stream.tag
 
-    def _write(self, part: DownloadPart, chunk: Data) -> _Hashes:
-        """Write the next bytes of a part; return the digests that they belong to."""
-        event = cancellation()
-        if part not in self._parts or (event is not None and event.is_set()):
-            message = f"{urls.redact(self.url)}: the fetch was cancelled"
-            raise self._error or CancelledError(message)
-        position = part.position + len(chunk)
-        if position > (part.stop or math.inf):
-            raise ReplacedError(
-                f"{urls.redact(self.url)}: expected the bytes from {part.start} to {part.stop}, "
-                "found more"
-            )
-        self.file.seek(part.position)
-        self.file.write(chunk)
-        part.position = position
-        self.received_nbytes += len(chunk)
-        # At once, so that an endless response does not fill the disk.
-        if self.received_nbytes > (self.expected.nbytes or math.inf):
-            self._check_length(self.received_nbytes)
-        self.report(self.received_nbytes, self.total_nbytes)
-        return self._hashes
+    def write(self, part: DownloadPart, position: int, data: Data) -> None:
+        """Write bytes of a part, which may have been written before, to their place in the file.
 
-    def _hash(self, hashes: _Hashes, chunk: Data = b"", position: int = 0) -> None:
-        """Hash what is complete of the beginning of the file, unless another thread does.
+        Raises:
+            ReplacedError: They are beyond the part.
+            MismatchError: They are beyond the expected length.
+            CancelledError: The download was cancelled, or has ended with an error.
+        """
+        event, stop = cancellation(), position + len(data)
+        with self._lock:
+            if part not in self._parts or (event is not None and event.is_set()):
+                message = f"{urls.redact(self.url)}: the fetch was cancelled"
+                raise self._error or CancelledError(message)
+            if stop > (part.stop or math.inf):
+                raise ReplacedError(
+                    f"{urls.redact(self.url)}: expected the bytes from {part.start} to "
+                    f"{part.stop}, found more"
+                )
+            self.file.seek(position)
+            self.file.write(data)
+            self.received_nbytes += max(0, stop - part.position)
+            part.position = max(part.position, stop)
+            # At once, so that an endless response does not fill the disk.
+            if self.received_nbytes > (self.expected.nbytes or math.inf):
+                self._check_length(self.received_nbytes)
+            self.report(self.received_nbytes, self.total_nbytes)
+            self._hash_behind()
+
+    def _hash_behind(self) -> None:
+        """Have a thread hash what is complete; call it with the lock."""
+        hashes = self._hashes
+        if not hashes.stated or self._nbytes_to_hash() < _BEHIND_NBYTES:
+            return
+        if hashes.thread is None:
+            thread = threading.Thread(
+                target=self._hash, args=[hashes], name="wids-hash", daemon=True
+            )
+            with suppress(RuntimeError):  # there can be no more threads: it is done in the end
+                thread.start()
+                hashes.thread = thread
+        self._written.notify()
+
+    def _nbytes_to_hash(self) -> int:
+        complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
+        return complete_nbytes - self._hashes.nbytes
+
+    def _hash(self, hashes: _Hashes, *, is_rest: bool = False) -> None:
+        """Hash the complete beginning of the file.
 
         Args:
             hashes: The digests.
-            chunk: Bytes that were just written, and need not be read again.
-            position: Where they begin.
+            is_rest: Whether nothing more is written; otherwise more is waited for.
         """
-        if not hashes.stated or not hashes.is_free.acquire(blocking=False):
-            return
-        try:
-            if position == hashes.nbytes:
-                hashes.update(chunk)
-            while data := self._next_to_hash(hashes):
-                hashes.update(data)
-        finally:
-            hashes.is_free.release()
+        while True:
+            with self._lock:
+                while True:
+                    nbytes = min(self._nbytes_to_hash(), _PIECE_NBYTES)
+                    if nbytes <= 0 if is_rest else hashes.is_over:
+                        return
+                    if is_rest or nbytes == _PIECE_NBYTES:
+                        break
+                    self._written.wait()
+                self.file.seek(hashes.nbytes)
+                data = self.file.read(nbytes)
+            if not data:  # the digest reveals that the file was truncated meanwhile
+                return
+            hashes.update(data)
 
-    def _next_to_hash(self, hashes: _Hashes) -> bytes:
-        """Read the next bytes of the complete beginning, if there are any."""
-        with self._lock:
-            complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
-            nbytes = min(complete_nbytes - hashes.nbytes, _PIECE_NBYTES)
-            if nbytes <= 0 or hashes is not self._hashes:
-                return b""
-            self.file.seek(hashes.nbytes)
-            return self.file.read(nbytes)
+    def _forget_hashes(self) -> None:
+        """Begin other digests; call it with the lock."""
+        self._hashes.is_over = True
+        self._written.notify_all()
+        self._hashes = _Hashes(self.expected)
 
     def end(self, error: BaseException) -> None:
         """Refuse what still arrives; the threads that bring it raise the first error too."""
@@ -289,7 +349,7 @@ class Download:
             if self._error is None and isinstance(error, Exception):
                 self._error = error
             self._parts, self._next_start = [], None
-            self._hashes = _Hashes(self.expected)
+            self._forget_hashes()
 
     def verify(self) -> None:
         """Compare the file with what was expected.
@@ -297,7 +357,7 @@ class Download:
         Raises:
             MismatchError: Its length or a digest differs.
         """
-        self._hash(self._hashes)
+        self._hash_rest()
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
         for name, stated in self._hashes.stated.items():
@@ -306,6 +366,17 @@ class Download:
                     f"{urls.redact(self.url)}: expected the {name} {stated}, found {found}; file "
                     "and spec are from different versions"
                 )
+
+    def _hash_rest(self) -> None:
+        """Hash what the thread has left."""
+        hashes = self._hashes
+        if hashes.thread is not None:
+            with self._lock:
+                hashes.is_over = True
+                self._written.notify_all()
+            hashes.thread.join()
+        if hashes.stated:
+            self._hash(hashes, is_rest=True)
 
     def _check_length(self, nbytes: int | None) -> None:
         stated = self.expected.nbytes
@@ -337,10 +408,13 @@ class PartRequests:
     def __init__(self, transports: Transports, download: Download) -> None:
         self._transports = transports
         self._download = download
-        self._patience = transports.patience(download.url)
+        self._plan = transports.plan(download.url)
         nbytes = download.expected.nbytes
         is_large = nbytes is None or nbytes > download.part_nbytes
-        self._in_parts = is_large and transports.streams_parts(download.url)
+        self._in_parts = is_large and self._plan.transport.streams_parts(self._plan.url)
+        self._is_stream = False  # whether the server's responses are not for `range_loop`
+        # What is fetched ahead comes after what a reader waits for.
+        self._place = cancellation() is not None, time.monotonic()
 
     def run(self) -> None:
         """Receive the whole file; what was received before is received again if it was replaced.
@@ -354,13 +428,9 @@ class PartRequests:
     def _receive(self) -> None:
         """Receive the file from its beginning."""
         download = self._download
-        opened = [self._opened()]
         try:
-            first = download.begin(opened[0])
-            if download.is_single:
-                self._take(first, opened)
-            else:
-                self._take_all(first, opened)
+            if not self._receive_by_http():
+                self._receive_by_streams()
             check_complete(download.url, download.received_nbytes, download.total_nbytes)
         except BaseException as error:
             download.end(error)
@@ -368,6 +438,89 @@ class PartRequests:
                 raise
             self._in_parts = False
             raise TransientError(str(error), is_outage=False) from error
+
+    def _receive_by_http(self) -> bool:
+        """Receive the file by ranges; return False if it arrives otherwise."""
+        plan = self._plan
+        if self._is_stream or plan.transport.by_http(plan.url) is None:
+            return False
+        from wids.storage.transport.range_loop import UnusualError, raise_error, read_ranges
+
+        download = self._download
+        first = DownloadPart(0, self._first_nbytes() if self._in_parts else None)
+
+        def more() -> Range | None:
+            part = download.next_part(self._part_nbytes())
+            return None if part is None else self._range(part)
+
+        try:
+            read_ranges([self._range(first)], raise_error, more)
+        except UnusualError:
+            if download.is_arriving:
+                raise ReplacedError(
+                    f"{urls.redact(download.url)}: expected a part of the file, found a response "
+                    "that has none"
+                ) from None
+            self._in_parts, self._is_stream = False, True
+            return False
+        return True
+
+    def _range(self, part: DownloadPart) -> Range:
+        """Return how `range_loop` receives a part."""
+        from wids.storage.transport.range_loop import UnusualError
+        from wids.storage.transport.range_reads import END, Range
+
+        download, plan, asked_stop = self._download, self._plan, part.stop
+
+        def check(stream: Stream, _: str | None) -> None:
+            if download.is_arriving:
+                download.compare(part, stream, part.start)
+            elif self._is_usable(stream, asked_stop):
+                download.begin(stream, part)
+            else:
+                raise UnusualError
+            wanted.is_whole = download.is_single
+            wanted.stop = part.stop or stream.total_nbytes or 0
+
+        def finish(_: Stream, data: memoryview) -> memoryview:
+            download.finish(part)
+            return data
+
+        http, address = plan.transport.by_http(plan.url) or (None, "")
+        wanted = Range(
+            cast("Http", http),
+            plan.url,
+            address,
+            part.start,
+            END if part.stop is None else part.stop,
+            lambda: download.tag,
+            check,
+            finish,
+            plan.patience,
+            plan.may_hedge,
+            partial(download.write, part),
+            self._place,
+            is_verified=download.is_verified,
+        )
+        return wanted
+
+    def _is_usable(self, stream: Stream, asked_stop: int | None) -> bool:
+        """Whether a response has all of the file, or its first part as requested, with a tag."""
+        is_as_asked = stream.stop == min(asked_stop or 0, stream.total_nbytes or 0)
+        # Without a tag nothing would reveal that another part is of another version.
+        is_enough = stream.tag is not None or stream.is_whole
+        return stream.stop is None or (is_as_asked and is_enough)
+
+    def _receive_by_streams(self) -> None:
+        """Receive the file by one stream, or a stream and a thread for each part."""
+        download = self._download
+        opened = [self._opened()]
+        try:
+            first = download.begin(opened[0])
+            if download.is_single:
+                self._take(first, opened)
+            else:
+                self._take_all(first, opened)
         finally:
             # Not a stream that a thread has taken: to close it would wait for the next bytes.
             for stream in opened:
@@ -375,20 +528,17 @@ class PartRequests:
 
     def _opened(self) -> Stream:
         """Request the first part of the file, or all of it if others cannot be requested."""
-        url, nbytes = self._download.url, self._download.part_nbytes
-        if self._download.expected.nbytes is not None:
-            nbytes = self._part_nbytes()
+        nbytes = self._first_nbytes()
         if self._in_parts:
             with suppress(PastEndError):  # an empty file has no first byte
-                stream = self._transports.open(url, 0, nbytes)
-                total_nbytes = stream.total_nbytes
-                is_as_asked = stream.stop == min(nbytes, total_nbytes or 0)
-                # Without a tag nothing would reveal that another part is of another version.
-                is_enough = stream.tag is not None or stream.is_whole
-                if stream.stop is None or (is_as_asked and is_enough):
+                stream = self._open(0, nbytes)
+                if self._is_usable(stream, nbytes):
                     return stream
                 stream.close()
-        return self._transports.open(url)
+        return self._open(0, None)
+
+    def _open(self, start: int, stop: int | None, tag: str | None = None) -> Stream:
+        return self._transports.open(self._download.url, start, stop, tag, place=self._place)
 
     def _take_all(self, first: DownloadPart, opened: list[Stream]) -> None:
         """Receive all parts, as many at a time as the gate of the server lets pass."""
@@ -400,27 +550,19 @@ class PartRequests:
                 self._download.end(error)  # so that the other threads end too
                 raise
 
-        parts = self._parts(first, is_ahead=cancellation() is not None)
-        try:
-            in_threads((partial(take, part) for part in parts), "wids-part")
-        finally:
-            with suppress(ValueError):  # a thread that ends now is in it
-                parts.close()
+        def parts() -> Iterator[DownloadPart]:
+            yield first
+            while part := self._download.next_part(self._part_nbytes()):
+                yield part
+
+        in_threads((partial(take, part) for part in parts()), "wids-part")
 
     def _part_nbytes(self) -> int:
-        return min(self._download.part_nbytes, part_nbytes(self._patience.server))
+        return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
 
-    def _parts(self, first: DownloadPart, *, is_ahead: bool) -> Generator[DownloadPart]:
-        """Yield the parts, each as soon as it is its turn, or no other part is arriving."""
-        download, server = self._download, self._patience.server
-        with unsent(server, is_ahead=is_ahead) as place:
-            yield first
-            while download.has_next:
-                while download.is_arriving and not has_turn(server, place):
-                    check_waits()
-                part = download.next_part(self._part_nbytes())
-                if part is not None:
-                    yield part
+    def _first_nbytes(self) -> int:
+        is_long = self._download.expected.nbytes is not None
+        return self._part_nbytes() if is_long else self._download.part_nbytes
 
     def _take(self, part: DownloadPart, opened: list[Stream]) -> None:
         """Receive one part, over as many streams as it takes; the first may be open already."""
@@ -438,11 +580,11 @@ class PartRequests:
         # A file that starts over is requested whole: its former length may have been a lie.
         stop = part.stop if at or not download.is_single else None
         try:
-            return self._transports.open(download.url, at, stop, download.tag)
+            return self._open(at, stop, download.tag)
         except PastEndError as error:
             # All bytes had arrived, but not the end of the response; or the file is shorter.
             raise ReplacedError(str(error)) from error
 
     def _with_retries(self, attempt: Callable[[], None]) -> None:
         download = self._download
-        with_retries(attempt, self._patience, lambda: download.received_nbytes)
+        with_retries(attempt, self._plan.patience, lambda: download.received_nbytes)

@@ -6,19 +6,20 @@ file if the caller states how to recognise it.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
 from wids.storage.download import Download, Expected, Report, check_complete
-from wids.storage.ranges import RangeReader
+from wids.storage.ranges import RangeReader, read_first
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import cancelled_by, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Entry, PastEndError
+from wids.storage.transport.stream import Entry, PastEndError, Stream
 
 
 class FileStart(NamedTuple):
@@ -81,18 +82,14 @@ class Fetcher:
         # Before the request, since its contents decide which URLs come next (SEC-9).
         self.bind_options(url)
 
-        def attempt() -> bytes:
-            with self._transports.open(url) as stream:
-                if (stream.total_nbytes or 0) > limit_nbytes:
-                    raise _too_long_error(url, limit_nbytes)
-                data = stream.collected(limit_nbytes)
-            if len(data) > limit_nbytes:
+        def check(stream: Stream) -> None:
+            if (stream.total_nbytes or 0) > limit_nbytes:
                 raise _too_long_error(url, limit_nbytes)
-            # A cut is retried here; a parser would report a malformed document.
-            check_complete(url, len(data), stream.total_nbytes)
-            return bytes(data)
 
-        return with_retries(attempt, self._transports.patience(url))
+        _, data = self._beginning(url, None, limit_nbytes, check)
+        if len(data) > limit_nbytes:
+            raise _too_long_error(url, limit_nbytes)
+        return data
 
     def bind_options(self, url: str) -> None:
         """Restrict options without a prefix to the server of ``url``, which a document came from.
@@ -117,29 +114,56 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
+        try:
+            stream, data = self._beginning(url, nbytes, max(nbytes, nbytes_of_whole))
+        except PastEndError:  # an empty file has no first byte
+            return FileStart(b"", 0, has_ranges=True)
+        is_whole = len(data) > nbytes
+        limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
+        if is_whole:
+            self._transports.note_whole_files(url, stream.total_nbytes)
+        if stream.tag is None:
+            self._tags.pop(url, None)
+        else:
+            self._tags[url] = stream.tag
+        total_nbytes = len(data) if len(data) < limit else stream.total_nbytes
+        return FileStart(data[:limit], total_nbytes, not is_whole)
 
-        def attempt() -> FileStart:
-            try:
-                stream = self._transports.open(url, 0, nbytes)
-            except PastEndError:  # an empty file has no first byte
-                return FileStart(b"", 0, has_ranges=True)
-            with stream:
-                data = stream.collected(max(nbytes, nbytes_of_whole))
-            is_whole = len(data) > nbytes
-            limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
-            total_nbytes = stream.total_nbytes
-            if is_whole:
-                self._transports.note_whole_files(url, total_nbytes)
-            if len(data) < limit:
-                check_complete(url, len(data), total_nbytes)
-                total_nbytes = len(data)
-            if stream.tag is None:
-                self._tags.pop(url, None)
-            else:
-                self._tags[url] = stream.tag
-            return FileStart(bytes(data[:limit]), total_nbytes, not is_whole)
+    def _beginning(
+        self,
+        url: str,
+        stop: int | None,
+        most_nbytes: int,
+        check: Callable[[Stream], None] = lambda _: None,
+    ) -> tuple[Stream, bytes]:
+        """Return the response to a request for the first bytes of a file, and what it has of them.
 
-        return with_retries(attempt, self._transports.patience(url))
+        Args:
+            url: Path or URL.
+            stop: Where the bytes end; None for those of the whole file.
+            most_nbytes: Bytes after which a response with more than was requested is cut off; at
+                least one more is returned then.
+            check: Called with the response; may raise an error of it.
+
+        Raises:
+            PastEndError: The file is empty.
+            FetchError: It cannot be read.
+        """
+        plan = self._transports.plan(url)
+
+        def attempt() -> tuple[Stream, bytes]:
+            found = read_first(plan, stop, most_nbytes, check)
+            if found is None:
+                with self._transports.open(url, 0, stop) as stream:
+                    check(stream)
+                    found = stream, bytes(stream.collected(most_nbytes))
+            # A cut is retried here; a parser would report a malformed document.
+            stream, nbytes = found[0], len(found[1])
+            if nbytes <= most_nbytes and nbytes < (stop or math.inf):
+                check_complete(url, nbytes, stream.total_nbytes)
+            return found
+
+        return with_retries(attempt, plan.patience)
 
     def sends_parts(self, url: str) -> bool:
         """Return whether a URL's server may send parts; False once it has sent a whole file."""
@@ -218,12 +242,8 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-
-        def attempt() -> tuple[int | None, str | None]:
-            with self._transports.open(url, 0, 1) as stream:
-                return stream.total_nbytes, stream.tag
-
-        return with_retries(attempt, self._transports.patience(url))
+        stream, _ = self._beginning(url, 1, 1)
+        return stream.total_nbytes, stream.tag
 
 
 def _too_long_error(url: str, limit_nbytes: int) -> FetchError:

@@ -77,11 +77,15 @@ def lock_file(
 
 
 @contextmanager
-def holding(path: str) -> Iterator[bool | None]:
-    """Try to lock an existing file exclusively, without waiting, while the block runs.
+def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
+    """Try to lock an existing file, without waiting, while the block runs.
 
     A process that is forked in the block does not inherit the lock: it has the null device in place
     of the file. Otherwise a child would keep the lock after its parent was killed.
+
+    Args:
+        path: The file.
+        is_shared: Whether others may share the lock; otherwise it is exclusive.
 
     Yields:
         As `acquire` returns.
@@ -97,7 +101,7 @@ def holding(path: str) -> Iterator[bool | None]:
         _held.add(file)
     with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
         try:
-            yield acquire(file.fileno())
+            yield (acquire_shared if is_shared else acquire)(file.fileno())
         finally:
             release(file.fileno())
             _held.discard(file)

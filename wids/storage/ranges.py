@@ -27,7 +27,7 @@ from wids.storage.transport.stream import PastEndError, Stream
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http
-    from wids.storage.transport.range_loop import Range
+    from wids.storage.transport.range_reads import Range
 
 
 class RangeError(FetchError):
@@ -107,7 +107,7 @@ class RangeReader:
         by_http = None if start >= stop else plan.transport.by_http(plan.url)
         if by_http is None:
             return None
-        from wids.storage.transport.range_loop import Range
+        from wids.storage.transport.range_reads import Range
 
         http, address = by_http
         return Range(
@@ -228,7 +228,8 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
             lambda number, arrived: take(requests[number][0], arrived),
         )
         others.update(requests[number][0] for number in left)
-    in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+    if others:
+        in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return [made[number] for number in range(len(parts))]
 
 
@@ -236,6 +237,51 @@ def _request(reader: RangeReader, start: int, stop: int) -> Range | None:
     with suppress(FetchError):  # which the stream raises
         return reader.request(start, stop)
     return None
+
+
+def read_first(
+    plan: Plan, stop: int | None, most_nbytes: int, check: Callable[[Stream], None]
+) -> tuple[Stream, bytes] | None:
+    """Return a response from the beginning of a file, and its bytes; None if a stream must do it.
+
+    Args:
+        plan: How the file is read.
+        stop: Where the bytes end; None for those of the whole file.
+        most_nbytes: Bytes after which a response that has the whole file is cut off; one more is
+            returned then.
+        check: Called with the response; may raise an error of it.
+    """
+    by_http = plan.transport.by_http(plan.url)
+    if by_http is None:
+        return None
+    from wids.storage.transport.range_loop import raise_error, read_ranges
+    from wids.storage.transport.range_reads import END, Range
+
+    found: list[tuple[Stream, bytes]] = []
+
+    def accept(stream: Stream, _: str | None) -> None:
+        check(stream)
+        if stream.stop is None:
+            wanted.stop = min(stream.total_nbytes or 0, most_nbytes + 1)
+
+    def finish(stream: Stream, data: memoryview) -> memoryview:
+        found.append((stream, bytes(data)))
+        return data
+
+    wanted = Range(
+        cast("Http", by_http[0]),
+        plan.url,
+        by_http[1],
+        0,
+        END if stop is None else stop,
+        lambda: None,
+        accept,
+        finish,
+        plan.patience,
+        plan.may_hedge,
+    )
+    is_left = read_ranges([wanted], raise_error)
+    return None if is_left else found[-1]
 
 
 def bytes_of(arrived: Arrived) -> memoryview:

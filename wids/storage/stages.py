@@ -1,233 +1,23 @@
-"""Share numbers among the processes of a program, and count what each stage of reading costs.
+"""Count what each stage of reading costs, in all processes of a program.
 
 Samples, requests and bytes are always counted. Seconds are counted between `start` and `stop`. A
 thread is in one stage at a time, so nested stages are not counted twice, and the seconds of a
 thread add up to its time (decision 0105). Threads that read on behalf of another thread count
 nothing, since that one waits for them.
-
-The numbers are private until a process is started, so programs without workers need no shared
-memory.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
-from weakref import WeakSet
+from typing import Any, Final, ParamSpec, TypeVar
 
-from wids.storage import locks  # noqa: F401 - its hooks before a fork run after those below
-from wids.storage.import_lock import hold_imports, release_imports
-
-_NUM_ROWS: Final = 509
-"""A prime, and more than the workers of a machine: neighbouring process ids get their own rows."""
-
-Counters: TypeAlias = "list[float] | memoryview[float]"
-
-_SharedRows = TypeVar("_SharedRows", bound="SharedRows")
-
-
-class SharedRows:
-    """Numbers that processes add to, each in a row of its own, so that no process needs a lock.
-
-    Processes that are forked, spawned or started by a server of forks share the rows. What a
-    process has added stays when it ends. A copy that is pickled for another purpose, such as
-    another machine, starts from the current sums and is independent.
-
-    Args:
-        first: The first values of the row.
-        num_common: Length of `common`; None for as many as in a row.
-
-    Attributes:
-        row: What this process has added. Another thread may add at the same moment, so that one of
-            the two is not counted. Look the attribute up each time: a fork replaces it.
-        is_shared: Whether other processes can have rows by now.
-        common: Numbers which all processes read and write, without a sum.
-    """
-
-    def __init__(self, *first: float, num_common: int | None = None) -> None:
-        self.row: Counters = list(first)
-        self.common: Counters = [0.0] * (len(first) if num_common is None else num_common)
-        self._table: Any = None
-        self.is_shared = False
-        with writing:
-            _alive.add(self)
-        # A program that can have workers by now; the import takes 9 ms, which others save.
-        if "torch" in sys.modules or "multiprocessing.sharedctypes" in sys.modules:
-            self.reserve()
-
-    def sums(self) -> list[float]:
-        """Return the sum of each number over all processes."""
-        if not self.is_shared:
-            return list(self.row)
-        first, width = len(self.common), len(self.row)
-        return [sum(self._table[first + column :: width]) for column in range(width)]
-
-    def rows(self) -> list[list[float]]:
-        """Return the rows of all processes; that of this process alone while none is shared."""
-        if not self.is_shared:
-            return [list(self.row)]
-        width, numbers = len(self.row), self._table[:]
-        return [numbers[at : at + width] for at in range(len(self.common), len(numbers), width)]
-
-    def row_at(self, number: int) -> Counters:
-        """Return a row by its number, or by the id of the process that it is usually for."""
-        if not self.is_shared:
-            return self.row
-        width = len(self.row)
-        start = len(self.common) + width * (number % _NUM_ROWS)
-        return _doubles(self._table)[start : start + width]
-
-    def reserve(self) -> None:
-        """Make the memory that spawned processes can share; before they are sent anything.
-
-        A pickler does not know memory that is made while it is at work.
-        """
-        from multiprocessing.sharedctypes import RawArray
-
-        with writing:
-            if self._table is None:
-                self._table = RawArray("d", len(self.common) + len(self.row) * _NUM_ROWS)
-
-    def share(self) -> None:
-        """Move the numbers to memory that processes which are started later can share."""
-        self.reserve()
-        with writing:
-            if not self.is_shared:
-                common, row = self.common, self.row
-                self.attach(self._table)
-                self.common[:], self.row[:] = _doubles(common), _doubles(row)
-
-    def attach(self, table: Any) -> None:
-        """Add to the rows of another instance, as wide as this one, from now on."""
-        self._table, self.is_shared = table, True
-        self.common = _doubles(table)[: len(self.common)]
-        self.row = self.row_at(os.getpid())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._table is None or not passes_to_process():
-            return type(self), tuple(self.sums())
-        self.share()
-        return _attached, (type(self), self._table, len(self.row), len(self.common))
-
-
-class SharedNumber(SharedRows):
-    """A number that processes and their threads add to; no addition is lost.
-
-    Args:
-        value: The first value.
-
-    Example:
-        >>> number = SharedNumber(2)
-        >>> number.add(3)
-        >>> number.value
-        5
-    """
-
-    def __init__(self, value: float = 0) -> None:
-        super().__init__(value)
-
-    @property
-    def value(self) -> int:
-        """The sum of what all processes have added to the first value."""
-        return int(self.sums()[0])
-
-    def add(self, count: int) -> None:
-        """Add to the number."""
-        with writing:
-            self.row[0] += count
-
-    def set(self, value: int) -> None:
-        """Set the number, in all processes. What others add at this moment may be lost."""
-        with writing:
-            if self.is_shared:
-                # In one assignment: a process that reads meanwhile never finds a sum of 0.
-                others = [0.0] * len(self._table)
-                others[1 + os.getpid() % _NUM_ROWS] = value
-                self._table[:] = others
-            self.row[0] = value
-
-
-class SharedArray:
-    """Integers that processes share which are forked or spawned later; another pickle is a copy.
-
-    There is no lock: of two processes that add at the same moment, one may not be counted.
-
-    Args:
-        kind: The type of the integers, as for `array.array`.
-        values: The first values, or the number of zeros.
-
-    Attributes:
-        kind: As passed.
-        values: The integers.
-    """
-
-    def __init__(self, kind: str, values: int | list[int]) -> None:
-        from multiprocessing.sharedctypes import RawArray  # 9 ms, which many programs do not need
-
-        self.kind = kind
-        self.values: Any = RawArray(kind, values if isinstance(values, int) else len(values))
-        if not isinstance(values, int):
-            self.values[:] = values
-
-    def __getstate__(self) -> tuple[str, Any]:
-        return self.kind, self.values if passes_to_process() else list(self.values)
-
-    def __setstate__(self, state: tuple[str, Any]) -> None:
-        self.kind, self.values = state
-        if isinstance(self.values, list):
-            vars(self).update(vars(SharedArray(*state)))
-
-
-def passes_to_process() -> bool:
-    """Return whether what is pickled now goes to a process that is being started.
-
-    Only then can multiprocessing pass shared memory on; any other pickle is a copy (decision 0086).
-    """
-    from multiprocessing import context
-
-    return context.get_spawning_popen() is not None
-
-
-_alive: Final[WeakSet[SharedRows]] = WeakSet()
-
-writing: Final = threading.RLock()
-"""Held by the thread that writes into the row of this process."""
-
-
-def _share_all() -> None:
-    try:
-        hold_imports()  # without any lock, which a module may need while it is imported
-    finally:  # after an interrupt too, which does not keep a process from being forked
-        writing.acquire()
-        for rows in list(_alive):
-            rows.share()
-
-
-def _end_in_parent() -> None:
-    writing.release()
-    release_imports()
-
-
-def _doubles(values: Any) -> memoryview[float]:
-    """Return a view of numbers as doubles, without a copy of those that are in shared memory."""
-    numbers = array("d", values) if isinstance(values, list) else values
-    return memoryview(numbers).cast("B").cast("d")
-
-
-def _attached(cls: type[_SharedRows], table: Any, width: int, num_common: int) -> _SharedRows:
-    rows = cls(*[0.0] * width)
-    rows.common = [0.0] * num_common
-    rows.attach(table)
-    return rows
-
+from wids.storage.shared_numbers import NUM_ROWS, SharedRows, passes_to_process, writing
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -270,14 +60,12 @@ OUTAGES: Final = slice(2, 2 + 1021)
 REFUSALS: Final = slice(OUTAGES.stop, OUTAGES.stop + 1021)
 """Until when half of the places of servers are left to others, by the same hash (`gate.py`)."""
 
-_PROCESS, _PARENT = len(NAMES), len(NAMES) + 1
-"""Whose row it is, and which process has started that one, by their ids; 0 where none is known."""
-
-_BLOCKS: Final = len(NAMES) + 2
+_BLOCKS: Final = len(NAMES)
 """How often the process has called `start`, but not `stop`."""
 
-here: Final = SharedRows(*[0.0] * len(NAMES), os.getpid(), 0.0, 0.0, num_common=REFUSALS.stop)
-"""The numbers. Hooks on the way of a batch use them directly: a call costs more."""
+here: Final = SharedRows(*[0.0] * (len(NAMES) + 1), num_common=REFUSALS.stop)
+"""The numbers, of this process and those that it has started, or of its parent and its siblings.
+Hooks on the way of a batch use them directly: a call costs more."""
 
 
 @dataclass(slots=True)
@@ -290,13 +78,16 @@ class _Process:
         num_watchers: More than 0 where each sample is counted in the row, and timed if seconds are
             counted: in a process that others have started, within `start` and `stop`, and where
             failures are a share of what was read.
-        is_child: Whether another process of the program has started this one, and sums the rows.
+        is_child: Whether another process of the program has started this one.
+        before: What its row had when it joined the rows of its parent, of processes that have
+            ended; None if the rows are its own.
     """
 
     num_samples: int = 0
     num_published: int = 0
     num_watchers: int = 0
     is_child: bool = False
+    before: list[float] | None = None
 
 
 this_process: Final = _Process()
@@ -323,9 +114,6 @@ _clock: Final = _Clock()
 of_type: Final[dict[type, int]] = {}
 """The stage of a transformation by its type; of others it is `TRANSFORM`."""
 
-own_between_s: Final = [0.0]
-"""What this process itself has spent between batches; its row also has that of ended workers."""
-
 
 def start() -> None:
     """Count seconds until `stop` is called as often, in processes that run already too."""
@@ -348,33 +136,33 @@ def stop() -> None:
 
 def _sum_blocks() -> None:
     # Again until it is right: another process may write its sum meanwhile, without a lock.
-    while here.common[_IS_TIMED] != (number := sum(row[_BLOCKS] for row in here.rows())):
+    while here.common[_IS_TIMED] != (number := here.sums()[_BLOCKS]):
         here.common[_IS_TIMED] = number
 
 
 def counted() -> dict[str, float]:
     """Return the numbers, by `NAMES`, over this process and all that it has started.
 
-    Other ranks may have the same parent, as after ``torch.multiprocessing.spawn``, and count in the
-    same memory.
+    Those count apart that have started processes themselves, as ranks do that a launcher has
+    started: their numbers are their own from then on.
     """
     own = this_process
     with writing:
         here.row[SAMPLES] += own.num_samples - own.num_published
         own.num_published = own.num_samples
-    sums = map(sum, zip(*_family(), strict=True))
-    return dict(zip(NAMES, sums, strict=False))
+    numbers = here.sums() if own.before is None else _own_row()
+    return dict(zip(NAMES, numbers, strict=False))
 
 
-def _family() -> list[list[float]]:
-    """Return the rows of this process and of those that it has started, directly or not."""
-    others = here.rows()
-    found, processes = [], [float(os.getpid())]
-    while processes:
-        found += [row for row in others if row[_PROCESS] in processes]
-        others, children = [row for row in others if row[_PROCESS] not in processes], processes
-        processes = [row[_PROCESS] for row in others if row[_PARENT] in children]
-    return found
+def own_between_s() -> float:
+    """Return what this process itself has spent between batches."""
+    return _own_row()[BETWEEN]
+
+
+def _own_row() -> list[float]:
+    """Return what this process itself has counted."""
+    before = this_process.before or [0.0] * len(here.row)
+    return [now - first for now, first in zip(here.row, before, strict=True)]
 
 
 def count(which: int, number: int = 1) -> None:
@@ -426,8 +214,6 @@ def _switch(state: list[Any], stage: int) -> None:
     now_s = perf_counter()
     if state[0] >= 0:
         here.row[state[0]] += now_s - state[1]
-        if state[0] == BETWEEN:
-            own_between_s[0] += now_s - state[1]
     state[0], state[1] = stage, now_s
 
 
@@ -516,7 +302,11 @@ def checked(crc32: Callable[[Any], int], value: Any) -> int:
 
 def passed_stages() -> tuple[SharedRows, int] | None:
     """Return what a started process needs for `join_stages`; None in any other pickle."""
-    return (here, os.getpid()) if passes_to_process() else None
+    if not passes_to_process():
+        return None
+    with writing:
+        _count_apart()
+    return here, os.getpid()
 
 
 def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
@@ -526,49 +316,39 @@ def join_stages(passed_on: tuple[SharedRows, int] | None) -> None:
         _begin_as_child(passed_on[1])
 
 
-def _claim_row(parent: int) -> None:
-    """Take a row for this process; what an ended one has left in it goes to its parent's row."""
-    rows, number, process = here.rows(), os.getpid(), os.getpid()
-
-    def is_taken(row: list[float]) -> bool:
-        # By the process that has started this one, or all; their rows must stay.
-        is_ancestor = row[_PROCESS] == parent or not row[_PARENT]
-        return row[_PROCESS] not in (0, process) and is_ancestor
-
-    while len(rows) > 1 and is_taken(rows[number % len(rows)]):
-        number += 1
-    here.row = row = here.row_at(number)
-    ended, heir = row[_PROCESS], row[_PARENT]
-    at = next((n for n, other in enumerate(rows) if other[_PROCESS] == heir), None)
-    if ended not in (0, process) and at is not None:
-        to = here.row_at(at)
-        for column in range(len(NAMES)):
-            left, row[column] = row[column], 0.0
-            to[column] += left
-        for n, other in enumerate(rows):
-            if other[_PARENT] == ended:
-                here.row_at(n)[_PARENT] = heir
-    row[_PROCESS], row[_PARENT], row[_BLOCKS] = process, parent, 0.0
+def _count_apart() -> None:
+    """Leave the rows of the parent, before this process starts others, which share its own."""
+    if this_process.before is not None:
+        row = _own_row()
+        here.row[_BLOCKS] = 0.0
+        _sum_blocks()
+        here.leave(row)
+        here.common[_IS_TIMED] = row[_BLOCKS]
+        this_process.before = None
 
 
 def _begin_as_child(parent: int) -> None:
-    _claim_row(parent)
+    """Count in a row of the parent's; what an ended process has left in it stays."""
+    number = os.getpid()
+    if (number - parent) % NUM_ROWS == 0:  # the parent's own
+        number += 1
+    here.row = here.row_at(number)
+    here.row[_BLOCKS] = 0.0
+    this_process.before = list(here.row)
     this_process.is_child = True
     this_process.num_watchers += 1
 
 
+def _begin_before_fork() -> None:
+    with writing:
+        _count_apart()
+
+
 def _begin_in_child() -> None:
-    _end_in_parent()
-    for rows in list(_alive):
-        if rows.is_shared:
-            rows.attach(rows._table)  # noqa: SLF001 - of this module
     this_process.num_samples = this_process.num_published = 0
     _clock.state[0] = -1
     _begin_as_child(os.getppid())
 
 
-if hasattr(os, "register_at_fork"):
-    # A child would otherwise inherit the lock of a thread that it does not have.
-    os.register_at_fork(
-        before=_share_all, after_in_parent=_end_in_parent, after_in_child=_begin_in_child
-    )
+if hasattr(os, "register_at_fork"):  # before and after the hooks of `shared_numbers`
+    os.register_at_fork(before=_begin_before_fork, after_in_child=_begin_in_child)

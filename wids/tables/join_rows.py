@@ -29,6 +29,7 @@ import numpy as np
 
 from wids.errors import JoinError, NotFoundError, PackError
 from wids.publish.packing.folder_listing import csv_rows
+from wids.shards import policy
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, unzip
 from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
@@ -71,7 +72,7 @@ class RowSide(OtherSide):
         self._fields = list(fields)
         self._take = take
 
-    def read(self, entries: IntArray, local: bool = True) -> list[Fields | None]:  # noqa: ARG002 - in memory
+    def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:  # noqa: ARG002 - in memory
         """Return the values of rows; see `OtherSide`."""
         return self._selected([*self._take(entries.tolist())] if len(entries) else [])
 
@@ -497,13 +498,14 @@ class FileSide(OtherSide):
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
             return entry_rows([], self._names, url)
 
-    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:  # noqa: ARG002 - all are read
+    def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""
         found: list[Fields | None] = [None] * len(entries)
         for number, places, local_indices in self._first.groups(entries):
             file, index = self._file(number), self._first.key_index(number)
             rows = [file.keys.rows.get(index.key(local_index), -1) for local_index in local_indices]
-            read = iter(file.read(np.array([row for row in rows if row >= 0], np.int64)))
+            present = np.array([row for row in rows if row >= 0], np.int64)
+            read = iter(file.read(present, wanted))
             for place, row in zip(places, rows, strict=True):
                 found[place] = next(read) if row >= 0 else None
         return self._selected(found)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import JoinError
+from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.storage.arrays import IntArray
@@ -57,14 +58,14 @@ class KeyedSamples:
         is_verified = self.is_compared or bool(self.access.transformations)
         return self.access.before_steps(is_verified=is_verified)
 
-    def read(self, positions: IntArray, local: bool) -> tuple[list[str], list[Any]]:
+    def read(self, positions: IntArray, wanted: Wanted) -> tuple[list[str], list[Any]]:
         """Return the keys of samples as they are stored, and the samples.
 
         Those of a plain dataset are new dicts. Others have been transformed, and may be anything.
 
         Args:
             positions: The samples.
-            local: As for `ShardPool.get`, for a single sample.
+            wanted: What is wanted of the shard of a single sample.
         """
         access, reader = self.access, self.reader
         if access.is_overridden:
@@ -74,7 +75,7 @@ class KeyedSamples:
         if len(positions) == 1:
             position = int(positions[0])
             number = reader.locate(position)[0]
-            samples = [self._stored.read(position, number, local, reader.open)]
+            samples = [self._stored.read(position, number, wanted)]
         else:
             samples = self._stored.batch(positions)
         keys = [sample["__key__"] for sample in samples]
@@ -128,11 +129,11 @@ class OtherSide(ABC):
     _chosen: frozenset[str] | None = None
 
     @abstractmethod
-    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:
+    def read(self, entries: IntArray, wanted: Wanted) -> list[Fields | None]:
         """Return the fields of entries, in new dicts with the key as ``__key__`` if they have one.
 
-        None stands for an entry that turns out not to exist. ``local`` is as for `ShardPool.get`,
-        for a single entry of a dataset.
+        None stands for an entry that turns out not to exist. ``wanted`` is what is wanted of the
+        shard of a single sample, for a dataset.
         """
 
     @abstractmethod
@@ -168,7 +169,7 @@ class OtherSide(ABC):
 
     def content(self, entries: IntArray) -> tuple[Any, ...]:
         """Return values that change when the fields of entries do; -1 stands for no entry."""
-        found = iter(self.read(entries[entries >= 0], local=True))
+        found = iter(self.read(entries[entries >= 0], Wanted.SAMPLES))
         checksum = 0
         for entry in entries.tolist():
             for name, value in ((next(found) if entry >= 0 else None) or {}).items():
@@ -225,11 +226,11 @@ class DatasetSide(OtherSide):
         self._reader = dataset.reader
         self.edges = dataset.reader.edges
 
-    def read(self, entries: IntArray, local: bool) -> list[Fields | None]:
+    def read(self, entries: IntArray, wanted: Wanted) -> list[Fields | None]:
         """Return the fields of samples, without labels except for the stored key."""
-        reader = self._reader
-        may_fetch = reader.fetches_for_one or (local and reader.fetches_for_many)
-        keys, samples = self.dataset.read(entries, may_fetch)
+        # Not a part: its shard was not opened to find the sample.
+        wanted = wanted if wanted is Wanted.MOST else Wanted.SAMPLES
+        keys, samples = self.dataset.read(entries, wanted)
         if not self.dataset.is_plain:
             self.dataset.check(samples)
         latest: tuple[Any, ...] = ()

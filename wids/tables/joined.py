@@ -18,9 +18,11 @@ import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
 from wids.shards.key_lookup import KeyLookup
+from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import RawSample, ReadableShard, label, read_or_errors
+from wids.shards.tars.tar_shard import TarShard
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
@@ -46,27 +48,27 @@ class Joint:
     entries: PositionMap | None
     fills: bool
 
-    def read(self, positions: IntArray, local: bool = True) -> list[RawSample]:
+    def read(self, positions: IntArray, wanted: Wanted = Wanted.SAMPLES) -> list[RawSample]:
         """Return joined samples of any shards, read together, with the labels of the dataset.
 
         Args:
             positions: The samples.
-            local: As for `ShardPool.get`, for a single sample.
+            wanted: What is wanted of the shard of a single sample.
 
         Raises:
             JoinError: Both sides have a field of one name, or a sample is not a dict.
             SampleError: The other side does not have a key.
             MismatchError: A shard was written again since the datasets were joined.
         """
-        keys, samples = self.own.read(positions, local)
+        keys, samples = self.own.read(positions, wanted)
         places = positions.tolist()
         # For a single one in a hundredth of the time that arrays need.
         entries = places
         if self.entries is not None:
             is_one = len(places) == 1
             entries = [self.entries.one(*places)] if is_one else self.entries.at(positions).tolist()
-        wanted = [entry for entry in entries if entry >= 0]
-        found = iter(self.other.read(np.array(wanted), local) if wanted else ())
+        present = [entry for entry in entries if entry >= 0]
+        found = iter(self.other.read(np.array(present), wanted) if present else ())
         others = [next(found) if entry >= 0 else None for entry in entries]
         return self._joined(places, keys, samples, others)
 
@@ -270,14 +272,32 @@ class JoinedShards(ShardReader):
     joint: Joint
 
     def __init__(self, joint: Joint) -> None:
-        self._own = joint.own.reader
-        super().__init__(self._own.opener, self._own.pool)
+        own = joint.own.reader
+        vars(self).update(vars(own))
+        vars(self).pop("all_stored_nbytes", None)  # that of both sides is another
+        self._own = own
         self.joint = joint
         self._other = joint.other
         self._needed: dict[int, list[int]] = {}
 
+    # Its own reader opens the shards, and counts how often.
+
+    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> TarShard:
+        """Return a shard of the dataset by its number; see `ShardReader.open`."""
+        return self._own.open(number, wanted)
+
+    def usage(self) -> tuple[int, int]:
+        """Return how often shards of the dataset were asked for, and opened."""
+        return self._own.usage()
+
+    def num_read_here(self) -> int:
+        """Return how often shards of the dataset were asked for in this process."""
+        return self._own.num_read_here()
+
     def _key_lookup(self) -> KeyLookup:
         return self._own._key_lookup()  # noqa: SLF001 - of the same shards
+
+    # Both sides.
 
     def _shards_needed(self, number: int) -> list[int]:
         """Return the shards of the other side that the samples of a shard need."""

@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import DecodeError, ShardFormatError, WidsError
-from wids.order.shuffle import Shuffle
+from wids.order.random_order import RandomOrder
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
+from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.sample_access import IndexedDataset, ReadableDataset, ReadableShards
 from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
@@ -440,7 +441,7 @@ class Scan(Generic[AnyVisitor]):
                 if len(rows):  # or the shard is not even opened
                     if reader is None:
                         reader = self._reader(number, stack)
-                        shard = ShardRows(reader.open(number, local=False))
+                        shard = ShardRows(reader.open(number, Wanted.PART))
                     some = rows
                     if reader.joint is not None:  # the index lacks fields
                         shard, some = _joined_rows(reader.joint, number, rows[:_NUM_READ])
@@ -496,7 +497,7 @@ def found_in(
         places = np.flatnonzero(np.isin(wanted, np.asarray(hits.found)))
     if seed is None:
         return places
-    return places[Shuffle(len(wanted), seed).order_of(places)]
+    return places[RandomOrder(len(wanted), seed).order_of(places)]
 
 
 def _check_stored(dataset: ReadableDataset, fields: set[str]) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from wids.errors import DecodeError, ShardFormatError, TableError, WidsError
 from wids.publish.executors import results_of
 from wids.shards.fields.picture_headers import HEAD_NBYTES, picture_facts
-from wids.shards.position_sets import PositionSet
+from wids.shards.policy import Wanted, Way, way_to_read
 from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
@@ -50,7 +50,8 @@ def in_ascending_order(positions: Positions) -> range | IntArray:
     """Return each position once, in ascending order."""
     if isinstance(positions, range):
         return positions if positions.step > 0 else positions[::-1]
-    return np.asarray(positions) if isinstance(positions, PositionSet) else np.unique(positions)
+    array = np.asarray(positions)
+    return array if (array[1:] > array[:-1]).all() else np.unique(array)
 
 
 def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tuple[int, Rows]]:
@@ -114,16 +115,15 @@ class ColumnReader:
         reader = self.shards
         if reader.joint is not None:
             return self._read_samples(number, rows)
-        shard: ReadableShard = reader.open(number, local=reader.fetches_for_one)
+        shard: ReadableShard = reader.open(number, Wanted.SAMPLES)
         if isinstance(shard, RemoteShard) and self._costs_less_whole(shard, rows):
-            shard = reader.open(number, local=True)
+            shard = reader.open(number, Wanted.MOST)
         try:
             return self._read_from(shard, number, rows)
         except RangeError:
-            if not reader.fetches_for_many:
+            if not reader.options.may_fetch:
                 raise
-            # The server has no ranges, and fetching was not ruled out.
-            return self._read_from(reader.open(number, local=True), number, rows)
+            return self._read_from(reader.open(number, Wanted.MOST), number, rows)
         except _ReplacedError:
             return self.read(number, rows)
 
@@ -133,13 +133,11 @@ class ColumnReader:
         Raises:
             DecodeError, TableError, WidsError: As `read`.
         """
-        shards, opener = self.shards, self.shards.opener
-        if shards.fetches_for_one or not opener.may_read_ranges(number):
-            return None
-        if not (shards.options.access == "range" or opener.has_index(number)):
+        shards = self.shards
+        if way_to_read(Wanted.SAMPLES, shards.facts(number)) is not Way.RANGE:
             return None
         try:
-            shard = shards.open(number, local=False)
+            shard = shards.open(number, Wanted.SAMPLES)
             if not isinstance(shard, RemoteShard) or self._costs_less_whole(shard, rows):
                 return None
             return self._read_from(shard, number, rows)
@@ -157,13 +155,13 @@ class ColumnReader:
             with closing(self.shards.only({path.field for path in self.paths})) as reader:
                 return read(reader)
         except RangeError:
-            if not self.shards.fetches_for_many:
+            if not self.shards.options.may_fetch:
                 raise
             return read(self.shards)
 
     def _costs_less_whole(self, shard: RemoteShard, rows: Rows) -> bool:
         """Return whether to fetch a shard, which may be, in place of reading members of it."""
-        if not self.shards.fetches_for_many:
+        if not self.shards.options.may_fetch:
             return False
         nbytes = 0
         fields = {path.field for path in self.paths}

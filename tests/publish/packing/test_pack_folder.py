@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from conftest import raises
 from trees import contents, make_tree, members, packed
@@ -18,8 +17,6 @@ import wids
 from wids import PackError, ShardListDataset, TarWriter, pack_folder
 from wids.publish.packing.pack_plan import Sample
 from wids.publish.packing.packed_folder import ordered
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -97,7 +94,7 @@ def test_the_same_files_make_the_same_bytes(folder: Path, tmp_path: Path) -> Non
     assert contents(tmp_path / "seed") != expected
 
 
-def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> None:
+def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path, validator: Any) -> None:
     """Spec and dataset index are those of the shards, and valid under the schema."""
     pack_folder(folder, tmp_path / "new" / "folder" / "out", maxcount=3, name="mine")
 
@@ -113,8 +110,7 @@ def test_the_output_is_what_create_describes(folder: Path, tmp_path: Path) -> No
     assert (spec.shards, spec.name) == (built.shards, "mine")
     document = json.loads((output / "out.json").read_text())
     assert [entry["url"] for entry in document["shardlist"]][1] == "out-000001.tar"
-    schema = json.loads((ROOT / "specs" / "shard-spec.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validator.validate(document)
     with ShardListDataset(output / "out.json") as dataset:
         assert dataset.get_by_key("b/7")[".txt"] == "text 7"
 

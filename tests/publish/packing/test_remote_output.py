@@ -65,7 +65,7 @@ def test_an_upload_that_fails_is_resumed(
     with raises(UploadError, "out-000002.tar"):
         pack_folder(source, url, maxcount=1, **options)
     assert bucket.names() == ["out-000000.tar", "out-000001.tar"]
-    (journal,) = tmp_path.glob("out-*.packing")
+    (journal,) = tmp_path.glob("out-*.partial")
     # The URL may have a password, and another folder's journal has another name.
     assert journal.stat().st_mode & 0o077 == 0
     with raises(FileExistsError, "is of an interrupted run with other files or options"):

@@ -36,5 +36,9 @@ def packed(folder: Path, stem: str = "out") -> dict[str, bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder by name."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """Return the files of a folder by their paths in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

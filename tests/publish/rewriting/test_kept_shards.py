@@ -51,7 +51,11 @@ def opened(spec: Path | str, **options: Any) -> ShardListDataset:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".lock"
+    }
 
 
 def names(spec: wids.DatasetSpec) -> list[str]:
@@ -238,7 +242,7 @@ def test_kept_shards_survive_every_interruption(
             rewrite(folder, folder)
         now = contents(folder)
         assert {name: now.get(name) for name in source} == source, fault.where
-        if "new.json" not in now or "new.rewriting" in now:
+        if "new.json" not in now or "new.partial/plan" in now:
             rewrite(folder, folder, resume=not restarts)
         now = contents(folder)
         assert now.keys() == source.keys() | complete.keys(), fault.where
@@ -409,7 +413,7 @@ def test_commands_that_are_kept(
     unlink = os.unlink
 
     def refuse(path: Any, *args: Any, **options: Any) -> None:
-        if os.fspath(path).endswith("new.rewriting"):
+        if os.fspath(path).endswith("new.partial/plan"):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         unlink(path, *args, **options)
 
@@ -417,7 +421,7 @@ def test_commands_that_are_kept(
         patches.setattr(os, "unlink", refuse)
         with pytest.raises(PermissionError):
             run(resume=True)
-    assert {"new.rewriting", "new.json"} <= contents(folder).keys()
+    assert {"new.partial/plan", "new.json"} <= contents(folder).keys()
     caplog.clear()
     spec = run(resume=not restarts)
     assert [shard.url for shard in spec.shards] == [

@@ -88,7 +88,7 @@ def test_an_incomplete_file_is_an_error(name: str, tmp_path: Path) -> None:
         with raises(wids.ShardFormatError, f"{name}: "):
             rewrite_streams([str(tmp_path / name)], tmp_path / f"{number}-%06d.tar")
         assert not (tmp_path / f"{number}.json").exists()
-        assert not (tmp_path / f"{number}.rewriting").exists()
+        assert not (tmp_path / f"{number}.partial").exists()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_starting_over_leaves_nothing_of_the_interrupted_run(tmp_path: Path) -> 
 
     assert [shard.num_samples for shard in spec.shards] == [25, 25]
     assert len(list(tmp_path.glob("new-*.tar"))) == 2
-    assert not (tmp_path / "new.rewriting").exists()
+    assert not (tmp_path / "new.partial").exists()
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

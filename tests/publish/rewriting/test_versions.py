@@ -132,11 +132,11 @@ def test_another_version_does_not_resume(dataset: ShardListDataset, tmp_path: Pa
     """It is refused as other options are, and ``resume=False`` starts over (REWRITE-8)."""
     old, new = by_closure({"text": "old"}), by_closure({"text": "new"})
     interrupted(dataset, tmp_path / "out", old, version="1")
-    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     for options in ({"version": "2"}, {}):
         with raises(FileExistsError, "samples, options or version", "resume=False (--restart)"):
             run(dataset, tmp_path / "out", new, **options)
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()} == before
     run(dataset, tmp_path / "out", new, version="2", resume=False)
     assert texts(tmp_path / "out") == ["new"] * 6
 

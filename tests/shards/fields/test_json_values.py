@@ -65,6 +65,7 @@ def test_a_document_has_the_value_of_json(data: bytes) -> None:
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
     ),
     st.sampled_from([None, 1]),
 )

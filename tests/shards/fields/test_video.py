@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from wids.shards.fields.codecs import media_extensions
 av = optional("av")
 
 
+@cache
 def decoded(data: bytes) -> list[npt.NDArray[np.uint8]]:
     """Return all frames by PyAV alone."""
     with av.open(io.BytesIO(data)) as container:

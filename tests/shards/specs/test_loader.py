@@ -24,6 +24,7 @@ from wids import (
     load_spec,
 )
 from wids.shards.specs import parsing
+from wids.shards.specs.documents import MAX_DOCUMENTS
 from wids.shards.specs.entries import MAX_DEPTH
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "specs.json").read_text())
@@ -183,14 +184,16 @@ def test_cycles_and_depth_are_limited() -> None:
         load_spec("/data/0.json", read=Documents(deep))
 
 
-def test_many_documents_are_limited() -> None:
+def test_many_documents_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of documents in one spec is limited (SPEC-11)."""
+    assert MAX_DOCUMENTS == 10_000
+    monkeypatch.setattr("wids.shards.specs.documents.MAX_DOCUMENTS", 500)
     bomb = {
         f"/data/{i}.json": {"datasets": [{"source_url": f"{i + 1}.json"}] * 100} for i in range(5)
     }
     bomb["/data/5.json"] = {"datasets": []}
 
-    with raises(SpecError, "at most 10000 documents, found more"):
+    with raises(SpecError, "at most 500 documents, found more"):
         load_spec("/data/0.json", read=Documents(bomb))
 
 

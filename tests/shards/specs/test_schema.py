@@ -6,45 +6,41 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from wids.cli import demo_command
 from wids.shards.specs.loader import load_spec
 
-ROOT = Path(__file__).parents[3]
-SCHEMA = json.loads((ROOT / "specs" / "shard-spec.schema.json").read_text())
-GOLDEN = json.loads((ROOT / "tests" / "golden" / "specs.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "specs.json").read_text())
 
 
-def test_schema_is_valid() -> None:
+def test_schema_is_valid(validator: Any) -> None:
     """The schema is valid under its meta-schema."""
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator.check_schema(validator.schema)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
-def test_schema_accepts_every_form(golden: dict[str, Any]) -> None:
+def test_schema_accepts_every_form(validator: Any, golden: dict[str, Any]) -> None:
     """The schema accepts what the loader accepts, and what a spec writes."""
     for document in (golden["document"], *golden.get("others", {}).values()):
-        VALIDATOR.validate(document)
+        validator.validate(document)
     if "others" not in golden and "at" not in golden:
-        VALIDATOR.validate(load_spec(golden["document"], base="/data").document("/data"))
+        validator.validate(load_spec(golden["document"], base="/data").document("/data"))
 
 
-def test_schema_accepts_a_saved_table() -> None:
+def test_schema_accepts_a_saved_table(validator: Any) -> None:
     """A document with a table, and what is written of it (TABLE-12)."""
     entry = {"url": "a.parquet", "fingerprint": "0f"}
     document = {"shardlist": [{"url": "a.tar"}], "table": entry}
-    VALIDATOR.validate(document)
+    validator.validate(document)
     written = load_spec(document, base="/data").document("/data")
-    VALIDATOR.validate(written)
+    validator.validate(written)
     assert written["table"] == entry
 
 
-def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
+def test_schema_accepts_what_the_demo_writes(validator: Any, tmp_path: Path) -> None:
     """The output of the writers is valid under the schema."""
-    VALIDATOR.validate(json.loads(Path(demo_command.write_dataset(str(tmp_path))).read_text()))
+    validator.validate(json.loads(Path(demo_command.write_dataset(str(tmp_path))).read_text()))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +51,12 @@ def test_schema_accepts_what_the_demo_writes(tmp_path: Path) -> None:
         {"splits": {"train": {"name": "t", "filenames": ["a.tar"], "shard_lengths": [3]}}},
     ],
 )
-def test_schema_accepts_what_other_programs_write(document: Any) -> None:
+def test_schema_accepts_what_other_programs_write(validator: Any, document: Any) -> None:
     """Documents with counts are valid, and what is written of them too (SPEC-1)."""
-    VALIDATOR.validate(document)
+    validator.validate(document)
     spec = load_spec(document, base="/data")
     assert spec.shards[0].num_samples == 3
-    VALIDATOR.validate(spec.document("/data"))
+    validator.validate(spec.document("/data"))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +96,8 @@ def test_schema_accepts_what_other_programs_write(document: Any) -> None:
         {"shardlist": ["a.tar"], "table": {"url": "a.parquet", "fingerprint": 7}},
     ],
 )
-def test_schema_and_loader_refuse_the_same(document: Any) -> None:
+def test_schema_and_loader_refuse_the_same(validator: Any, document: Any) -> None:
     """Each named mistake is refused by both (SPEC-3)."""
-    assert not VALIDATOR.is_valid(document)
+    assert not validator.is_valid(document)
     with pytest.raises(ValueError, match="expected"):
         load_spec(document, base="/data")

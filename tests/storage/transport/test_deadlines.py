@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import raises
@@ -19,7 +21,8 @@ from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import retry
 from wids.storage.transport.gate import gate
-from wids.storage.transport.request_limit import FIRST
+from wids.storage.transport.request_limit import FIRST_AWAITED
+from wids.storage.transport.retry import Attempts
 
 
 @pytest.fixture
@@ -31,13 +34,19 @@ def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return passed_s
 
 
-@pytest.mark.usefixtures("quick_retries")
 def test_a_read_of_many_attempts_ends(
     server: Server, passed_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seconds count over all attempts, and the error says what they were spent on."""
     url = server.page("/a", b"abc", always=Fault(503)) + "?SECRET"
-    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(passed_s.append(wait_s)))
+    monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
+    failed = Attempts.failed
+
+    def pass_at_once(*args: Any) -> float:
+        passed_s.append(failed(*args))
+        return 0.0
+
+    monkeypatch.setattr(Attempts, "failed", pass_at_once)
     with raises(
         TimeoutError, "/a?…: expected all bytes within 60 s (deadline_s)", "for the next attempt"
     ) as caught:
@@ -86,8 +95,9 @@ def test_a_wait_for_a_turn_ends_at_the_deadline(
     """Requests of others count too."""
     monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
     url = server.page("/a", b"abc")
-    with ThreadPoolExecutor(FIRST) as threads:
-        turns = list(threads.map(lambda _: gate().enter(server.url, 0), range(FIRST)))
+    with ThreadPoolExecutor(FIRST_AWAITED) as threads:
+        enter = partial(gate().enter, server.url, 0, is_awaited=True)
+        turns = list(threads.map(lambda _: enter(), range(FIRST_AWAITED)))
     with raises(TimeoutError, "deadline_s", "for its turn"):
         Fetcher({"deadline_s": 1}).read(url, 3)
     for turn in turns:

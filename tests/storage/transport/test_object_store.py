@@ -13,12 +13,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from conftest import in_child, optional, raises, sample_members, write_tar
 from events import LONG_S, wait_for
+from loopback import Fault, Page, Request, Server
 from objects import KEYS, new_certificate, object_server
 from s3 import Bucket
 from servers import free_port
@@ -31,7 +36,7 @@ from wids.storage import upload
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import read_all
-from wids.storage.transport import store_settings
+from wids.storage.transport import store_credentials, store_settings
 from wids.storage.transport.gate import gate
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST
@@ -71,8 +76,11 @@ def test_parts_lengths_and_whole_objects(site: str) -> None:
         transport.open(URL, len(DATA), None, None)
 
 
-def test_a_key_with_an_empty_part(bucket: Bucket, tmp_path: Path) -> None:
-    """The driver that can read it does; its folder cannot be listed, and the error says so."""
+def test_a_key_with_an_empty_part(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read without a driver; its folder cannot be listed, and the error says so."""
+    monkeypatch.setattr("wids.storage.transport.object_store._has_driver", lambda _: False)
     body = write_tar(tmp_path / "a.tar", sample_members(0, 3)).read_bytes()
     bucket.system.call_s3("put_object", Bucket=bucket.name, Key="x//a.tar", Body=body)
     options: Any = {"storage_options": bucket.options}
@@ -112,7 +120,7 @@ def test_a_large_object_arrives_in_pieces(site: str) -> None:
     assert max(sizes) <= 2 << 20
     with transport.open(URL, 0, None, None) as stream:
         next(stream.chunks)
-    with pytest.raises(StopIteration):
+    with pytest.raises(TransientError):
         next(stream.chunks)
 
 
@@ -169,10 +177,12 @@ def dataset(tmp_path: Path) -> Iterator[wids.ShardListDataset]:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_workers_after_the_parent_has_read(dataset: wids.ShardListDataset, method: str) -> None:
-    """Obstore's threads do not survive a fork; workers read nevertheless, without hanging."""
+def test_workers_after_the_parent_has_read(
+    dataset: wids.ShardListDataset, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers read what the parent has read, without obstore in either."""
+    monkeypatch.setattr(store_settings, "new_store", None)
     assert dataset[3][".txt"] == "text 3"
-    assert store_settings._runtime_pid == os.getpid()
     loader = DataLoader(
         dataset, batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
     )
@@ -185,7 +195,7 @@ def test_a_forked_child_reads_ranges_together(site: str, monkeypatch: pytest.Mon
     fetcher = Fetcher({**KEYS, "endpoint_url": site})
     reader = fetcher.range_reader(URL, len(DATA))
     other = fetcher.range_reader("s3://bucket/none", len(DATA))
-    assert reader(3, 9) == DATA[3:9]  # obstore runs in the parent
+    assert reader(3, 9) == DATA[3:9]
 
     def reads() -> bool:
         monkeypatch.setattr("wids.storage.ranges.in_threads", lambda tasks, _: not tasks)
@@ -228,7 +238,8 @@ def test_a_forked_child_does_not_list_with_obstore(
 ) -> None:
     """What needs obstore in a forked child is an error at once, where no driver can do it."""
     transport = stores(site)
-    transport.open(URL, 0, 0, None)
+    with pytest.raises(FetchError):
+        transport.entries("s3://bucket/x/")  # obstore runs in the parent
     monkeypatch.setattr("wids.storage.transport.object_store._has_driver", lambda _: False)
 
     def lists() -> bool:
@@ -244,13 +255,14 @@ def test_keys_that_only_the_network_has_are_an_error_in_a_child(
 ) -> None:
     """A child that can find no keys says so at once, and names the remedies."""
     transport = stores(site)
-    transport.open(URL, 0, 0, None)
+    with pytest.raises(FetchError):
+        transport.entries("s3://bucket/x/")  # obstore runs in the parent
     monkeypatch.setattr("wids.storage.transport.store_credentials._by_botocore", lambda _: None)
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
 
     def reads() -> bool:
-        with raises(FetchError, URL, "expected keys to sign with", "botocore", "forkserver"):
+        with raises(FetchError, URL, "can use obstore", "install botocore", "forkserver"):
             ObjectStores({"endpoint_url": site}).open(URL, 0, 9, None)
         return True
 
@@ -336,43 +348,166 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
     """SlowDown lowers the limit of the gate, as 503 does by HTTP."""
     more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
     with object_server(tmp_path, more=more) as address:
-        with raises(FetchError, "503 SlowDown"):
+        with raises(FetchError, "found 503"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
     assert gate().server("s3://slow").limit.value <= FIRST // 2
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:
-    """The error names the server that was not reached, and another attempt may succeed."""
+    """The error says so, and another attempt may succeed."""
     optional("obstore")
     port = free_port()
-    with raises(TransientError, URL, f"http://127.0.0.1:{port}", "ConnectionRefused") as caught:
+    with raises(TransientError, URL, "ConnectionRefused") as caught:
         stores(f"http://127.0.0.1:{port}").open(URL, 0, 9, None)
     assert (caught.value.is_outage, caught.value.is_answer) == (True, False)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("answer", ["redirect", "malformed"])
-def test_the_region_of_a_bucket_is_found(tmp_path: Path, answer: str) -> None:
-    """A request for another region is repeated for the one that the store states."""
-    (tmp_path / "www" / "bucket").mkdir(parents=True)
-    (tmp_path / "www" / "bucket" / "a.tar").write_bytes(DATA)
-    text = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>us-west-2</Region></Error>"
-    reply = "return 301;" if answer == "redirect" else f"return 400 '{text}';"
-    header = "add_header x-amz-bucket-region us-west-2 always;"
-    more = f"location / {{ {header} if ($http_authorization !~ us-west-2) {{ {reply} }} }}"
-    # nginx adds an address to its redirects, which S3 does not state.
-    more = more.replace(
-        "return 301;", "return 400 '<Error><Code>PermanentRedirect</Code></Error>';"
+@dataclass
+class StrictPage(Page):
+    """An object of a store that compares region and time of signatures.
+
+    Attributes:
+        region: Its region.
+        ahead_s: How far the clock of the store is ahead.
+        wants_headers: Whether signatures in addresses are forbidden.
+    """
+
+    region: str = "eu-west-1"
+    ahead_s: float = 0.0
+    wants_headers: bool = False
+
+    def answer(
+        self, request: Request, fault: Fault | None
+    ) -> tuple[int, bytes, int, int, dict[str, str]]:
+        refusal = self.refusal(dict(parse_qsl(request.path.partition("?")[2])))
+        if refusal is not None and not ("authorization" in request.headers and self.wants_headers):
+            status, code = refusal
+            document = f"<Error><Code>{code}</Code><Region>{self.region}</Region></Error>"
+            fault = Fault(status, body=document.encode())
+        elif request.headers.get("if-match", self.tag) != self.tag:
+            fault = Fault(412)
+        return super().answer(request, fault)
+
+    def refusal(self, query: dict[str, str]) -> tuple[int, str] | None:
+        """Return why a request is refused, or None."""
+        if self.wants_headers or "X-Amz-Signature" not in query:
+            return 403, "AccessDenied"
+        if query["X-Amz-Credential"].split("/")[2] != self.region:
+            return 400, "AuthorizationQueryParametersError"
+        date = datetime.strptime(query["X-Amz-Date"] + "+0000", "%Y%m%dT%H%M%SZ%z")
+        age_s = time.time() + self.ahead_s - date.timestamp()
+        return None if 0 <= age_s < int(query["X-Amz-Expires"]) else (403, "AccessDenied")
+
+
+@pytest.fixture
+def strict(server: Server, monkeypatch: pytest.MonkeyPatch) -> StrictPage:
+    """The object of a strict store."""
+    page = StrictPage(DATA)
+    server.pages["/bucket/a.tar"] = page
+    monkeypatch.setattr(
+        server.http.RequestHandlerClass,
+        "date_time_string",
+        lambda *_: formatdate(time.time() + page.ahead_s, usegmt=True),
+        raising=False,
     )
-    with object_server(tmp_path, more=more) as address:
-        transport = stores(address)
-        with transport.open(URL, 5, 9, None) as stream:
-            assert b"".join(stream.chunks) == DATA[5:9]
-        with transport.open(URL, 5, 10, None) as stream:
-            assert b"".join(stream.chunks) == DATA[5:10]
-    log = tmp_path / "access.log"
-    get = '"GET /bucket/a.tar HTTP/1.1"'
-    wait_for(lambda: log.read_text().count(f"{get} 206") == 2, "the last line of the log")
-    assert log.read_text().count(f"{get} 400") == 1
+    return page
+
+
+def read_both(fetcher: Fetcher, server: Server) -> list[int]:
+    """Read parts one at a time and together; return how many requests that took."""
+    reader, counts = fetcher.range_reader(URL, len(DATA)), []
+    for spans in ([(3, 9)], [(at, at + 99) for at in range(0, 1 << 20, 1 << 16)]):
+        num_before = len(server.log)
+        found = read_all([(reader, *span) for span in spans], lambda _, arrived: bytes(arrived))
+        assert found == [DATA[start:stop] for start, stop in spans]
+        counts.append(len(server.log) - num_before)
+    return counts
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_clocks_that_differ(server: Server, strict: StrictPage, hours: int) -> None:
+    """A signature of the future or of the past is made again once, by the clock of the store."""
+    fetcher = Fetcher({**KEYS, "endpoint_url": server.url})
+    assert read_both(fetcher, server) == [1, 16]
+    assert len(set(server.requests)) == 1  # signed once for all parts
+    strict.ahead_s = hours * 3600
+    assert read_both(fetcher, server) == [3, 16]  # the loop, what it leaves, and once more
+    assert len(set(server.requests)) == 2
+
+
+def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: StrictPage) -> None:
+    """Then obstore reads, by headers; where nobody may read, that is an error."""
+    optional("obstore")
+    strict.wants_headers = True
+    fetcher = Fetcher({**KEYS, "endpoint_url": server.url})
+    assert read_both(fetcher, server) == [3, 16]
+    server.page("/bucket/b.tar", b"", always=Fault(403))
+    with raises(PermissionError, "s3://bucket/b.tar", "403"):
+        fetcher.head("s3://bucket/b.tar")
+    assert "X-Amz" not in "".join(server.requests[3:])
+
+
+def test_what_only_obstore_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that it has to find, options of its client, and some names (docs)."""
+    monkeypatch.setattr(store_credentials, "_by_botocore", lambda _: None)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/none")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ObjectStores({"anon": False}).by_http(URL) is None
+    assert stores("http://s").by_http(URL) is not None
+    assert stores("http://s").by_http("s3://data--use1-az4--x-s3/a.tar") is None
+    assert stores("http://s").by_http("s3://bucket/a/../b.tar") is None
+    assert stores("http://s", proxy_url="http://p").by_http(URL) is None
+    assert stores("http://s", server_side_encryption="sse-c").by_http(URL) is None
+    role = {"role_arn": "arn:aws:iam::1:role/r", "web_identity_token_file": "/none"}
+    assert ObjectStores(role).by_http(URL) is None
+
+
+def test_keys_that_are_renewed(
+    server: Server, strict: StrictPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address is signed again with the next keys, and has the session and who pays."""
+    names = iter("AAB")
+    provide = lambda: {"access_key_id": next(names), "secret_access_key": "s", "token": "t/+"}  # noqa: E731
+    monkeypatch.setattr(store_credentials, "of_aws", lambda *_: ({}, provide))
+    transport = stores(server.url, requester_pays=True)
+    queries = [
+        dict(parse_qsl(transport.by_http(URL)[1].partition("?")[2]))  # type: ignore[index]
+        for _ in range(3)
+    ]
+    assert [query["X-Amz-Credential"][0] for query in queries] == ["A", "A", "B"]
+    assert queries[0] == queries[1]
+    assert queries[0]["X-Amz-Security-Token"] == "t/+"
+    assert queries[0]["x-amz-request-payer"] == "requester"
+    assert strict.refusal(queries[2]) is None
+
+
+def test_a_redirect_does_not_take_a_signature_along(server: Server, strict: StrictPage) -> None:
+    """Another server gets the request without what this one was sent."""
+    other = Server()
+    other.page("/a.tar", DATA)
+    strict.answer = lambda request, _: (  # type: ignore[method-assign]
+        *(307, b"", 0, 0),
+        {"Location": f"{other.url}/a.tar?v=1&{request.path.partition('?')[2]}"},
+    )
+    try:
+        read_both(Fetcher({**KEYS, "endpoint_url": server.url}), server)
+        assert set(other.requests) == {"/a.tar?v=1"}
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("answer", ["redirect", "malformed", "parameters"])
+def test_the_region_of_a_bucket_is_found(server: Server, strict: StrictPage, answer: str) -> None:
+    """A request for another region is repeated for the one that the store states."""
+    strict.region = "us-west-2"
+    if answer != "parameters":
+        code = {"redirect": "PermanentRedirect", "malformed": "AuthorizationHeaderMalformed"}
+        strict.refusal = lambda query: (  # type: ignore[method-assign]
+            None if "us-west-2" in query["X-Amz-Credential"] else (301, code[answer])
+        )
+    assert read_both(Fetcher({**KEYS, "endpoint_url": server.url}), server) == [3, 16]
 
 
 def test_a_question_for_a_region_can_be_cancelled() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import raises
 from events import in_time, wait_for
-from loopback import Fault, Server
+from loopback import Fault, Page, Request, Server
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
@@ -117,6 +117,44 @@ def test_each_range_has_its_own_error(server: Server) -> None:
     kinds = (memoryview, NotFoundError, MismatchError, FetchError, FetchError)
     assert all(map(isinstance, found, kinds))
     assert found[0] == DATA[10:20]
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_only_what_is_missing_is_requested_after_a_cut(server: Server, how: str) -> None:
+    """It is of the version that was cut; without one, all of it is requested."""
+    faults = [Fault(after_nbytes=at, how=how) for at in (100_000, 50_000)]
+    for has_tag, at in ((True, [1000, 101_000, 151_000]), (False, [1000] * 3)):
+        server.log.clear()
+        url = server.page("/a", DATA, faults=faults[:], has_tag=has_tag)
+        read = Fetcher({"hedge": False}).range_reader(url, len(DATA))
+        assert read(1000, 200_000) == DATA[1000:200_000]
+        assert [request.range for request in server.log] == [f"bytes={n}-199999" for n in at]
+        tags = [request.headers.get("if-range") for request in server.log]
+        assert tags == [None, *[server.pages["/a"].tag if has_tag else None] * 2]
+
+
+class Replaced(Page):
+    """A page that has another version after its first answer, which breaks off."""
+
+    def next_fault(self, request: Request) -> Fault | None:
+        fault = super().next_fault(request)
+        if fault is None:
+            self.body = DATA[::-1]
+        return fault
+
+
+@pytest.mark.parametrize("how", ["close", "stall"])
+@pytest.mark.parametrize("is_compared", [False, True])
+@pytest.mark.parametrize("has_tag", [False, True])
+def test_the_rest_of_another_version_is_not_added(
+    server: Server, has_tag: bool, is_compared: bool, how: str
+) -> None:
+    """Nothing was known of the version before: all bytes are of the new one."""
+    fault = Fault(after_nbytes=100_000, how=how)
+    server.pages["/a"] = Replaced(DATA, has_tag=has_tag, faults=[fault])
+    options = {"timeout": 0.3, "hedge": False}
+    reader = Fetcher(options).range_reader(f"{server.url}/a", len(DATA), is_compared=is_compared)
+    assert reader(0, 200_000) == DATA[::-1][:200_000]
 
 
 def test_an_error_of_the_reader_ends_the_others(server: Server) -> None:

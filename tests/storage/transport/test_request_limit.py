@@ -180,7 +180,7 @@ def test_it_gets_what_the_network_has(rate: int, most: int, latency_s: float) ->
     """Four fifths of what is possible, and at most a tenth of the requests is refused."""
     network = Network(rate * MB, 1000 * MB, most, latency_s)
 
-    outcome = simulated(network, 8 << 20, 20)
+    outcome = simulated(network, 8 << 20, 12)
     assert outcome.speed > 0.8 * network.possible(8 << 20)
     assert outcome.num_refused < 0.1 * outcome.num_requests
 
@@ -188,7 +188,7 @@ def test_it_gets_what_the_network_has(rate: int, most: int, latency_s: float) ->
 @pytest.mark.parametrize("latency_s", [0.01, 0.05, 0.2])
 def test_latency_alone_is_hidden(latency_s: float) -> None:
     """Where requests only wait, as many are in flight as can be."""
-    outcome = simulated(Network(1000 * MB, latency_s=latency_s), 1000, 20)
+    outcome = simulated(Network(1000 * MB, latency_s=latency_s), 1000, 8)
     assert max(outcome.limits) == MOST
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from conftest import raises
@@ -36,6 +36,19 @@ def test_a_permanent_failure_is_not_retried(server: Server) -> None:
         assert (server.requests.count(f"/{status}") == 1) is is_final
 
 
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the waits from now on."""
+    waits: list[float] = []
+    wait_s = retry._Failures.wait_s
+
+    def noted(*args: Any) -> float:
+        waits.append(wait_s(*args))
+        return waits[-1]
+
+    monkeypatch.setattr(retry._Failures, "wait_s", noted)
+    return waits
+
+
 def test_an_error_is_not_remembered(server: Server) -> None:
     """A file that was forbidden or missing can be read once the server offers it."""
     url = server.page("/a", DATA, faults=[Fault(404), Fault(403)])
@@ -49,8 +62,7 @@ def test_an_error_is_not_remembered(server: Server) -> None:
 
 def test_the_server_says_how_long_to_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After is followed, and a little more, so that clients do not come back together."""
-    waits: list[float] = []
-    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(waits.append(wait_s)))
+    waits = waited(monkeypatch)
     url = server.page("/a", b"x", faults=[Fault(503, headers={"Retry-After": "3"})])
 
     assert saved(url) == b"x"
@@ -63,8 +75,7 @@ def test_who_is_refused_often_does_not_wait_longer_and_longer(
     status: int, longest_s: float, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate limits how many requests are sent; others would have the server meanwhile."""
-    waits: list[float] = []
-    monkeypatch.setattr(retry, "_pause", lambda wait_s, _: bool(waits.append(wait_s)))
+    waits = waited(monkeypatch)
     monkeypatch.setattr(random, "uniform", lambda _, longest_s: longest_s)
     url = server.page("/a", b"x", faults=[Fault(status)] * 8)
 

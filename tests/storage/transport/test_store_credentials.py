@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from conftest import in_child, optional, raises
@@ -78,6 +79,28 @@ def test_keys_of_a_profile(
     assert set(bucket.keys) == {"OURS"}
 
 
+def test_parts_of_two_credentials_are_not_mixed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys in options, or of a profile in options, come without a session of the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "THEIRS")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
+    (home / "credentials").write_text(
+        "[training]\naws_access_key_id = OURS\naws_secret_access_key = secret\n"
+    )
+
+    def query(**options: Any) -> dict[str, str]:
+        by_http = ObjectStores(options).by_http("s3://bucket/a.tar")
+        assert by_http is not None
+        return dict(parse_qsl(by_http[1].partition("?")[2]))
+
+    assert query()["X-Amz-Security-Token"] == "session"
+    for options in ({"key": "OURS", "secret": "secret"}, {"profile": "training"}):
+        assert query(**options)["X-Amz-Credential"].startswith("OURS/")
+        assert "X-Amz-Security-Token" not in query(**options)
+
+
 def of_process(home: Path) -> str:
     script = home / "script.py"
     answer = {
@@ -118,6 +141,18 @@ def test_a_profile_that_botocore_reads(
     assert in_child(lambda: read(bucket, profile="training") == DATA[3:9])
     assert len(bucket.keys) > num_before
     assert bucket.keys[-1].startswith(key)
+
+
+def test_a_program_without_keys_is_an_error(bucket: Bucket, home: Path) -> None:
+    """It says whose credentials were looked for, and nothing that the program printed."""
+    optional("botocore")
+    program = "import sys; sys.exit('a secret')"
+    (home / "script.py").write_text(program)
+    process = f"credential_process = {sys.executable} {home}/script.py\n"
+    (home / "config").write_text(f"[profile training]\n{process}")
+    with raises(FetchError, "credentials of AWS", "CredentialRetrievalError") as caught:
+        read(bucket, profile="training")
+    assert "a secret" not in str(caught.value)
 
 
 def test_without_botocore_a_profile_says_what_it_needs(
@@ -193,21 +228,9 @@ def test_a_web_identity_of_the_process(
     monkeypatch.setenv("AWS_ROLE_ARN", ROLE)
     monkeypatch.setenv("AWS_ROLE_SESSION_NAME", "training")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
-    certificate = new_certificate(home)
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "only.pem"))
-    # obstore asks for roles by TLS alone, in a query, which moto expects in the body.
-    aws = bucket.options["endpoint_url"]
-    form = 'proxy_set_header Content-Type "application/x-www-form-urlencoded";'
-    by_query = f"location /sts {{ {form} proxy_set_body $args; proxy_pass {aws}/; }}"
-    more = f"{by_query} location / {{ proxy_pass {aws}; }}"
-    with object_server(home, certificate=certificate, more=more) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{address}/sts")
-        assert read(bucket) == DATA[3:9]
-        assert bucket.keys[-1].startswith("ASIA")
-        num_before = len(bucket.keys)
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws)
-        assert in_child(lambda: read(bucket) == DATA[3:9])
+    assert read(bucket) == DATA[3:9]
+    num_before = len(bucket.keys)
+    assert in_child(lambda: read(bucket) == DATA[3:9])
     assert len(bucket.keys) > num_before
     assert bucket.keys[-1].startswith("ASIA")
 
@@ -279,17 +302,14 @@ def service_account(home: Path, server: Server) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(
-    ("account", "bucket"), [(federated, "by-token"), (service_account, "by-key")]
-)
+@pytest.mark.parametrize("account", [federated, service_account])
 def test_identities_of_google(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     server: Server,
     account: Callable[[Path, Server], dict[str, object]],
-    bucket: str,
 ) -> None:
-    """A federated identity gets a token from its server, and so do both kinds after a fork."""
+    """Each gets a token from its server, also after a fork, and names who is billed."""
     pytest.importorskip("google.auth", reason="pip install 'wids[gcs]'")
     (tmp_path / "token").write_text("a token of the cluster")
     (tmp_path / "account.json").write_text(json.dumps(account(tmp_path, server)))
@@ -301,18 +321,16 @@ def test_identities_of_google(
         "expires_in": 3600,
     }
     server.page("/token", answer)
-    more = ""
-    for name, token in (("by-token", "token$"), ("by-key", "ey")):  # ey: signed by the key itself
-        (tmp_path / "www" / name).mkdir(parents=True)
-        (tmp_path / "www" / name / "train").write_bytes(DATA)
-        refuses = f'if ($http_authorization !~ "^Bearer {token}") {{ return 401; }}'
-        more += f"location /{name} {{ {refuses} }} "
+    (tmp_path / "www" / "bucket").mkdir(parents=True)
+    (tmp_path / "www" / "bucket" / "train").write_bytes(DATA)
+    billed = "if ($http_x_goog_user_project != project) { return 400; }"
+    more = f'location / {{ if ($http_authorization != "Bearer token") {{ return 401; }} {billed} }}'
     with object_server(tmp_path, more=more) as address:
 
-        def reads(bucket: str) -> bool:
-            transport = ObjectStores({"endpoint_url": address})
-            with transport.open(f"gs://{bucket}/train", 3, 9, None) as stream:
+        def reads() -> bool:
+            transport = ObjectStores({"endpoint_url": address, "requester_pays": "project"})
+            with transport.open("gs://bucket/train", 3, 9, None) as stream:
                 return b"".join(stream.chunks) == DATA[3:9]
 
-        assert reads(bucket)
-        assert in_child(lambda: reads("by-token"))
+        assert reads()
+        assert in_child(reads)

@@ -185,9 +185,9 @@ def test_a_secret_stays_one_while_its_url_is_requested_again() -> None:
 def test_secrets_are_found_in_linear_time() -> None:
     """A server that answers with a long text of beginnings of URLs delays nobody."""
     begin_s = time.process_time()
-    for text in ("a:/" * 500_000, "a://b@c " * 200_000, "https://" + "?a" * 500_000):
+    for text in ("a:/" * 200_000, "a://b@c " * 80_000, "https://" + "?a" * 200_000):
         urls.without_secrets(text, SIGNED)
-    assert time.process_time() - begin_s < 10  # a second; minutes if it were quadratic
+    assert time.process_time() - begin_s < 10  # half a second; minutes if it were quadratic
 
 
 def test_a_chain_of_drivers_is_no_path() -> None:

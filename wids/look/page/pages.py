@@ -37,9 +37,10 @@ from wids.look.notebook import known_text
 from wids.look.page.answers import Answer, FieldBytes, Query, Route, Site, number_in, parsed_number
 from wids.look.page.questions import PageScans, Questions, conditions_in
 from wids.look.text import class_names, share_text, shortened, value_text
+from wids.shards.field_file import open_field
 from wids.shards.fields.codecs import IMAGE_EXTENSIONS, extension, media_kind, played_type
 from wids.shards.glimpse import Glimpse
-from wids.shards.remote_shard import open_field
+from wids.shards.policy import Wanted
 from wids.shards.sample_access import FieldStats, ReadableDataset, field_stats
 from wids.shards.tars.headers import to_bytes
 from wids.shards.tars.index import ShardIndex
@@ -370,7 +371,7 @@ class Pages(Site):
             # Opened for each piece: a player can pause for minutes between two of them, and a copy
             # that is open cannot be evicted (CACHE-7).
             with self._dataset.only([field]) as selection:
-                shard = selection.reader.open(number, local=False)
+                shard = selection.reader.open(number, Wanted.PART)
                 return shard.read_part(local_index, field, start, stop)
 
         # Only audio and video get a type of their own. Anything else, HTML or SVG for example,

@@ -28,7 +28,7 @@ from wids.look.page.answers import Query, parsed_number
 from wids.look.page.tally import Tally
 from wids.look.preview import sample_sizes
 from wids.look.text import class_names
-from wids.order.shuffle import Shuffle
+from wids.order.random_order import RandomOrder
 from wids.shards.fields.codecs import CAPTION_EXTENSIONS, TEXT_EXTENSIONS, extension
 from wids.shards.sample_access import ReadableDataset
 from wids.shards.specs.model import class_name, is_of_classes
@@ -107,8 +107,8 @@ class Selection:
         return int(np.flatnonzero(self._order == at)[0])
 
     @cached_property
-    def _shuffle(self) -> Shuffle | None:
-        return None if self.seed is None else Shuffle(self.num_samples, self.seed)
+    def _shuffle(self) -> RandomOrder | None:
+        return None if self.seed is None else RandomOrder(self.num_samples, self.seed)
 
     @cached_property
     def _order(self) -> npt.NDArray[np.intp]:

@@ -101,7 +101,7 @@ def original(
 def _index(reader: ShardReader, number: int, key_split: KeySplit) -> tuple[ShardIndex, int]:
     """Return the index of a shard with checksums, and its length; read it unless published."""
     reader.release_dataset_indexes()  # of the shard before
-    known = reader.opener.dataset_indexes.index(number, reader.shards[number].nbytes, key_split)
+    known = reader.dataset_indexes.index(number, reader.shards[number].nbytes, key_split)
     if known is not None and len(known[0].head_crcs):
         return known
     shard = reader.open(number)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import PackError, TransformError
-from wids.order.shuffle import Shuffle
+from wids.order.random_order import RandomOrder
 from wids.publish.tar_writer import finished_nbytes
 from wids.shards.indexes.key_tables import key_hashes, text_hashes
 from wids.shards.positions import select_batch
@@ -55,7 +55,7 @@ class Order:
         """Return the indices of some samples in the view."""
         if self.seed is None:
             return np.arange(start, stop)
-        return Shuffle(len(self.view), self.seed).between(start, stop)
+        return RandomOrder(len(self.view), self.seed).between(start, stop)
 
 
 def order_of(view: Any, seed: int | None) -> Order:
@@ -63,7 +63,7 @@ def order_of(view: Any, seed: int | None) -> Order:
     if seed is None or isinstance(view.positions, range):
         return Order(view, seed)
     # Otherwise each task would have all positions of the view.
-    return Order(view[Shuffle(len(view), seed).between(0, len(view))])
+    return Order(view[RandomOrder(len(view), seed).between(0, len(view))])
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def index_of(reader: ShardReader, number: int) -> ShardIndex:
         return known
     index = reader.index(number)
     if index is None:  # all of its bytes are needed later, so they are fetched now
-        index = reader.open(number, local=True).index
+        index = reader.open(number).index
     return index
 
 

@@ -29,6 +29,7 @@ from wids.publish.rewriting.rewrite_plan import (
     repeated_key_error,
 )
 from wids.publish.tar_writer import ToMembers, member_encoder, members_as_read
+from wids.shards.policy import Wanted
 from wids.shards.positions import select_batch
 from wids.shards.reader import ShardReader, read_from
 from wids.shards.sample_access import IndexedDataset
@@ -79,7 +80,7 @@ def stored_members(view: IndexedDataset, start: int, stop: int) -> StoredMembers
         select_batch(view.positions, np.arange(start, stop))
     ):
         read = partial(_of_shard, reader, local_indices)
-        part = read_from(reader, number, reader.fetches_for_many, read)
+        part = read_from(reader, number, Wanted.MOST, read)
         if part is None:
             return None
         parts.append(part)

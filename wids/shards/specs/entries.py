@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.shards.specs.model import SavedTable, ShardSpec, shard_spec
+from wids.shards.specs.model import SavedTable, ShardSpec
 from wids.shards.tars.headers import KEY_SPLITS, KeySplit
 from wids.storage.transport import urls
 
@@ -86,7 +86,7 @@ def shard_of(
     if type(filesize) is not int or not 0 <= filesize <= _MAX_COUNT:
         filesize = _count(filesize, "filesize" if "filesize" in entry else "size", label)
     index = reference(entry, "index", label) if "index" in entry else None
-    return shard_spec(
+    return ShardSpec(
         join(url),
         nsamples,
         filesize,

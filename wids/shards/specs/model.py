@@ -111,26 +111,6 @@ def _shown(part: ShardSpec | SavedTable | IndexedShards) -> str:
     return f"{type(part).__name__}({', '.join(shown)})"
 
 
-class _Unfrozen:
-    """A `ShardSpec` whose fields are being set."""
-
-    __slots__ = ShardSpec.__slots__
-
-
-def shard_spec(*values: Any) -> ShardSpec:
-    """Return ``ShardSpec(...)`` of all values in half the time, for datasets of 100,000 shards.
-
-    A frozen dataclass sets each field by a call. Here the fields of an object with the same slots
-    are set before its class (decision 0086).
-    """
-    made: Any = _Unfrozen()
-    made.url, made.num_samples, made.nbytes, made.md5sum, made.sha256, *rest = values
-    made.dataset, made.key_split, made.index, made.extras = rest
-    made.__class__ = ShardSpec
-    found: ShardSpec = made
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class SavedTable:
     """A table of columns that was saved beside a spec.

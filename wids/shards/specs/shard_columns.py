@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from wids.errors import SpecError
 from wids.shards.specs.entries import shard_of
-from wids.shards.specs.model import ShardSpec, shard_spec
+from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.headers import KeySplit
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.transport import urls
@@ -118,7 +118,7 @@ class ShardColumns(Sequence[ShardSpec]):
         more = json.loads(rest) if rest else {}
         count, nbytes = int(self.counts[number]), int(self.lengths[number])
         digest = self.sha256[32 * number : 32 * (number + 1)]
-        return shard_spec(
+        return ShardSpec(
             common.prefix + name.decode("utf-8", "surrogatepass") + common.suffix,
             None if count < 0 else count,
             None if nbytes < 0 else nbytes,

@@ -152,7 +152,7 @@ class ShardIndex:
         """Return the members of one sample by their fields, in the order of the archive."""
         local_index = operator.index(local_index)
         first, stop = map(int, self.member_starts[local_index : local_index + 2])
-        fields = (self.fields[number] for number in self.field_ids[first:stop])
+        fields = map(self.fields.__getitem__, self.field_ids[first:stop].tolist())
         return dict(zip(fields, range(first, stop), strict=True))
 
     def member(self, local_index: int, field: str, name: str) -> int:

@@ -1,22 +1,19 @@
 """Define raw samples, and what an open shard offers; local, remote and joined shards share this.
 
 What reads samples needs a `ReadableShard`. `wids.shards.tars.shard.Shard` and
-`wids.shards.remote_shard.RemoteShard` are more: each is a `PooledShard`, which a pool keeps.
+`wids.shards.remote_shard.RemoteShard` are more: each is a `TarShard`, whose members can be read.
 """
 
 from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 from wids.errors import ShardFormatError, WidsError, printable
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
@@ -90,13 +87,10 @@ class ReadableShard:
     Attributes:
         name: The shard in messages.
         index: Where the samples are.
-        latest_labels: The name of the dataset for which a sample was read last, or None, and the
-            labels of its samples. They stay the same nearly always.
     """
 
     name: str
     index: ShardIndex
-    latest_labels: tuple[str | None, Labels] = None, (0, "", "")
 
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None
@@ -158,52 +152,6 @@ class ReadableShard:
                 "length; it was changed in place: open the dataset again, and replace files by "
                 "renaming"
             )
-
-
-class PooledShard(ReadableShard):
-    """An open tar: what a pool keeps, which is a sequence of raw samples.
-
-    Attributes:
-        nbytes: Length of the tar in bytes.
-        is_local: Whether the whole tar is a file on this machine.
-    """
-
-    nbytes: int
-    is_local: bool
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether to open the local file from now on instead of this shard."""
-        return False
-
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"{kind}({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.index)
-
-    def __getitem__(self, local_index: int) -> RawSample:
-        """Return one sample; negative indices count from the end."""
-        return self.read(position(local_index, len(self), self.name))
-
-    def __iter__(self) -> Iterator[RawSample]:
-        """Iterate over all samples in order."""
-        return map(self.read, range(len(self)))
-
-    def find(self, key: str) -> int:
-        """Return the local index of a key, or -1."""
-        return self.index.find(key)
-
-    def close(self) -> None:
-        """Release what the shard holds; memoryviews that were handed out stay valid."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_or_errors(

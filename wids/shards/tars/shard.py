@@ -15,28 +15,24 @@ from io import FileIO
 from time import monotonic
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from wids.errors import FetchError, ShardFormatError, local_error
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit
 from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.raw_samples import (
     Labels,
-    PooledShard,
     Raw,
     RawSample,
-    changed_header_error,
-    changed_payload_error,
     check_raw,
     position,
 )
 from wids.shards.tars.samples import LARGE_NBYTES, known_at_first, sample_readers
+from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
-from wids.storage.files import advise, fastest_crc32
+from wids.storage.files import advise
 from wids.storage.locks import READ_FLAGS
 
-Span: TypeAlias = tuple[int, int]
-"""Where bytes begin and end."""
+_FEW: Final = 2
+"""Spans for which no hint is worth a call: a part of a field, and its headers."""
 
 _DENSE_NBYTES: Final = 16 << 10
 """Spans whose average distance is at most this are read from the disk in one piece."""
@@ -173,7 +169,7 @@ _CHECK_EVERY_S: Final = 0.005
 """How long reads rely on the last check of the file's size, which costs a microsecond."""
 
 
-class Shard(PooledShard):
+class Shard(TarShard):
     """One local tar file as a sequence of raw samples.
 
     A raw sample is a dict: each field's bytes under its name with the leading dot, and the key of
@@ -206,15 +202,12 @@ class Shard(PooledShard):
         path: The tar file.
         identity: What distinguished it from other files when it was opened.
         index: Where its samples are.
-        is_local: True, as the whole tar is available locally, unlike that of a `RemoteShard`.
 
     Raises:
         FetchError: The file cannot be opened.
         ShardFormatError: It is not a complete, plain tar; or, on reading, it was changed after it
             was opened, or is not the tar that its published index was made from.
     """
-
-    is_local = True
 
     def __init__(
         self,
@@ -265,7 +258,7 @@ class Shard(PooledShard):
     def read(
         self, local_index: int, verify: bool = False, labels: Labels | None = None
     ) -> RawSample:
-        """Return one sample by its index; see `PooledShard.read`."""
+        """Return one sample by its index; see `ReadableShard.read`."""
         if local_index < 0:
             local_index = position(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
@@ -323,44 +316,10 @@ class Shard(PooledShard):
                     stop = blocks[member] * BLOCK_NBYTES + sizes[member]
             advise(self._map, "WILLNEED", start, stop - start)
 
-    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
-        """Return the bytes of members, given in ascending order."""
-        values = self._read_starts(members)
-        index = self.index
-        if verify and len(index.payload_crcs):
-            crcs = list(map(fastest_crc32(), values))
-            for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
-                raise changed_payload_error(self.path, index.member_name(int(members[at])))
-        return values
-
-    def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
-        """Return the first bytes of members, given in ascending order, or all of shorter ones."""
-        return self._read_starts(members, nbytes)
-
-    def _read_starts(self, members: IntArray, most_nbytes: int | None = None) -> list[bytes]:
-        self.check()
-        index = self.index
-        heads, bodies, stops = index.spans(members)
-        if most_nbytes is not None:
-            stops = np.minimum(stops, bodies + most_nbytes)
-        # With the headers, which are compared if the index is a published one.
-        starts = heads if len(index.head_crcs) else bodies
-        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        values = read_spans(self._map, self.path, self.identity.inode, spans)
-        self.check()  # the bytes are complete if the file still has its length
-        if len(index.head_crcs):
-            lengths = (bodies - starts).tolist()
-            self._check_heads(members, [v[:n] for v, n in zip(values, lengths, strict=True)])
-            values = [value[n:] for value, n in zip(values, lengths, strict=True)]
-        return values
-
-    def _check_heads(self, members: IntArray, heads: Sequence[bytes | memoryview]) -> None:
-        """Compare the headers of members with the checksums in the index."""
-        index = self.index
-        crcs = np.array(list(map(fastest_crc32(), heads)), np.uint32)
-        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
-            field = index.fields[index.field_ids[members[at]]]
-            raise changed_header_error(self.path, int(index.spans(members)[0][at]), field)
+    def _buffers(self, spans: list[Span]) -> Sequence[bytes | memoryview]:
+        if len(spans) <= _FEW:
+            return [self._view[start:stop] for start, stop in spans]
+        return read_spans(self._map, self.path, self.identity.inode, spans)
 
     def views(self, members: IntArray, local_indices: Sequence[int]) -> list[memoryview]:
         """Return views of members in the file itself; they stay valid, and keep it mapped.
@@ -384,22 +343,6 @@ class Shard(PooledShard):
             headers = [view[start:stop] for start, stop in zip(heads, bodies, strict=True)]
             self._check_heads(members, headers)
         return [view[start:stop] for start, stop in zip(bodies, stops, strict=True)]
-
-    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
-        """Return the bytes of one field from a start to a stop, or to its end.
-
-        Raises:
-            KeyError: The sample does not have the field.
-            ShardFormatError: The file or its index has changed.
-        """
-        self.check()
-        index = self.index
-        member = index.member(local_index, field, self.path)
-        offset, size = int(index.blocks[member]) * BLOCK_NBYTES, int(index.sizes[member])
-        if len(index.head_crcs):
-            head = self._view[offset - int(index.head_blocks[member]) * BLOCK_NBYTES : offset]
-            self._check_heads(np.array([member]), [head])
-        return self._map[offset + min(start, size) : offset + min(stop, size)]
 
     def member(self, local_index: int, field: str) -> tuple[int, int]:
         """Return where a field of one sample begins in the file, and its length in bytes.

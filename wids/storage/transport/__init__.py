@@ -3,6 +3,7 @@
 `schemes` finds the `Transport` of a URL by its scheme; there is one module for each kind, and all
 have the interface that `stream` defines. A transport asks once. Around it, `gate` lets each request
 wait for its turn, for as long as `request_limit` decides, and `retry` repeats failed attempts.
+What is read by HTTP is ranges of `range_loop`, which does all of this in one thread.
 `urls` handles URLs as text, and rewrites them as the environment says; `listing` expands patterns
 and folders.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from wids.errors import FetchError, printable
-from wids.storage.transport import hedging, urls
+from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
 
@@ -492,7 +492,7 @@ class Connection:
         check_waits()
         started_s, silent_s = time.monotonic(), 0.0
         while True:
-            self._sock.settimeout(hedging.wait_s(self._poll_s, silent_s))
+            self._sock.settimeout(self._poll_s)
             try:
                 nbytes: int = self._sock.recv_into(buffer)
                 break

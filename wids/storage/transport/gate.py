@@ -1,8 +1,8 @@
 """Let each request to a server wait for its turn, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait in the order in which they came. The bytes that
-responses may occupy in memory are limited too, for the process and for the node.
+how many requests are in flight; the others wait by their places: what is read first comes first.
+The bytes that responses may occupy in memory are limited too, for the process and for the node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment. After such a refusal, and one of a request that a reader
@@ -64,7 +64,9 @@ that wait for something else, perhaps for the very request that waits here."""
 
 
 Place: TypeAlias = tuple[bool, float]
-"""The place of a download among others: whether it is fetched ahead, and when it began."""
+"""The place of a request among others: whether it is fetched ahead, and when its file began."""
+FIRST_PLACE: Final = (False, 0.0)
+"""That of what is no part of a file."""
 
 
 @dataclass
@@ -83,7 +85,6 @@ class _Server:
         num_rejected: How often in a row the only request in flight was refused.
         pause_until_s: Until when none is sent after that.
         waiting: Those that wait for their turn, the first one first.
-        unsent: The places of the downloads that have more parts to request, the first one first.
         speed: Bytes a second that a request has brought lately; 0 if that is not known.
     """
 
@@ -94,8 +95,7 @@ class _Server:
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
-    waiting: deque[Turn] = field(default_factory=deque)
-    unsent: list[Place] = field(default_factory=list)
+    waiting: list[Turn] = field(default_factory=list)
     speed: float = 0.0
 
     def __post_init__(self) -> None:
@@ -148,11 +148,15 @@ class Turn:
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
+        place: Its place among those that wait.
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
-    def __init__(self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str]) -> None:
+    def __init__(
+        self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str], place: Place
+    ) -> None:
+        self.place = place
         self._gate = gate
         self._server = server
         self._request = request
@@ -172,7 +176,7 @@ class Turn:
 
     def answered(self) -> None:
         """Note the beginning of the response."""
-        self._note(0)
+        self.note(0)
         self._has_answered = True
 
     def received(self, chunks: Iterator[Data]) -> Iterator[Data]:
@@ -186,7 +190,7 @@ class Turn:
                 raise
             if chunk is None:
                 break
-            self._note(len(chunk))
+            self.note(len(chunk))
             check_waits()
             yield chunk
         self._is_whole = True
@@ -194,7 +198,7 @@ class Turn:
 
     def ended(self, nbytes: int) -> None:
         """Note all bytes of the response at once, and leave."""
-        self._note(nbytes)
+        self.note(nbytes)
         self._is_whole = True
         self.leave()
 
@@ -241,7 +245,8 @@ class Turn:
         if self.is_counted:
             self._gate.abandoned.append((self._server, self.nbytes, self.num_held))
 
-    def _note(self, nbytes: int) -> None:
+    def note(self, nbytes: int) -> None:
+        """Note bytes of the response."""
         gate, server = self._gate, self._server
         if gate.pid != os.getpid():
             return
@@ -256,7 +261,6 @@ class Turn:
             self._measure(nbytes, has_ended=False)
             if was_full and server.takes_another():
                 gate.admit()
-                gate.room.notify_all()
 
     def _measure(self, nbytes: int, *, has_ended: bool) -> None:
         """Report what arrived since the last report; call it with the lock."""
@@ -288,7 +292,6 @@ class Gate:
         pid: The process.
         lock: Held while anything here is changed.
         abandoned: Turns that ended without `Turn.leave`.
-        room: Notified when there may be room for another request.
         most_nbytes: Largest number of bytes that responses may have occupied so far.
     """
 
@@ -297,7 +300,6 @@ class Gate:
         self.lock = threading.RLock()  # a download that is collected while it is held takes it too
         self.abandoned: deque[tuple[_Server, int, list[int]]] = deque()
         self.most_nbytes = 0
-        self.room = threading.Condition(self.lock)
         self.servers: dict[tuple[str, bool], _Server] = {}
         self._threads = threading.local()
         self._nbytes = 0
@@ -315,6 +317,7 @@ class Gate:
         request: tuple[str, str] = ("GET", ""),
         *,
         is_awaited: bool = False,
+        place: Place = FIRST_PLACE,
     ) -> Turn:
         """Wait until a request to a server may be sent.
 
@@ -323,12 +326,13 @@ class Gate:
             nbytes: Bytes that the response may occupy in memory.
             request: Method and URL, for the log.
             is_awaited: Whether a reader waits for it, and not for a file of which it is a part.
+            place: Its place among those that wait.
 
         Raises:
             CancelledError: The event of `cancelled_by` was set meanwhile.
             DeadlineError: The deadline of the read has passed.
         """
-        turn = self.ask(name, nbytes, request, is_awaited=is_awaited)
+        turn = self.ask(name, nbytes, request, is_awaited=is_awaited, place=place)
         if not turn.is_counted:
             self.wait(turn)
         return turn
@@ -341,6 +345,7 @@ class Gate:
         *,
         is_awaited: bool,
         may_block: bool = True,
+        place: Place = FIRST_PLACE,
     ) -> Turn:
         """Return a turn that has come, or one that `wait` waits for.
 
@@ -351,9 +356,10 @@ class Gate:
             is_awaited: The same.
             may_block: Whether this thread may wait, while it has requests in flight, for others
                 that wait for these: then its turn comes at once.
+            place: As for `enter`.
         """
         server = self.server(name, is_awaited=is_awaited)
-        turn = Turn(self, server, nbytes, request)
+        turn = Turn(self, server, nbytes, request, place)
         with self.lock:
             if self.abandoned:
                 self.admit()
@@ -362,7 +368,7 @@ class Gate:
                 self._let_pass(turn, server)
             else:
                 turn.passed.acquire()
-                server.waiting.append(turn)
+                insort(server.waiting, turn, key=lambda each: each.place)
         return turn
 
     def wait(self, turn: Turn) -> None:
@@ -432,7 +438,7 @@ class Gate:
         return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
 
     def _pass_first(self, server: _Server) -> None:
-        turn = server.waiting.popleft()
+        turn = server.waiting.pop(0)
         self._let_pass(turn, server)
         turn.passed.release()
 
@@ -451,7 +457,6 @@ class Gate:
         server.num_in_flight = max(0, server.num_in_flight - 1)
         self._nbytes = max(0, self._nbytes - nbytes)
         num_held[0] -= 1
-        self.room.notify_all()
 
 
 def num_threads() -> int:
@@ -474,46 +479,13 @@ def part_nbytes(server: str) -> int:
 
 
 def has_room(server: str) -> bool:
-    """Return whether one more file may begin: no other one has parts to request first.
+    """Return whether one more file may begin: no request for another one waits for its turn.
 
     Args:
         server: Scheme and host, as `urls.origin` returns them.
     """
     known = gate().server(server)
-    return not known.unsent and known.num_in_flight < known.limit.value
-
-
-@contextmanager
-def unsent(server: str, *, is_ahead: bool) -> Iterator[Place]:
-    """Let other downloads wait while the one in the block has parts to request.
-
-    Args:
-        server: Scheme and host.
-        is_ahead: Whether it is fetched ahead, and comes after those that a reader waits for.
-
-    Yields:
-        Its place among them, for `has_turn`.
-    """
-    places, place = gate().server(server).unsent, (is_ahead, time.monotonic())
-    insort(places, place)
-    try:
-        yield place
-    finally:
-        places.remove(place)
-        with gate().room:  # not that of the parent, after a fork
-            gate().room.notify_all()
-
-
-def has_turn(server: str, place: Place) -> bool:
-    """Wait a moment; return whether the next part of a download may be requested now."""
-    this = gate()
-    known = this.server(server)
-
-    def is_next() -> bool:
-        return known.num_in_flight < known.limit.value and known.unsent[:1] == [place]
-
-    with this.room:
-        return this.room.wait_for(is_next, _POLL_S)
+    return not known.waiting and known.num_in_flight < known.limit.value
 
 
 def gate() -> Gate:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import urljoin
 
 from wids.errors import FetchError
@@ -102,6 +102,8 @@ def _called(call: Any) -> tuple[dict[str, str], float]:
     """Return the headers of a callable, and the Unix time at which to call it again."""
     try:
         found: Returned = call()
+    except FetchError:
+        raise
     except OSError as error:  # perhaps its own server is away
         raise TransientError(_failure(error), is_outage=False) from error
     except Exception as error:
@@ -157,7 +159,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
     return Http(options.get("headers"), options.get("timeout") or TIMEOUT_S)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Route:
     """How one request reaches its server.
 
@@ -193,7 +195,14 @@ class Http(Transport):
             `CallerHeaders`.
         timeout_s: Longest wait for a connection, and for the next bytes of a response.
         certificates: Those to trust besides the system's, as PEM; or None.
+
+    Attributes:
+        version_header: The header with the version that a part must be of.
+        left_statuses: Those of responses that `open` has to read, and `range_loop` cannot.
     """
+
+    version_header: ClassVar[str] = "If-Range"
+    left_statuses: ClassVar[frozenset[int]] = frozenset((416,))
 
     def __init__(
         self,
@@ -239,9 +248,19 @@ class Http(Transport):
         """Return True, for all URLs."""
         return True
 
-    def by_http(self, url: str) -> tuple[Http, str]:
-        """Return this one."""
-        return self, url
+    def by_http(self, url: str) -> tuple[Http, str] | None:
+        """Return this one; None where bytes cannot be waited for: by TLS inside TLS to a proxy."""
+        address = self.address(url)
+        if urls.scheme(address) == "https":
+            with suppress(ValueError):  # which the request raises
+                proxy = self._proxy(split_url(address)[0])
+                if proxy is not None and proxy.scheme == "https":
+                    return None
+        return self, address
+
+    def address(self, url: str) -> str:
+        """Return what to request for a file, which errors name by its URL."""
+        return url
 
     def head(self, url: str) -> Response:
         """Return the response to a HEAD request, whatever its status.
@@ -283,7 +302,7 @@ class Http(Transport):
         self, url: str, headers: Mapping[str, str], ours: Mapping[str, str], method: str
     ) -> Response:
         """Send a request and follow redirects; ``ours`` stays on the server, below the prefix."""
-        location = url
+        location = self.address(url)
         for _ in range(MAX_REDIRECTS + 1):
             response = self._response(url, location, with_callers(headers, ours), method)
             target = response.headers.get("location")
@@ -314,7 +333,7 @@ class Http(Transport):
         # The caller's tokens are for the first server, and below their prefix (SEC-9).
         is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
         is_elsewhere = is_outside or urls.origin(target) != urls.origin(location)
-        return target, {} if is_elsewhere else ours
+        return (urls.unsigned(target, location), {}) if is_elsewhere else (target, ours)
 
     def _response(
         self, url: str, location: str, headers: Mapping[str, str], method: str
@@ -491,7 +510,10 @@ def connection_error(url: str, error: OSError, *, has_begun: bool = False) -> Fe
     reason = error_text(error, url)
     # Another attempt cannot help a wrong certificate.
     if isinstance(error, ssl.SSLCertVerificationError):
-        return FetchError(f"{urls.redact(url)}: expected a response, found: {reason}")
+        return FetchError(
+            f"{urls.redact(url)}: expected a certificate that is trusted, found: {reason}; set "
+            "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
+        )
     # A server that accepts a connection and stays silent may be overloaded.
     is_answer = isinstance(error, SilenceError)
     # If the server is away after a cut, the next attempt is refused, and that is an outage.

@@ -1,12 +1,12 @@
-"""Open objects of S3, Google Cloud Storage and Azure with obstore, or else with fsspec.
+"""Read objects of S3, Google Cloud Storage and Azure by HTTP; list and write them by obstore.
 
-`ObjectStores.driver` decides for each bucket which of the two it is: fsspec where the caller asks
-for it, where the form of a URL has no counterpart in obstore, and where only its driver is
-installed.
+A `Bucket` reads objects like any file of a server, in every process, where this process can sign:
+by URLs for S3 and Azure, by a header for Google. obstore reads what cannot be signed here, which
+docs/object-stores.md lists. fsspec is used where the caller asks for it, where the form of a URL
+has no counterpart in obstore, and where only its driver is installed.
 
 obstore cannot be used in a process that was forked from one that has used it, such as the workers
-of a DataLoader on Linux. There, objects are read by signed URLs over HTTP. Signing needs no
-network, and costs a hundredth of a request.
+of a DataLoader on Linux.
 
 obstore has a class for a missing object, a refused access and a refused version. The status of all
 other answers stands only in its text, which is parsed here and nowhere else (specs/decisions/0096).
@@ -17,22 +17,29 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import fsspec, store_settings, urls
-from wids.storage.transport.http import TIMEOUT_S, Http
+from wids.storage.transport.connections import Response
+from wids.storage.transport.http import Http, stream_of
 from wids.storage.transport.retry import check_waits
+from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
-from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig
+from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig, location_of
 from wids.storage.transport.stream import (
+    TRANSIENT_STATUSES,
     AccessError,
     Entry,
     PastEndError,
@@ -45,124 +52,239 @@ from wids.storage.transport.stream import (
 _logger = logging.getLogger(__name__)
 
 
-_LIFE_S: Final = 3600.0
-_KEY_OPTIONS: Final = ("access_key_id", "service_account_key", "account_key")
-_VARIABLES: Final = {
-    "s3": ("AWS_ACCESS_KEY_ID",),
-    "gcs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-    "azure": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
-}
-_PACKAGES: Final = {
-    "s3": "pip install botocore, or ",
-    "gcs": "pip install google-auth, or ",
-    "azure": "",
-}
+_LIFE_S: Final = 3600
+_BACK_S: Final = 300
+"""How long before now a signature is dated: clocks differ."""
+
+_MOST_SIGNED: Final = 4096
+_MAX_ERROR_NBYTES: Final = 64 << 10
+_PACKAGES: Final = {"s3": "botocore", "gcs": "google-auth"}
+_BY_OBSTORE: Final = frozenset(
+    ("allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes",
+     "proxy_ca_certificate", "read_timeout", "use_emulator", "use_fabric_endpoint")
+)  # fmt: skip
+"""Options with which obstore reads."""
+
+_AT_HAND: Final = ("skip_signature", "access_key_id", "bearer_token", "sas_key", "account_key")
+"""Options that are enough to read."""
 
 
-class Bucket:
-    """An open bucket, whose objects a forked process reads by signed URLs.
+class _Signed(NamedTuple):
+    """An address.
+
+    Attributes:
+        url: What to request.
+        keys: What it was signed with, or None.
+        date_s: The Unix time from which it is good.
+        until_s: When it is replaced, by the monotonic clock.
+    """
+
+    url: str
+    keys: Keys | None
+    date_s: float
+    until_s: float
+
+
+class Bucket(Http):
+    """An open bucket, whose objects are read by HTTP, or by obstore.
+
+    Threads can share it.
 
     Args:
         location: The bucket, by any object in it.
-        store: The store of obstore.
-        config: That of the store.
-        provider: Provides credentials, or None.
+        settings: The caller's.
+
+    Attributes:
+        is_by_http: Whether its objects are read by HTTP.
+        is_proven: Whether it has sent one.
     """
 
-    def __init__(
-        self, location: ObjectLocation, store: Store, config: StoreConfig, provider: Provider | None
-    ) -> None:
-        self._location = location
-        self.store = store
-        self._config = config
-        self._provider = provider
-        self._signed: dict[str, tuple[str, float]] = {}
-        self._http: dict[str, Http] = {}
+    version_header = "If-Match"  # S3 has no If-Range
+    left_statuses = frozenset(range(300, 500)) - TRANSIENT_STATUSES - {404, 410}
 
-    def open_signed(
-        self, url: str, key: str, start: int, stop: int | None, tag: str | None
-    ) -> Stream:
-        """Open an object or a part of it by HTTP; errors name ``url``, and not the signed one.
-
-        Raises:
-            FetchError: It cannot be read or signed.
-        """
-        http, signed = self.signed(url, key)
-        try:
-            # A URL that is signed for GET refuses HEAD.
-            stream = http.open(signed, start, 1 if stop == 0 else stop, tag)
-        except FetchError as error:
-            error.args = (str(error).replace(urls.redact(signed), urls.redact(url)),)
-            raise
-        if stop == 0:
-            stream.close()
-            return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
-        return stream
-
-    def signed(self, url: str, key: str) -> tuple[Http, str]:
-        """Return what reads an object, and its address, which is good for a while.
-
-        Raises:
-            FetchError: It cannot be signed.
-        """
-        address, headers = self._address(url, key)
-        token = headers.get("Authorization", "")
-        http = self._http.get(token)
-        if http is None:  # another thread may replace it, if the token was renewed
-            http = Http(headers, TIMEOUT_S, self._config.client.get("root_certificate"))
-            self._http = {token: http}
-        return http, address
-
-    def _address(self, url: str, key: str) -> tuple[str, Mapping[str, str]]:
-        """Return the URL to request, and headers."""
-        config = self._config.config
-        plain = _plain(self._location, config, key)
-        if config.get("skip_signature"):
-            return plain, {}
-        if "sas_key" in config:
-            return f"{plain}?{config['sas_key']}", {}
-        if self._location.kind == "gcs" and (self._provider or "bearer_token" in config):
-            token = config.get("bearer_token") or self._provider()["token"]  # type: ignore[misc]
-            return plain, {"Authorization": f"Bearer {token}"}
-        address, until_s = self._signed.get(key, ("", 0.0))
-        if time.monotonic() > until_s:
-            address = self._sign(url, key)
-            # Half of its life is left for downloads, and for clocks that differ.
-            self._signed[key] = (address, time.monotonic() + _LIFE_S / 2)
-        return address, {}
-
-    def _sign(self, url: str, key: str) -> str:
-        import obstore
-
-        # Without keys at hand obstore would request them. That never returns here, and the parent
-        # would miss answers too, since a fork shares what a process waits with (epoll).
-        has_keys = any(name in self._config.config for name in _KEY_OPTIONS) or any(
-            os.environ.get(name) for name in _VARIABLES[self._location.kind]
+    def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
+        self._location = location._replace(key="")
+        self._settings = store_settings.completed(location, settings)
+        config, client = self._settings.all, self._settings.client
+        self._config, self._region = config, ""
+        self._signed: dict[str, _Signed] = {}
+        self._skew_s = 0.0
+        self._store: Store | None = None
+        self.is_proven = False
+        provider = self._settings.provider
+        self.is_by_http = (
+            (provider is not None or any(map(config.get, _AT_HAND)))
+            and _BY_OBSTORE.isdisjoint([*settings.client, *config])
+            # A directory bucket, or one that a name of AWS stands for.
+            and not (location.bucket.endswith("--x-s3") or ":" in location.bucket)
+            and str(config.get("server_side_encryption")).lower() != "sse-c"
         )
-        if not has_keys:
-            raise FetchError(
-                f"{urls.redact(url)}: expected keys to sign with, found none in this process, "
-                "which was forked from one that reads object stores; "
-                + _PACKAGES[self._location.kind]
-                + 'start workers with multiprocessing_context="forkserver"'
-            )
-        call: Any = obstore.sign
-        return str(call(self.store, "GET", key, timedelta(seconds=_LIFE_S)))
+        headers = {"User-Agent": client["user_agent"], **client.get("default_headers", {})}
+        if "bearer_token" in config:
+            headers["Authorization"] = f"Bearer {config['bearer_token']}"
+        has_tokens = location.kind == "gcs" and provider is not None
+        super().__init__(
+            partial(_with_token, headers, provider) if has_tokens else headers,  # type: ignore[arg-type]
+            settings.timeout_s,
+            client.get("root_certificate"),
+        )
 
+    @property
+    def signs(self) -> bool:
+        """Whether signatures are in its addresses, which a policy may forbid."""
+        return self._location.kind == "s3" and not self._config.get("skip_signature")
 
-def _plain(location: ObjectLocation, config: Mapping[str, Any], key: str) -> str:
-    """Return the URL of an object without a signature."""
-    endpoint = config.get("endpoint") or config.get("base_url")
-    path = f"{location.bucket}/{quote(key)}"
-    if location.kind == "s3" and config.get("virtual_hosted_style_request") and endpoint:
-        path = quote(key)
-    if endpoint is None:
-        endpoint = {
-            "s3": f"https://s3.{config.get('region', 'us-east-1')}.amazonaws.com",
+    def reads(self, key: str) -> bool:
+        """Return whether an object is read by HTTP."""
+        # A client resolves dots in a path, and obstore, which signs for Azure, refuses empty parts.
+        odd = {".", "..", ""} if "account_key" in self._config else {".", ".."}
+        return self.is_by_http and odd.isdisjoint(key.split("/"))
+
+    def store(self, **client: str) -> Store:
+        """Return the store of obstore.
+
+        Args:
+            client: Options of the HTTP client that replace the others.
+        """
+        location, settings = self._location, self._settings
+        if client:
+            return store_settings.new_store(location, settings, self._region, **client)
+        if self._store is None:
+            self._store = store_settings.new_store(location, settings, self._region)
+        return self._store
+
+    def address(self, url: str) -> str:
+        """Return the address of an object, which is good for half an hour.
+
+        Raises:
+            FetchError: There are no credentials.
+        """
+        return self._address(url).url
+
+    def _address(self, url: str) -> _Signed:
+        found, keys = self._signed.get(url), self._keys()
+        if found is None or found.keys != keys or time.monotonic() >= found.until_s:
+            if len(self._signed) >= _MOST_SIGNED:
+                self._signed.clear()
+            found = self._signed[url] = self._new_address(location_of(url).key, keys)
+        return found
+
+    def _keys(self) -> Keys | None:
+        config, provider = self._config, self._settings.provider
+        if not self.signs:
+            return None
+        if provider is not None:
+            found = provider()
+            return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
+        secret = config.get("secret_access_key", "")
+        return Keys(config["access_key_id"], secret, config.get("session_token"))
+
+    def _new_address(self, key: str, keys: Keys | None) -> _Signed:
+        config, (kind, bucket, *_) = self._config, self._location
+        date_s, until_s = time.time() + self._skew_s - _BACK_S, time.monotonic() + _LIFE_S / 2
+        region = self._region or config.get("region") or config.get("default_region") or "us-east-1"
+        endpoint = config.get("endpoint") or config.get("base_url") or {
+            "s3": f"https://s3.{region}.amazonaws.com",
             "gcs": "https://storage.googleapis.com",
             "azure": f"https://{config.get('account_name')}.blob.core.windows.net",
-        }[location.kind]
-    return f"{endpoint.rstrip('/')}/{path}"
+        }[kind]  # fmt: skip
+        scheme, _, host = endpoint.rstrip("/").partition("://")
+        path = f"{bucket}/{quote(key)}"
+        if kind == "s3" and config.get("virtual_hosted_style_request"):
+            path = quote(key)
+            if not config.get("endpoint"):
+                host = f"{bucket}.{host}"
+        url = f"{scheme}://{host}/{path}"
+        if keys is not None:
+            payer = {"x_amz_request_payer": "requester"} if config.get("request_payer") else {}
+            url = signed(url, keys, region, date_s, _LIFE_S, **payer)
+        elif config.get("skip_signature"):
+            until_s = math.inf
+        elif "sas_key" in config:
+            url = f"{url}?{config['sas_key']}"
+        elif "account_key" in config:
+            import obstore
+
+            call: Any = obstore.sign  # needs no network
+            url = str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
+        return _Signed(url, keys, date_s, until_s)
+
+    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
+        """Open an object or a part of it; see `Transport.open`."""
+        headers = {}
+        if start or stop is not None:
+            # A URL that is signed for GET refuses HEAD, so the first byte tells the length.
+            headers["Range"] = f"bytes={start}-{'' if stop is None else max(stop, 1) - 1}"
+            if tag is not None and tag.startswith('"'):
+                headers["If-Match"] = tag
+        for is_last in (False, True):
+            used = self._address(url)
+            response = self._final_response(url, headers)
+            status = response.status
+            if status in (200, 206):
+                self.is_proven = True
+                stream = stream_of(url, start, response)
+                if stop != 0:
+                    return stream
+                stream.close()
+                return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
+            text = _error_text(response)
+            if status == 412:
+                # As a server does for If-Range: the whole file, whose tag says it is another.
+                return self.open(url, 0, None, None)
+            if status == 416 and stop == 0:
+                return Stream(iter(()), 0, 0)
+            if is_last or not self._corrects(used, response, text):
+                break
+        raise store_error(self._location.kind, url, OSError(f"status code: {status}: {text}"))
+
+    def _corrects(self, used: _Signed, response: Response, text: str) -> bool:
+        """Have addresses be as a refusal of one says; return whether that changes anything."""
+        if self.moves(text, response.headers.get("x-amz-bucket-region")):
+            return True
+        with suppress(ValueError, TypeError):  # no date
+            date_s = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+            was_good = used.date_s <= date_s < used.date_s + _LIFE_S
+            if response.status == 403 and self.signs and not was_good:
+                self._skew_s = date_s - time.time()
+                self._signed.clear()
+                return True
+        return False
+
+    def moves(self, text: str, stated: str | None = None) -> bool:
+        """Sign for another region, if a refusal says so; return whether it does.
+
+        Args:
+            text: The refusal.
+            stated: What a header says.
+        """
+        region = right_region(text)
+        if self._location.kind != "s3" or region is None:
+            return False
+        region = region or stated or _asked_region(self._location, self._config.get("endpoint"))
+        if not region:
+            return False
+        self._region, self._store = region, None
+        self._signed.clear()
+        return True
+
+
+def _with_token(headers: Mapping[str, str], provider: Provider) -> tuple[dict[str, str], float]:
+    """Return headers with a token, and the Unix time at which to ask for the next one."""
+    found = provider()
+    return {**headers, "Authorization": f"Bearer {found['token']}"}, found["expires_at"].timestamp()
+
+
+def _error_text(response: Response) -> str:
+    """Return the document of a refusal, or the beginning of it."""
+    data = b""
+    with suppress(OSError), closing(response):
+        for piece in response.pieces:
+            data += piece
+            if len(data) > _MAX_ERROR_NBYTES:
+                break
+    check_waits()  # raises if it was cut short
+    return data[:_MAX_ERROR_NBYTES].decode(errors="replace")
 
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
@@ -188,20 +310,21 @@ _KEYS: Final = {
 }
 
 
-def right_region(error: Exception) -> str | None:
-    """Return the region to sign for, if the error says that a request was signed for another one.
+def right_region(text: str) -> str | None:
+    """Return the region to sign for, if a refusal says that a request was signed for another one.
 
-    Return ``""`` if it does not say for which, and None for any other error.
+    Return ``""`` if it does not say for which, and None for any other text.
     """
-    text = str(error)
-    is_wrong = _BARE_REDIRECT in text or _found(_CODE, text) in _WRONG_REGION
-    return _found(_REGION, text) if is_wrong else None
+    code, region = _found(_CODE, text), _found(_REGION, text)
+    is_wrong = _BARE_REDIRECT in text or code in _WRONG_REGION
+    # This one is about a region only if it names one.
+    return region if is_wrong or (region and code == "AuthorizationQueryParametersError") else None
 
 
 def store_error(
     kind: str, url: str, error: Exception, expected: str = "a readable object"
 ) -> FetchError:
-    """Return the error of wids for one that obstore raised.
+    """Return the error of wids for one that obstore raised, or that has a refusal as its text.
 
     Args:
         kind: Kind of store, a key of `store_settings.NAMES`.
@@ -245,7 +368,7 @@ def _found(pattern: re.Pattern[str], text: str) -> str:
 def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
     """Return the error for a request that credentials or settings would have to change."""
     text, name, bucket = str(error), urls.redact(url), urls.origin(url)
-    region = right_region(error)
+    region = right_region(text)
     if region is not None:
         return FetchError(
             f"{name}: expected the region of {bucket}, found another"
@@ -290,12 +413,6 @@ _T = TypeVar("_T")
 _CHUNK_NBYTES: Final = 256 << 10
 """Size of the pieces of a stream: smaller ones cost more calls, larger ones a copy more."""
 
-_WHOLE_NBYTES: Final = 4 << 20
-"""Parts up to this size arrive in one call."""
-
-_TERM_S: Final = 300.0
-"""How long a forked process uses the same credentials; botocore renews them long before."""
-
 _FSSPEC_DRIVERS: Final = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 
 
@@ -319,33 +436,46 @@ class ObjectStores(Transport):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self._buckets: dict[tuple[int, int, ObjectLocation], Bucket] = {}
-        self._regions: dict[ObjectLocation, str] = {}
+        self._buckets: dict[tuple[int, ObjectLocation], Bucket] = {}
         self._settings: dict[str, StoreConfig | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
 
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object or a part of it, by the driver that is used for its bucket."""
+        """Open an object or a part of it."""
+        bucket = self._by_http(url)
+        if bucket is not None:
+            try:
+                return bucket.open(url, start, stop, tag)
+            except AccessError:
+                if bucket.is_proven or not bucket.signs or store_settings.is_forked():
+                    raise
         driver = self.driver(url)
         if driver is not None:
             return driver.open(url, start, stop, tag)
-        if not store_settings.is_forked():
-            return self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
-        location = store_settings.location_of(url)
-        return self._bucket(location).open_signed(url, location.key, start, stop, tag)
+        stream = self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
+        if bucket is not None:
+            bucket.is_by_http = False  # its policy refuses signatures in addresses
+        return stream
 
     def by_http(self, url: str) -> tuple[Http, str] | None:
-        """Return what reads an object in a forked process, as `open` does there."""
-        if not store_settings.is_forked() or self.driver(url) is not None:
-            return None
-        location = store_settings.location_of(url)
-        return self._bucket(location).signed(url, location.key)
+        """Return the bucket of an object, and the address to request; None if obstore reads it."""
+        bucket = self._by_http(url)
+        return None if bucket is None else bucket.by_http(url)
 
     def streams_parts(self, url: str) -> bool:
-        """Return whether obstore opens a URL."""
-        return self.driver(url) is None
+        """Return whether an object is read by HTTP or by obstore."""
+        return self._by_http(url) is not None or self.driver(url) is None
+
+    def _by_http(self, url: str) -> Bucket | None:
+        """Return the bucket of an object that is read by HTTP."""
+        # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
+        if "?" in url or "::" in url or self._settings_of(url) is None:
+            return None
+        location = location_of(url)
+        bucket = self._bucket(location)
+        return bucket if bucket.reads(location.key) else None
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, which ends at the next slash."""
@@ -373,17 +503,16 @@ class ObjectStores(Transport):
         return self.asked(folder, listed)
 
     def driver(self, url: str, *, is_read: bool = True) -> fsspec.Fsspec | None:
-        """Return the fsspec driver that opens a URL, or None if obstore does.
+        """Return the fsspec driver for what is not done by HTTP, or None if obstore does it.
 
         Args:
             url: An object or folder.
-            is_read: Whether an object is read, which signed URLs do in a forked process.
+            is_read: Whether an object is read.
 
         Raises:
             FetchError: Neither can: the error names what to install or to change.
         """
         kind = urls.KINDS[urls.scheme(url)]
-        # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url:
             return fsspec.transport_for(self.options, None)
         if "//" in urls.path_of(url):  # obstore refuses empty parts
@@ -391,17 +520,22 @@ class ObjectStores(Transport):
                 return fsspec.transport_for(self.options, None)
             raise FetchError(
                 f'{urls.redact(url)}: expected a key without "//", or {_FSSPEC_DRIVERS[kind]}, '
-                f"which reads it; pip install {_FSSPEC_DRIVERS[kind]}"
+                f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
+        is_helpless = not is_read and store_settings.is_forked()
+        if self._settings_of(url) is None or (is_helpless and _has_driver(kind)):
+            return fsspec.transport_for(self.options, None)
+        return None
+
+    def _settings_of(self, url: str) -> StoreConfig | None:
+        """Return the settings for a URL; None if fsspec is used."""
+        kind = urls.KINDS[urls.scheme(url)]
         if kind not in self._settings:
             try:
                 self._settings[kind] = self._settings_for(kind)
             except FetchError as error:
                 raise FetchError(f"{urls.redact(url)}: {error}") from None
-        is_helpless = not is_read and store_settings.is_forked()
-        if self._settings[kind] is None or (is_helpless and _has_driver(kind)):
-            return fsspec.transport_for(self.options, None)
-        return None
+        return self._settings[kind]
 
     def _settings_for(self, kind: str) -> StoreConfig | None:
         """Return the settings for obstore; None if fsspec is used."""
@@ -443,16 +577,20 @@ class ObjectStores(Transport):
             RefusedVersionError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
-        location = store_settings.location_of(url)
+        location = location_of(url)
         if store_settings.is_forked():
+            package = _PACKAGES.get(location.kind)
+            advice = f"pip install {package}, whose credentials all can use, or " if package else ""
             raise FetchError(
-                f"{urls.redact(url)}: expected a process that can list and write objects, found "
-                "one that was forked from another that reads them; start it by forkserver or spawn"
+                f"{urls.redact(url)}: expected a process that can use obstore, found one that was "
+                f"forked from another that has used it; {advice}start it by forkserver or spawn: "
+                'multiprocessing_context="forkserver"'
             )
         import obstore
 
+        bucket = self._bucket(location)
         for is_last in (False, True):
-            store = self._bucket(location, client).store
+            store = bucket.store(**client)
             try:
                 return store_settings.interruptible(lambda s=store: call(s, location.key))  # type: ignore[misc]
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
@@ -460,38 +598,18 @@ class ObjectStores(Transport):
             except obstore.exceptions.PreconditionError:
                 raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-                region = None if is_last else self._other_region(location, error)
-                if region is None:
+                if is_last or not bucket.moves(str(error)):
                     raise store_error(location.kind, url, error, expected) from None
-                self._regions[location._replace(key="")] = region
-                self._buckets.clear()
         raise AssertionError  # the second round returns or raises
 
-    def _bucket(self, location: ObjectLocation, client: Mapping[str, str] | None = None) -> Bucket:
+    def _bucket(self, location: ObjectLocation) -> Bucket:
         """Return the open bucket of a location, for this process."""
-        # In a forked process it has credentials of this moment, which may expire.
-        term = int(time.monotonic() // _TERM_S) if store_settings.is_forked() else 0
-        key = (os.getpid(), term, location._replace(key=""))
-        if not client and key in self._buckets:
-            return self._buckets[key]
-        # `driver` was asked before, and returned None: there are settings for obstore.
-        settings = self._settings[location.kind] or StoreConfig()
-        made = store_settings.new_store(
-            location, settings, self._regions.get(key[-1]), **(client or {})
-        )
-        bucket = Bucket(location, *made)
-        if not client:
-            self._buckets[key] = bucket
+        key = (os.getpid(), location._replace(key=""))
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            settings = self._settings[location.kind] or StoreConfig()
+            bucket = self._buckets.setdefault(key, Bucket(location, settings))
         return bucket
-
-    def _other_region(self, location: ObjectLocation, error: Exception) -> str | None:
-        """Return the region of a bucket whose requests were signed for another; else None."""
-        region = right_region(error)
-        if location.kind != "s3" or region is None:
-            return None
-        settings = self._settings["s3"]
-        endpoint = None if settings is None else settings.config.get("endpoint")
-        return region or _asked_region(location, endpoint)
 
 
 def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
@@ -528,9 +646,6 @@ def _opened(
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
     end = None if stop is None else result.range[1]
-    if stop is not None and stop - start <= _WHOLE_NBYTES:
-        chunks = iter((memoryview(result.bytes()),))
-        return Stream(chunks, start, meta["size"], _strong(meta["e_tag"]), stop=end)
     pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 

@@ -1,12 +1,14 @@
 """Read ranges of files by HTTP, many at a time, in the thread that waits for them.
 
 The thread sends requests, waits for all of their connections at once, and receives into the memory
-in which the bytes are needed. The gate says how many requests may be in flight. One that fails is
-queued again, later. One that is late is sent once more, and the first answer is used (`hedging`).
-Only connecting is left to other threads: looking up a name cannot be interrupted.
+in which the bytes are needed; those of a download it writes to their file. The gate says how many
+requests may be in flight. One that fails is queued again, later. One that is late is sent once
+more, and the first answer is used (`hedging`). Where the version of an answer is known, the next
+request is for the bytes that are missing of it. Only connecting is left to other threads: looking
+up a name cannot be interrupted.
 
-What is neither a part of known length nor an error nor a redirect, such as a chunked response or
-one that wants other headers, is left to `http`, which reads it in a thread.
+What is neither of known length nor an error nor a redirect, such as a chunked response, is left to
+`http`, which reads it in a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -40,21 +42,22 @@ from wids.storage.transport.connections import (
     head_end,
     parsed_head,
 )
-from wids.storage.transport.gate import Turn, gate
+from wids.storage.transport.gate import Turn, gate, response_nbytes
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
-    Http,
     Route,
     connection_error,
     stream_of,
-    with_callers,
 )
-from wids.storage.transport.retry import Attempts, Patience, check_waits
+from wids.storage.transport.range_reads import END, Range, Read
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
-from wids.storage.transport.urls import origin
+from wids.storage.transport.urls import origin, redact
 
 _HEAD_NBYTES: Final = 16 << 10
+_WINDOW_NBYTES: Final = 256 << 10
+"""Bytes to write to a file at a time."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _LEAST_TICK_S: Final = 0.005
@@ -62,102 +65,13 @@ _ASKED_S: Final = 0.02
 """How long a turn may stay unnoticed that comes while this thread waits for bytes."""
 
 
-@dataclass(eq=False)
-class Range:
-    """A range to read.
-
-    Attributes:
-        http: How its server is reached.
-        url: The file, as messages and the gate name it.
-        address: Where it is requested.
-        start: Position of the first byte.
-        stop: Position after the last byte.
-        tag: Returns the version that it must be of, for If-Range; None for any.
-        check: Called with the head of the response and the tag that was sent; raises `WidsError`
-            if it is of another file.
-        finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
-            or raises `WidsError`.
-        patience: How long to wait.
-        may_hedge: Whether it is requested twice if it is late.
-    """
-
-    http: Http
-    url: str
-    address: str
-    start: int
-    stop: int
-    tag: Callable[[], str | None]
-    check: Callable[[Stream, str | None], None]
-    finish: Callable[[Stream, memoryview], memoryview]
-    patience: Patience
-    may_hedge: bool
-
-
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 """Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
 no view are where the next ones are received: fresh memory costs as much as all else."""
 
 
-class _UnusualError(Exception):
+class UnusualError(Exception):
     """A response that `http` has to read."""
-
-
-class _Read:
-    """A range on its way, by one request after another, or by two at a time.
-
-    Attributes:
-        number: The place of the range among all.
-        wanted: The range.
-        attempts: What became of its requests.
-        location: Where redirects have led.
-        ours: The caller's headers that are sent there; None to ask for them.
-        route: How its next request reaches the server.
-        tag: The version in that request.
-        num_redirects: How many redirects there were.
-        num_racing: Its requests that are queued or in flight.
-        is_done: Whether it was handed out.
-        was_hedged: Whether it was requested twice.
-    """
-
-    route: Route
-    tag: str | None
-
-    def __init__(self, number: int, wanted: Range) -> None:
-        self.number = number
-        self.wanted = wanted
-        self.attempts = Attempts(wanted.patience)
-        self.num_racing = 0
-        self.is_done = self.was_hedged = False
-        self._waits_for, self._since_s = "its turn at the server", time.monotonic()
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget where redirects have led."""
-        self.location = self.wanted.address
-        self.ours: Mapping[str, str] | None = None
-        self.num_redirects = 0
-
-    def prepare(self) -> None:
-        """Prepare the next request.
-
-        Raises:
-            FetchError: The address or the headers cannot be used.
-        """
-        wanted = self.wanted
-        if self.ours is None:
-            self.ours = wanted.http.headers.current()
-        headers, self.tag = {"Range": f"bytes={wanted.start}-{wanted.stop - 1}"}, wanted.tag()
-        if self.tag is not None:
-            headers["If-Range"] = self.tag
-        all_headers = with_callers(headers, self.ours)
-        self.route = wanted.http.route(wanted.url, self.location, all_headers)
-
-    def waits(self, what: str) -> None:
-        """Note what it waits for from now on, for the error of its deadline."""
-        waited_s, now_s = self.wanted.patience.waited_s, time.monotonic()
-        spent_s = waited_s.get(self._waits_for, 0.0) + now_s - self._since_s
-        waited_s[self._waits_for] = spent_s
-        self._waits_for, self._since_s = what, now_s
 
 
 @dataclass(eq=False)
@@ -175,9 +89,9 @@ class _Server:
 
     name: str
     idle: list[Connection]
-    ready: deque[_Read] = field(default_factory=deque)
-    asked: tuple[_Read, Turn] | None = None
-    passed: deque[tuple[_Read, Turn]] = field(default_factory=deque)
+    ready: deque[Read] = field(default_factory=deque)
+    asked: tuple[Read, Turn] | None = None
+    passed: deque[tuple[Read, Turn]] = field(default_factory=deque)
     num_connecting: int = 0
 
 
@@ -189,25 +103,27 @@ class _Exchange:
         is_first: Whether the connection is new.
         heard_s: When something arrived last.
         window: Since when its speed is measured, and the bytes that had arrived then.
-        head: The bytes of the head, until it is complete.
+        head: The bytes of the head, until it is complete; then those that came with it.
+        head_nbytes: Bytes that arrived as heads, also interim ones.
         stream: The response, when its head was read.
         is_kept: Whether the connection can be used again.
-        memory: Where they are received.
-        buffer: The bytes to receive.
-        nbytes: How many of them have arrived.
+        arrived: What had arrived when it was prepared, and it did not ask for.
+        memory: Where the bytes are received.
+        size: The length of the range, or as much of it as the server has.
+        nbytes: How many of its bytes have arrived, by this request and those before it.
+        noted_nbytes: How many of them the gate need not be told of.
     """
 
     stream: Stream | None = None
     head = b""
     is_kept = False
     memory = bytearray()
-    buffer = memoryview(b"")
-    nbytes = 0
+    head_nbytes = size = nbytes = noted_nbytes = 0
 
     def __init__(
         self,
         server: _Server,
-        read: _Read,
+        read: Read,
         turn: Turn,
         connection: Connection,
         sock: socket.socket,
@@ -216,60 +132,78 @@ class _Exchange:
     ) -> None:
         self.server, self.read, self.turn = server, read, turn
         self.connection, self.sock, self.is_first = connection, sock, is_first
-        self.tag = read.tag
+        self.tag, self.arrived = read.tag, read.arrived
         self.sent_s = self.heard_s = time.monotonic()
         self.window = self.sent_s, 0
         self.pace = hedging.pace_of(server.name)
-        self.like = self.pace.like(read.wanted.stop - read.wanted.start)
+        wanted = read.wanted
+        self.like = self.pace.like(0 if wanted.write else wanted.stop - wanted.start)
+
+    @property
+    def may_hedge(self) -> bool:
+        """Whether a second request may be sent beside this one."""
+        read, stream = self.read, self.stream
+        # What a file has of an answer without a version cannot be replaced by another answer.
+        is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
+        return read.wanted.may_hedge and not read.was_hedged and is_safe
 
 
-def read_ranges(ranges: Sequence[Range], take: Taker) -> list[int]:
+def read_ranges(
+    ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] = lambda: None
+) -> list[int]:
     """Read ranges; return the numbers of those that `http` has to read.
 
     Args:
         ranges: The ranges.
         take: Called for each of the others when its bytes have arrived. An error of it ends all.
+        more: Called when all have been requested; returns one more, or None for none until another
+            one has arrived.
 
     Raises:
         CancelledError: The event of `cancelled_by` was set meanwhile.
         DeadlineError: The deadline of a read has passed of which these are a part.
+        UnusualError: `http` has to read a file that is being written.
     """
     with stages.fetching():
-        loop = _Loop(take)
+        loop = _Loop(take, more)
         try:
             return loop.run(ranges)
         finally:
             loop.close()
 
 
+def raise_error(_: int, arrived: memoryview | WidsError) -> None:
+    """Take a range; raise why there is none."""
+    if isinstance(arrived, WidsError):
+        raise arrived
+
+
 class _Loop:
     """The requests of one call of `read_ranges`, whose thread drives them."""
 
-    def __init__(self, take: Taker) -> None:
-        self._take = take
+    def __init__(self, take: Taker, more: Callable[[], Range | None]) -> None:
+        self._take, self._more = take, more
         self._num_left = 0
+        self._numbers = count()
         self._unusual: list[int] = []
-        self._limited: list[_Read] = []  # those with a deadline
+        self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, _Server] = {}
         self._busy: dict[socket.socket, _Exchange] = {}
-        self._later: list[tuple[float, int, _Read]] = []
+        self._later: list[tuple[float, int, Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
         self._connecting: Connecting | None = None
         self._scratch = memoryview(bytearray(_HEAD_NBYTES))
+        self._window = memoryview(b"")
         self._tick_s = 0.0
 
     def run(self, ranges: Sequence[Range]) -> list[int]:
         """Do what `read_ranges` does."""
         self._num_left = len(ranges)
-        for number, wanted in enumerate(ranges):
-            read = _Read(number, wanted)
-            if not math.isinf(wanted.patience.deadline_s):
-                self._limited.append(read)
-            self._queue(read)
+        for wanted in ranges:
+            self._add(wanted)
         while self._num_left:
-            for server in list(self._servers.values()):
-                self._fill(server)
+            self._fill_all()
             if self._num_left:
                 self._wait()
             now_s = time.monotonic()
@@ -281,6 +215,9 @@ class _Loop:
 
     def close(self) -> None:
         """Drop what is in flight."""
+        for read in self._limited:
+            if not read.is_done:
+                read.waits("")  # for the error of a deadline that has passed
         for exchange in list(self._busy.values()):
             self._end(exchange)
         for server in self._servers.values():
@@ -290,7 +227,26 @@ class _Loop:
             self._connecting.end()
         self._selector.close()
 
-    def _queue(self, read: _Read, *, is_first: bool = False) -> None:
+    def _add(self, wanted: Range) -> None:
+        read = Read(next(self._numbers), wanted)
+        if not math.isinf(wanted.patience.deadline_s):
+            self._limited.append(read)
+        self._queue(read)
+
+    def _fill_all(self) -> None:
+        """Send as many requests as the gate lets pass."""
+        servers = self._servers.values()
+        while True:
+            for server in list(servers):
+                self._fill(server)
+            is_full = any(server.asked or server.ready for server in servers)
+            wanted = None if is_full else self._more()
+            if wanted is None:
+                return
+            self._num_left += 1
+            self._add(wanted)
+
+    def _queue(self, read: Read, *, is_first: bool = False) -> None:
         """Have a read requested after the others, or before them."""
         read.num_racing += 1
         try:
@@ -305,14 +261,21 @@ class _Loop:
         (server.ready.appendleft if is_first else server.ready.append)(read)
 
     def _fill(self, server: _Server) -> None:
-        """Send as many requests as the gate lets pass."""
         while server.asked is not None or server.ready:
             if server.asked is None:
                 read = server.ready.popleft()
                 if read.is_done:
                     continue
-                nbytes, request = read.wanted.stop - read.wanted.start, ("GET", read.wanted.url)
-                turn = gate().ask(server.name, nbytes, request, is_awaited=True, may_block=False)
+                wanted, is_awaited = read.wanted, read.wanted.write is None
+                stop = None if wanted.stop == END else wanted.stop
+                turn = gate().ask(
+                    server.name,
+                    response_nbytes(wanted.start, stop, is_collected=is_awaited),
+                    ("GET", wanted.url),
+                    is_awaited=is_awaited,
+                    may_block=False,
+                    place=wanted.place,
+                )
                 server.asked = read, turn
             read, turn = server.asked
             if read.is_done:  # by its first request, while the second waited for its turn
@@ -361,7 +324,7 @@ class _Loop:
     def _send(
         self,
         server: _Server,
-        read: _Read,
+        read: Read,
         turn: Turn,
         connection: Connection,
         *,
@@ -375,7 +338,7 @@ class _Loop:
             self._broke(read, error, is_first=is_first, spent_s=0.0)
             return
         if sock is None:
-            connection.close()
+            server.idle.append(connection)
             turn.leave()
             self._leave_to_http(read)
             return
@@ -413,33 +376,61 @@ class _Loop:
     def _receive(self, exchange: _Exchange) -> None:
         """Receive what has arrived of a response."""
         exchange.heard_s = time.monotonic()
+        error: OSError | WidsError | None = None
+        is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
+        is_again = False
         try:
-            if exchange.stream is None and not self._has_head(exchange):
-                return
-            buffer = exchange.buffer
-            while exchange.nbytes < len(buffer):
-                received = exchange.sock.recv_into(buffer[exchange.nbytes :])
-                if not received:
-                    raise CutError(f"{exchange.nbytes} of {len(buffer)} bytes arrived")
-                exchange.nbytes += received
-        except _UnusualError:
+            is_again = is_new and not self._has_head(exchange)
+        except UnusualError:
             self._end(exchange)
             self._leave_to_http(exchange.read)
-        except (OSError, WidsError) as error:
-            if not _is_wait(error):
-                self._fail(exchange, error)
-        else:
+            return
+        except (OSError, WidsError) as found:
+            error = found
+        if is_again:
+            self._request_again(exchange)
+            return
+        if error is None:
+            if is_new and is_file:
+                self._fill_all()  # before the turn of this one is for another file
+            error = self._write(exchange) if is_file else self._collect(exchange)
+        if error is None:
             self._finish(exchange)
+        elif not _is_wait(error):
+            self._fail(exchange, error)
+
+    def _collect(self, exchange: _Exchange) -> OSError | None:
+        """Receive into memory; return what ended that before all bytes had arrived."""
+        rest = memoryview(exchange.memory)[exchange.nbytes : exchange.size]
+        nbytes, error = _received(exchange, rest)
+        exchange.nbytes += nbytes
+        return error
+
+    def _write(self, exchange: _Exchange) -> OSError | None:
+        """Do the same into a file."""
+        wanted, error = exchange.read.wanted, None
+        self._window = self._window or memoryview(bytearray(_WINDOW_NBYTES))
+        while exchange.nbytes < exchange.size and error is None and wanted.write is not None:
+            window = self._window[: exchange.size - exchange.nbytes]
+            nbytes, error = _received(exchange, window)
+            if nbytes:
+                wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
+                exchange.nbytes += nbytes
+                exchange.noted_nbytes += nbytes
+                exchange.turn.note(nbytes)
+                check_waits()
+        return error
 
     def _has_head(self, exchange: _Exchange) -> bool:
-        """Receive the head of a response; return False if it is a redirect, which is followed."""
+        """Receive the head of a response; return False if another request must follow it."""
         while True:
             nbytes = exchange.sock.recv_into(self._scratch)
             if not nbytes:
                 message = "the server closed the connection without a response"
                 raise ConnectionError(message) if exchange.head else NoResponseError(message)
             exchange.head += self._scratch[:nbytes]
-            if len(exchange.head) > MAX_OVERHEAD_NBYTES:
+            exchange.head_nbytes += nbytes
+            if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
                 raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
             while (end := head_end(exchange.head)) >= 0:
                 head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
@@ -447,8 +438,8 @@ class _Loop:
                     return self._has_part(exchange, head)
 
     def _has_part(self, exchange: _Exchange, head: Head) -> bool:
-        """Take the head of a response; return False if it is a redirect, which is followed."""
-        wanted, data = exchange.read.wanted, exchange.head
+        """Take the head of a response; return False if another request must follow it."""
+        wanted = exchange.read.wanted
         exchange.turn.status = head.status
         exchange.turn.answered()
         retry.note_answer(exchange.server.name)
@@ -457,35 +448,88 @@ class _Loop:
             self._follow(exchange, target)
             return False
         length = int(head.headers.get("content-length", -1))
-        is_unusual = head.is_malformed or head.status in (401, 416)
-        if is_unusual or (length < 0 and head.status in (200, 206)):
-            raise _UnusualError
+        if head.status == 401 and self._renews(exchange):
+            return False
         response = Response(head.status, head.headers, iter(()))
-        exchange.stream = stream_of(wanted.url, wanted.start, response)
-        wanted.check(exchange.stream, exchange.tag)
-        nbytes = min(length, wanted.stop - wanted.start)
-        exchange.is_kept = head.is_kept and nbytes == length and len(data) <= nbytes
-        exchange.memory = _memory(nbytes)
-        exchange.buffer, exchange.nbytes = (
-            memoryview(exchange.memory)[:nbytes],
-            min(len(data), nbytes),
-        )
-        exchange.buffer[: exchange.nbytes] = data[: exchange.nbytes]
+        if head.is_malformed or head.status in wanted.http.left_statuses:
+            raise UnusualError
+        if length < 0 and head.status in (200, 206):
+            stream_of(wanted.url, wanted.start, response)  # which may raise an error
+            raise UnusualError
+        start = self._accept(exchange, response, length)
+        exchange.size = min(start + length, wanted.stop) - wanted.start
+        exchange.nbytes = exchange.noted_nbytes = start - wanted.start
+        missing_nbytes = exchange.size - exchange.nbytes
+        exchange.is_kept = head.is_kept and length == missing_nbytes >= len(exchange.head)
+        if wanted.write is not None:
+            exchange.like.note(exchange.sent_s)
+        elif not exchange.memory:
+            exchange.memory = _memory(exchange.size)
         exchange.read.waits("bytes")
         return True
 
+    def _accept(self, exchange: _Exchange, response: Response, length: int) -> int:
+        """Compare a response with what was requested; return where it begins."""
+        read, wanted, arrived = exchange.read, exchange.read.wanted, exchange.arrived
+        is_file = wanted.write is not None  # which has room for one answer
+        others = [] if read.num_racing == 1 else self._others(exchange)
+        start = wanted.start + (0 if arrived is None else arrived.nbytes)
+        stream = stream_of(wanted.url, start, response)
+        if arrived is not None:
+            is_same = _is_same(wanted, stream, arrived.stream)
+            if is_same and stream.start == start and start + length >= wanted.stop:
+                exchange.stream, exchange.memory = arrived.stream, arrived.memory
+                self._drop(others if is_file else [])
+                return start
+            read.arrived = None
+            if not is_same:  # so that all of it is requested again
+                self._drop(others)
+                others = []
+        is_answered = is_file and any(other.stream for other in others)
+        if is_answered or (arrived is not None and stream.start != wanted.start):
+            message = f"{redact(wanted.url)}: expected the rest of a response, found another one"
+            raise TransientError(message, is_outage=False)
+        wanted.check(stream, exchange.tag)
+        exchange.stream = stream
+        self._drop(others if is_file else [])
+        return wanted.start
+
+    def _drop(self, exchanges: list[_Exchange]) -> None:
+        """End requests of which another one is used."""
+        for exchange in exchanges:
+            self._end(exchange)
+            exchange.read.num_racing -= 1
+
+    def _others(self, exchange: _Exchange) -> list[_Exchange]:
+        """Return the other requests of a read that are in flight."""
+        of_read = [other for other in self._busy.values() if other.read is exchange.read]
+        return [other for other in of_read if other is not exchange]
+
+    def _renews(self, exchange: _Exchange) -> bool:
+        """Have the next request send newer headers; return False if the caller has none."""
+        read = exchange.read
+        headers = read.wanted.http.headers
+        newer = None if read.was_renewed else headers.after_refusal(read.callers)
+        if newer is None:
+            return False
+        read.begin()
+        read.ours, read.was_renewed = newer, True
+        return True
+
+    def _request_again(self, exchange: _Exchange) -> None:
+        self._end(exchange)
+        exchange.read.num_racing -= 1
+        self._queue(exchange.read, is_first=True)
+
     def _follow(self, exchange: _Exchange, target: str) -> None:
-        """Request what a redirect leads to."""
+        """Have the next request be for what a redirect leads to."""
         read = exchange.read
         if read.num_redirects == MAX_REDIRECTS:
-            raise _UnusualError  # `http` says what is wrong
+            raise UnusualError  # `http` says what is wrong
         read.location, read.ours = read.wanted.http.led_to(
             read.wanted.url, read.location, target, read.ours or {}
         )
         read.num_redirects += 1
-        self._end(exchange)
-        read.num_racing -= 1
-        self._queue(read, is_first=True)
 
     def _finish(self, exchange: _Exchange) -> None:
         """Hand out a range, all of which has arrived."""
@@ -494,25 +538,29 @@ class _Loop:
             return
         del self._busy[exchange.sock]
         self._selector.unregister(exchange.sock)
-        exchange.turn.ended(exchange.nbytes)
-        exchange.like.note(exchange.sent_s)
-        data = None if read.is_done else self._checked(exchange, stream)
+        exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
+        if read.wanted.write is None:
+            exchange.like.note(exchange.sent_s)
+        buffer = memoryview(exchange.memory)[: exchange.size]
+        data = None if read.is_done else self._checked(exchange, stream, buffer)
         if exchange.is_kept:
             self._use(server, exchange.connection, is_first=False)
         else:
             exchange.connection.close()
-        self._fill(server)  # before this thread does anything else
+        self._fill_all()  # before this thread does anything else
         if data is not None:
             self._take(read.number, data)
-            exchange.buffer.release()
+            buffer.release()
             del data
             _free(exchange.memory)
 
-    def _checked(self, exchange: _Exchange, stream: Stream) -> memoryview | None:
+    def _checked(
+        self, exchange: _Exchange, stream: Stream, buffer: memoryview
+    ) -> memoryview | None:
         """End a read all of whose bytes have arrived; return them, or None if they are wrong."""
         read = exchange.read
         try:
-            data = read.wanted.finish(stream, exchange.buffer)
+            data = read.wanted.finish(stream, buffer)
         except WidsError as error:
             self._failed(read, error, time.monotonic() - exchange.sent_s)
             return None
@@ -521,7 +569,7 @@ class _Loop:
         self._end_read(read)
         return data
 
-    def _end_read(self, read: _Read) -> None:
+    def _end_read(self, read: Read) -> None:
         """Count a read as done, and drop its other requests."""
         read.is_done = True
         self._num_left -= 1
@@ -529,20 +577,25 @@ class _Loop:
             if other.read is read:
                 self._end(other)
 
-    def _hand_out(self, read: _Read, error: WidsError) -> None:
+    def _hand_out(self, read: Read, error: WidsError) -> None:
         self._end_read(read)
         self._take(read.number, error)
 
-    def _leave_to_http(self, read: _Read) -> None:
+    def _leave_to_http(self, read: Read) -> None:
+        if read.wanted.write is not None:  # the whole file is
+            raise UnusualError
         if not read.is_done:
             self._end_read(read)
             self._unusual.append(read.number)
 
     def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
-        del self._busy[exchange.sock]
-        self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
+        self._busy.pop(exchange.sock, None)
+        with suppress(KeyError):  # Ctrl-C came before it was registered
+            self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
         exchange.connection.close()
+        if exchange.nbytes > exchange.noted_nbytes:
+            exchange.turn.note(exchange.nbytes - exchange.noted_nbytes)
         exchange.turn.leave(error)
 
     def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:
@@ -556,6 +609,7 @@ class _Loop:
                 self._failed(read, error, spent_s)
             return
         has_begun = exchange.stream is not None
+        read.keep(exchange.stream, exchange.memory, exchange.nbytes)
         found = connection_error(read.wanted.url, error, has_begun=has_begun)
         is_first = exchange.is_first or bool(exchange.head) or has_begun
         self._end(exchange, found)
@@ -563,7 +617,7 @@ class _Loop:
 
     def _broke(
         self,
-        read: _Read,
+        read: Read,
         error: OSError,
         *,
         is_first: bool,
@@ -577,7 +631,7 @@ class _Loop:
             return
         self._failed(read, found or connection_error(read.wanted.url, error), spent_s)
 
-    def _failed(self, read: _Read, error: WidsError, spent_s: float) -> None:
+    def _failed(self, read: Read, error: WidsError, spent_s: float) -> None:
         """Queue a read again, later, or hand out its error; unless it has another request."""
         read.num_racing -= 1
         # That the file is another one is an answer, also to the second request.
@@ -585,7 +639,8 @@ class _Loop:
             return
         if isinstance(error, TransientError):
             try:
-                wait_s = read.attempts.failed(error, spent_s)
+                reached = 0 if read.arrived is None else read.arrived.nbytes
+                wait_s = read.attempts.failed(error, spent_s, reached)
             except FetchError as final:
                 error = final
             else:
@@ -615,17 +670,18 @@ class _Loop:
                 if received < seconds * MIN_NBYTES_PER_S:
                     text = f"{received} bytes in {seconds:.1f} s, which is too slow"
                     self._fail(exchange, ConnectionError(text))
-            elif exchange.read.wanted.may_hedge and not exchange.read.was_hedged:
+            elif exchange.may_hedge:
                 self._hedge_if_late(exchange, now_s)
 
     def _hedge_if_late(self, exchange: _Exchange, now_s: float) -> None:
         read, late_s, took_s = exchange.read, exchange.like.late_s, now_s - exchange.sent_s
-        left_s = late_s - took_s if late_s else math.inf
+        left_s = late_s - took_s if late_s and read.wanted.write is None else math.inf
         silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
         is_late = min(left_s, silence_s) <= 0
         if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
             exchange.pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
+            read.keep(exchange.stream, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
             return
         wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
@@ -652,6 +708,29 @@ def _free(memory: bytearray) -> None:
         with suppress(BufferError):  # its length cannot change while there are views
             memory.append(memory.pop())
             _spare.append(memory)
+
+
+def _received(exchange: _Exchange, into: memoryview) -> tuple[int, OSError | None]:
+    """Receive bytes until memory is full; return their number, and what ended that before."""
+    nbytes = min(len(exchange.head), len(into))
+    into[:nbytes], exchange.head = exchange.head[:nbytes], exchange.head[nbytes:]
+    try:
+        while nbytes < len(into):
+            received = exchange.sock.recv_into(into[nbytes:])
+            if not received:
+                raise CutError(f"{exchange.nbytes + nbytes} of {exchange.size} bytes arrived")
+            nbytes += received
+    except OSError as error:
+        return nbytes, error
+    return nbytes, None
+
+
+def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:
+    """Whether the response to the request for the rest of another one is of the same version."""
+    # After If-Range, a part needs no tag.
+    is_part = stream.stop is not None
+    is_tagged = wanted.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
+    return is_tagged and stream.total_nbytes in (None, other.total_nbytes)
 
 
 def _is_wait(error: Exception) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
-from wids.storage import stages
+from wids.storage import shared_numbers, stages
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 from wids.storage.transport.stream import TransientError
@@ -337,7 +337,7 @@ def _outage_begins(server: str) -> bool:
     """Note that a server is away; return whether no thread and no process has noted it before."""
     at, now_s = server_at(server, stages.OUTAGES), time.monotonic()
     # Between processes there is no lock: at worst, two of them say the same.
-    with stages.writing:
+    with shared_numbers.writing:
         times_s = stages.here.common
         if times_s[at] > 0 or (times_s[at] and now_s + times_s[at] < _QUIET_S):
             return False
@@ -350,7 +350,7 @@ def _outage_ends(server: str) -> float | None:
     at = server_at(server, stages.OUTAGES)
     if stages.here.common[at] <= 0:
         return None
-    with stages.writing:
+    with shared_numbers.writing:
         since_s, now_s = stages.here.common[at], time.monotonic()
         if since_s <= 0:
             return None

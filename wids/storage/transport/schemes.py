@@ -13,7 +13,6 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -251,6 +250,7 @@ class Transports:
         tag: str | None = None,
         *,
         is_collected: bool = False,
+        place: tuple[bool, float] = (False, 0.0),
     ) -> Stream:
         """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`.
 
@@ -263,32 +263,30 @@ class Transports:
             stop: The same.
             tag: The same.
             is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
+            place: Its `gate.Place` among the requests that wait for their turn.
         """
         target, transport = self._rewritten(url)
         server = urls.origin(target)
         if not server:
             return transport.open(target, start, stop, tag)
         from wids.storage.transport.gate import gate, response_nbytes, through_gate
-        from wids.storage.transport.hedging import hedged
 
-        def opened(at: int, tag: str | None, wait: AbstractContextManager[Any]) -> Stream:
-            nbytes = response_nbytes(at, stop, is_collected=is_collected)
-            request = ("HEAD" if stop == 0 else "GET", target)
-            turn = gate().enter(server, nbytes, request, is_awaited=is_collected or stop == 0)
-            try:
-                with retry.waiting_for("a connection or a response"), wait:
-                    stream = transport.open(target, at, stop, tag)
-                stream = through_gate(turn, stream)
-            except BaseException as error:
-                turn.leave(error)
-                raise
-            retry.note_answer(server)
-            return stream
-
-        if stop == 0 or not hedges(self._common | options_for(url, self._options)):
-            return opened(start, tag, nullcontext())
-        nbytes = stop - start if is_collected and stop is not None else None
-        return hedged(opened, server, target, start, tag, nbytes)
+        turn = gate().enter(
+            server,
+            response_nbytes(start, stop, is_collected=is_collected),
+            ("HEAD" if stop == 0 else "GET", target),
+            is_awaited=is_collected or stop == 0,
+            place=place,
+        )
+        try:
+            with retry.waiting_for("a connection or a response"):
+                stream = transport.open(target, start, stop, tag)
+            stream = through_gate(turn, stream)
+        except BaseException as error:
+            turn.leave(error)
+            raise
+        retry.note_answer(server)
+        return stream
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
@@ -326,11 +324,6 @@ class Transports:
         """Return whether a URL's server may send parts; False once it has sent a whole file."""
         # Most datasets never meet such a server, and shards are opened often.
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
-
-    def streams_parts(self, url: str) -> bool:
-        """Return whether a download should request several parts at a time; see `Transport`."""
-        target, transport = self._rewritten(url)
-        return transport.streams_parts(target)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of a file; None if it is not stated, or would cost reading it.

@@ -1,14 +1,14 @@
-"""Find the credentials of an object store where obstore does not look for them.
+"""Find the credentials of an object store, for signing in this process and for obstore.
 
-obstore itself finds keys, web identities (IRSA), containers and the addresses of cloud machines. It
-asks the endpoint of a container only if the token is in a file, and does not read AWS configuration
-files. This module reads keys from those files; for anything else that AWS tools support, such as
-single sign-on and assumed roles, it uses botocore, if that is installed.
+Keys of AWS are read from options, the environment and the AWS files. Anything else that AWS tools
+support is left to botocore, and the credentials of Google to google-auth. Where these are not
+installed, or find nothing, obstore looks for credentials itself, and reads with them.
 """
 
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
 from wids.errors import FetchError
+from wids.storage.transport.stream import TransientError
 
 Provider: TypeAlias = "Callable[[], dict[str, Any]]"
 """Returns credentials as obstore expects them from a callback."""
@@ -26,12 +27,11 @@ _LIFE: Final = timedelta(minutes=5)
 """How long obstore keeps what botocore returns, which renews it a quarter of an hour ahead."""
 
 _OF_PROCESS: Final = (
-    "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-"""Variables from which obstore takes credentials by itself."""
+"""Variables that lead to credentials without a profile."""
 
 _STATIC: Final = {
     "aws_access_key_id": "access_key_id",
@@ -42,14 +42,13 @@ _STATIC: Final = {
 
 
 def of_aws(
-    profile: str | None, config: Mapping[str, Any], *, is_forked: bool
+    profile: str | None, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Provider | None]:
     """Return what to add to the configuration of an S3 store, and a provider of credentials.
 
     Args:
         profile: The profile that the caller named, or None.
-        config: The configuration so far.
-        is_forked: Whether obstore can send no request, so that credentials must come from here.
+        config: The configuration so far, also that of the environment.
 
     Raises:
         FetchError: The profile does not exist, or needs botocore.
@@ -58,11 +57,7 @@ def of_aws(
         return {}, None
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
-        is_by_role = not os.environ.get("AWS_ACCESS_KEY_ID")
-        # obstore asks the endpoint of a container only with a token in a file.
-        has_endpoint = os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")
-        is_left = has_endpoint and not os.environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
-        return {}, _by_botocore(None) if (is_forked or is_left) and is_by_role else None
+        return {}, _by_botocore(None)
     section = _section(named or "default")
     if section is None and named is not None:
         raise FetchError(
@@ -72,14 +67,12 @@ def of_aws(
     found = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
     if "access_key_id" in found:
         return found, None
-    if section is None or not set(section) - {"region", "output", "s3"}:
-        # No credentials in files: those of the machine.
-        return found, _by_botocore(None) if is_forked else None
     provider = _by_botocore(named)
-    if provider is None:
+    more = set(section or ()) - {"region", "output", "s3"}
+    if provider is None and more:
         raise FetchError(
             f"profile {named or 'default'!r:.60}: expected keys, found "
-            f"{', '.join(sorted(set(section) - set(_STATIC)))[:100]}, which botocore reads; pip "
+            f"{', '.join(sorted(more))[:100]}, which botocore reads; pip "
             "install botocore, or pass key and secret in storage_options"
         )
     return found, provider
@@ -111,12 +104,18 @@ def _by_botocore(profile: str | None) -> Provider | None:
         return None
     import botocore.session
 
-    credentials = botocore.session.Session(profile=profile).get_credentials()
+    try:
+        credentials = botocore.session.Session(profile=profile).get_credentials()
+    except Exception as error:  # noqa: BLE001 - of another package
+        raise FetchError(_failure("AWS", error)) from None
     if credentials is None:
         return None
 
     def provide() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()
+        try:
+            frozen = credentials.get_frozen_credentials()
+        except Exception as error:  # noqa: BLE001 - of another package
+            raise TransientError(_failure("AWS", error), is_outage=False) from None
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -127,15 +126,16 @@ def _by_botocore(profile: str | None) -> Provider | None:
     return provide
 
 
-def of_google(config: Mapping[str, Any], *, is_forked: bool) -> Provider | None:
-    """Return a provider of tokens by google-auth, where obstore has no way of its own.
+def of_google(config: Mapping[str, Any]) -> Provider | None:
+    """Return a provider of tokens by google-auth; None if it is not installed or finds nothing.
 
-    obstore reads keys of service accounts, those of users, and asks the machine (also that of a
-    workload identity); federated and impersonated identities are left to google-auth.
+    Args:
+        config: The configuration, also that of the environment.
+
+    Raises:
+        FetchError: The file or the key that was named cannot be used.
     """
-    path = config.get("application_credentials") or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    is_static = not {"skip_signature", "service_account_key", "bearer_token"}.isdisjoint(config)
-    if is_static or not (is_forked or (path and _is_federated(path))):
+    if config.get("skip_signature") or "bearer_token" in config:
         return None
     try:
         import google.auth
@@ -144,33 +144,41 @@ def of_google(config: Mapping[str, Any], *, is_forked: bool) -> Provider | None:
         return None
     import urllib3
 
-    scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
-    credentials: Any = None
+    key, path = config.get("service_account_key"), config.get("application_credentials")
+    path = config.get("service_account") or path
+    # Without a request, google-auth would need the package requests.
+    request = google.auth.transport.urllib3.Request(urllib3.PoolManager())
+    load: Callable[..., Any] = partial(google.auth.default, request=request)
+    if key or path:
+        load = partial(google.auth.load_credentials_from_file, path, request=request)
+    if key:
+        load = partial(google.auth.load_credentials_from_dict, json.loads(key))
+    try:
+        with warnings.catch_warnings():
+            # Of files that others have written; this one is the user's.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            credentials: Any = load(
+                scopes=["https://www.googleapis.com/auth/devstorage.read_write"]
+            )[0]
+    except Exception as error:  # noqa: BLE001 - of another package
+        if not (key or path):
+            return None
+        raise FetchError(_failure("Google", error)) from None
 
     def provide() -> dict[str, Any]:
-        nonlocal credentials
-        # Without a request, google-auth would need the package requests.
-        request = google.auth.transport.urllib3.Request(urllib3.PoolManager())
-        if credentials is None:
-            load: Callable[..., Any] = google.auth.default
-            if path:
-                load = partial(google.auth.load_credentials_from_file, path)
-            with warnings.catch_warnings():
-                # Of files that others have written; this one is the user's.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                credentials, _ = load(scopes=scopes, request=request)
-        if not credentials.valid:
-            credentials.refresh(request)
+        try:
+            if not credentials.valid:
+                credentials.refresh(request)
+        except Exception as error:  # noqa: BLE001 - of another package
+            raise TransientError(_failure("Google", error), is_outage=False) from None
         return {"token": credentials.token, "expires_at": datetime.now(timezone.utc) + _LIFE}
 
     return provide
 
 
-def _is_federated(path: str) -> bool:
-    import json
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file).get("type") not in ("service_account", "authorized_user")
-    except (OSError, ValueError, AttributeError):
-        return False  # obstore reports what is wrong with it
+def _failure(whose: str, error: Exception) -> str:
+    # Without its text, which may quote what a program or a server has printed.
+    return (
+        f"credentials of {whose}: expected some, found an error: {type(error).__name__}; check "
+        "the profile, the key or the login"
+    )

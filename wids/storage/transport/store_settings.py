@@ -4,8 +4,8 @@
 option inside a dict: ``client_kwargs.region_name``.
 
 obstore sends its requests from threads of its own, which do not survive a fork: in a forked child a
-request would never return. So this module remembers which process used obstore first, and
-`object_store` reads by signed URLs in its forked children (specs/decisions/0096).
+request would never return. So this module remembers which process used obstore first; in its forked
+children `object_store` asks for nothing that needs it (specs/decisions/0096).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from wids.errors import FetchError
 from wids.storage.transport import store_credentials, urls
+from wids.storage.transport.http import TIMEOUT_S
 
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "hedge", "driver"))
 """Options of this package, which no driver takes."""
@@ -37,11 +38,22 @@ class StoreConfig:
         config: Options of the store.
         client: Options of its HTTP client.
         profile: Profile of the AWS configuration files, or None.
+        timeout_s: Longest silence of the server.
+        environment: Options of the store that obstore takes from the environment.
+        provider: Provides credentials, or None.
     """
 
-    config: dict[str, Any] = field(default_factory=dict)
-    client: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    client: dict[str, Any] = field(default_factory=dict, repr=False)
     profile: str | None = None
+    timeout_s: float = TIMEOUT_S
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)
+    provider: store_credentials.Provider | None = None
+
+    @property
+    def all(self) -> dict[str, Any]:
+        """All options of the store."""
+        return self.environment | self.config
 
 
 NAMES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -160,8 +172,7 @@ def _with_own(
     kind: str, options: Mapping[str, Any], config: dict[str, Any], client: dict[str, Any]
 ) -> StoreConfig:
     """Add what no single option says."""
-    if "timeout" in options and kind != "gcs":
-        client.setdefault("read_timeout", f"{float(options['timeout']) * 1000:.0f}ms")
+    timeout_s = float(options.get("timeout") or TIMEOUT_S)
     profile = config.pop("profile", None)
     if "token" in config and kind == "gcs":
         config |= _google_token(config.pop("token"))
@@ -170,7 +181,7 @@ def _with_own(
         connection = connection or os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
     if connection:
         config = _azure_connection(connection) | config
-    return StoreConfig(config, client, profile)
+    return StoreConfig(config, client, profile, timeout_s)
 
 
 def _google_token(token: Any) -> dict[str, Any]:
@@ -207,9 +218,6 @@ def _azure_connection(text: str) -> dict[str, Any]:
 
 
 _T = TypeVar("_T")
-
-READ_TIMEOUT: Final = "15s"
-"""Longest silence of a store."""
 
 REQUEST_TIMEOUT: Final = "300s"
 """Longest time for one response. A longer one is resumed, which ends a trickle."""
@@ -263,19 +271,71 @@ def is_forked() -> bool:
     return _runtime_pid not in (None, os.getpid())
 
 
+_PREFIXES: Final = {"s3": "AWS_", "gcs": "GOOGLE_", "azure": "AZURE_STORAGE_"}
+_ALIASES: Final = {
+    "AWS_ENDPOINT_URL": "endpoint",
+    "AWS_ENDPOINT_URL_S3": "endpoint",
+    "AZURE_STORAGE_ACCESS_KEY": "account_key",
+    "AZURE_STORAGE_SAS_TOKEN": "sas_key",
+    "GOOGLE_SERVICE_ACCOUNT_PATH": "service_account",
+}
+"""Variables that obstore reads beside those that are named after its options."""
+
+_FLAGS: Final = ("skip_signature", "request_payer", "virtual_hosted_style_request")
+_IDENTITY: Final = frozenset(("access_key_id", "secret_access_key", "session_token"))
+_ROLE: Final = frozenset(
+    ("container_authorization_token_file", "container_credentials_full_uri", "metadata_endpoint",
+     "container_credentials_relative_uri", "role_arn", "web_identity_token_file")
+)  # fmt: skip
+"""Options with which a caller has obstore look for credentials."""
+
+
+def _of_environment(kind: str) -> dict[str, Any]:
+    """Return the options that obstore takes from the environment."""
+    prefix, found = _PREFIXES[kind], {}
+    names = {f"{prefix}{name.upper()}": name for name in _CONFIG[kind].split()} | _ALIASES
+    for variable, name in names.items():
+        value = os.environ.get(variable)
+        if value and variable.startswith(prefix):
+            is_true = value.lower() in ("1", "true", "on", "yes", "y")
+            found[name] = is_true if name in _FLAGS else value
+    return found
+
+
+def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
+    """Return the settings of a caller with all that they leave open.
+
+    Raises:
+        FetchError: They cannot be used.
+    """
+    environment, config, provider = _of_environment(location.kind), dict(settings.config), None
+    if location.kind == "s3" and config.keys().isdisjoint(_ROLE):
+        more, provider = store_credentials.of_aws(settings.profile, environment | config)
+        if {"region", "default_region"} & environment.keys():
+            more.pop("region", None)
+        config = more | config
+        if provider is not None or "access_key_id" in config:  # not parts of two credentials
+            environment = {n: environment[n] for n in environment.keys() - _IDENTITY}
+    elif location.kind == "gcs":
+        provider = store_credentials.of_google(environment | config)
+    elif location.account is not None:
+        config.setdefault("account_name", location.account)
+    client = _client(location.kind, environment | config, settings)
+    return replace(
+        settings, config=config, client=client, environment=environment, provider=provider
+    )
+
+
 def new_store(
     location: ObjectLocation, settings: StoreConfig, region: str | None = None, **client: str
-) -> tuple[Store, StoreConfig, store_credentials.Provider | None]:
-    """Open a bucket.
+) -> Store:
+    """Open a bucket with obstore.
 
     Args:
         location: The bucket, by any object in it.
-        settings: The caller's.
+        settings: Those that `completed` returned.
         region: Region to sign for instead of the stated one, or None.
-        client: Options of the HTTP client that replace the defaults.
-
-    Returns:
-        The store, all its settings, and what provides its credentials, if obstore does not.
+        client: Options of the HTTP client that replace the others.
 
     Raises:
         FetchError: The settings cannot be used.
@@ -285,28 +345,13 @@ def new_store(
     global _runtime_pid  # noqa: PLW0603 - a fact about the process
     if _runtime_pid is None:
         _runtime_pid = os.getpid()
-    config, provider = dict(settings.config), None
-    if location.kind == "s3":
-        more, provider = store_credentials.of_aws(settings.profile, config, is_forked=is_forked())
-        if provider is not None and is_forked():
-            # As keys, which obstore signs with; a callback would need its threads.
-            keys, provider = provider(), None
-            more |= {"session_token" if n == "token" else n: keys[n] for n in keys if keys[n]}
-            more.pop("expires_at")
-        if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-            more.pop("region", None)
-        config = {**more, **config, **({"region": region} if region else {})}
-    elif location.kind == "gcs":
-        provider = store_credentials.of_google(config, is_forked=is_forked())
-    elif location.account is not None:
-        config.setdefault("account_name", location.account)
-    complete = StoreConfig(config, _client(location.kind, config, settings.client) | client)
     classes = {"s3": store.S3Store, "gcs": store.GCSStore, "azure": store.AzureStore}
+    provider = settings.provider
     try:
-        made = classes[location.kind](
+        return classes[location.kind](
             location.bucket,
-            config=config,
-            client_options=complete.client,
+            config={**settings.config, **({"region": region} if region else {})},
+            client_options=settings.client | client,
             # `with_retries` repeats and waits, and may hold back all requests to a busy server.
             retry_config={"max_retries": 0},
             **({} if provider is None else {"credential_provider": provider}),
@@ -317,21 +362,17 @@ def new_store(
             f"{urls.without_secrets(str(error).partition(chr(10))[0]):.200}; correct "
             "storage_options or the environment"
         ) from None
-    return made, complete, provider
 
 
-def _client(kind: str, config: Mapping[str, Any], client: Mapping[str, Any]) -> dict[str, Any]:
+def _client(kind: str, config: Mapping[str, Any], settings: StoreConfig) -> dict[str, Any]:
     result = {
         "connect_timeout": "4s",
-        "read_timeout": READ_TIMEOUT,
+        "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
         "timeout": REQUEST_TIMEOUT,
         "user_agent": "wids",
-        **client,
+        **settings.client,
     }
-    endpoints = [config.get("endpoint"), config.get("base_url")]
-    if kind == "s3" and endpoints == [None, None]:
-        endpoints = [os.environ.get(f"AWS_ENDPOINT_URL{end}") for end in ("_S3", "")]
-    if any(str(endpoint).startswith("http://") for endpoint in endpoints):
+    if str(config.get("endpoint") or config.get("base_url")).startswith("http://"):
         result["allow_http"] = True
     bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
     if bundle and "root_certificate" not in result:

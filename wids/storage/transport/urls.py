@@ -316,6 +316,21 @@ def without_secrets(text: str, *known: str) -> str:
     return without_quoted_secrets(text)
 
 
+def unsigned(url: str, location: str) -> str:
+    """Return where a redirect leads, without the signature of what was requested, if it has that.
+
+    Args:
+        url: Where it leads, on another server.
+        location: What was requested.
+    """
+    (origin, path, query), ours = _split(url), _split(location)[2][1:].split("&")
+    pairs = query[1:].split("&")
+    if not any(pair.lower().startswith("x-amz-signature=") and pair in ours for pair in pairs):
+        return url
+    left = "&".join(p for p in pairs if not p.lower().startswith("x-amz-"))
+    return origin + path + (left and f"?{left}")
+
+
 def keep_secrets(url: str, named: str | None = None) -> None:
     """Note a URL before it is requested, so that nothing shown repeats its secrets (SEC-38).
 
@@ -338,7 +353,7 @@ def _secrets(url: str, named: str | None) -> set[str]:
     values = [*(pair.partition("=")[2] for pair in pairs), *(path.split("/") if named else ())]
     shown = _without_secrets(named or url)
     parts = {user, query, user.partition(":")[2], *pairs}
-    parts |= {v for v in values if not _PLAIN_VALUE.fullmatch(v) and v not in shown}
+    parts |= {v for v in values if not _PLAIN_VALUE.fullmatch(v) and unquote(v) not in shown}
     # With a mark for short ones. Even shorter ones would be found in other words and numbers.
     parts.update(text for text in (f"{user}@", f"?{query}") if len(text) == MIN_SECRET)
     long = {part for part in parts if len(part) >= MIN_SECRET}

@@ -21,7 +21,7 @@ _MULTIPLIERS: Final = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC5
 """Those of MurmurHash3's last step, which spreads each bit over all others."""
 
 
-class Shuffle:
+class RandomOrder:
     """A random order of some samples. Equal seeds give equal orders on every machine.
 
     Args:

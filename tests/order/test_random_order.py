@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from wids.look.page.questions import Selection
-from wids.order.shuffle import Shuffle
+from wids.order.random_order import RandomOrder
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**70])
 def test_each_sample_has_one_position(num_samples: int, seed: int) -> None:
     """Every number of samples is permuted, and positions lead back to samples."""
-    shuffle = Shuffle(num_samples, seed)
+    shuffle = RandomOrder(num_samples, seed)
     indices = shuffle.indices(range(num_samples))
     assert sorted(indices) == list(range(num_samples))
     assert shuffle.positions(indices).tolist() == list(range(num_samples))
@@ -23,7 +23,7 @@ def test_each_sample_has_one_position(num_samples: int, seed: int) -> None:
 
 def test_seeds_differ() -> None:
     """Another seed is another order, and neighbours in the dataset are not neighbours in it."""
-    orders = [Shuffle(1000, seed).indices(range(1000)) for seed in (0, 1, -1, 2)]
+    orders = [RandomOrder(1000, seed).indices(range(1000)) for seed in (0, 1, -1, 2)]
     assert len({tuple(order) for order in orders}) == 4
     for order in orders:
         assert abs(np.corrcoef(order, range(1000))[0, 1]) < 0.15

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import in_child
 
-from wids.storage.stages import SharedArray, SharedNumber
+from wids.storage.shared_numbers import SharedArray, SharedNumber
 
 _TIMES = 300
 _tracing = threading.Lock()

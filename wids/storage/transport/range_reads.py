@@ -1,0 +1,154 @@
+"""A range of a file to read by HTTP, and what became of the requests for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from wids.storage.transport.gate import FIRST_PLACE, Place
+from wids.storage.transport.http import Http, Route, with_callers
+from wids.storage.transport.retry import Attempts, Patience
+from wids.storage.transport.stream import Stream
+
+END: Final = sys.maxsize
+"""The end of a file of unknown length."""
+
+
+@dataclass(eq=False)
+class Range:
+    """A range to read.
+
+    Attributes:
+        http: How its server is reached.
+        url: The file, as messages and the gate name it.
+        address: Where it is requested, which may be signed.
+        start: Position of the first byte.
+        stop: Position after the last byte; or `END`, which ``check`` then sets.
+        tag: Returns the version that it must be of; None for any.
+        check: Called with the head of a response that is not the rest of an earlier one, and with
+            that version; raises `WidsError` if it is of another file.
+        finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
+            or raises `WidsError`.
+        patience: How long to wait.
+        may_hedge: Whether it is requested twice if it is late.
+        write: Called with the position in the file of bytes that have arrived, and with these,
+            which ``finish`` does not get then; None to keep them in memory. Its errors end all.
+        place: The place among requests to the server that nobody waits for.
+        is_whole: Whether the server sends the file, and not a part: if it starts over, its length
+            may be another.
+        is_verified: Whether the version does not matter, since a digest of the file decides.
+    """
+
+    http: Http
+    url: str
+    address: str = field(repr=False)
+    start: int
+    stop: int
+    tag: Callable[[], str | None]
+    check: Callable[[Stream, str | None], None]
+    finish: Callable[[Stream, memoryview], memoryview]
+    patience: Patience
+    may_hedge: bool
+    write: Callable[[int, memoryview], None] | None = None
+    place: Place = FIRST_PLACE
+    is_whole: bool = False
+    is_verified: bool = False
+
+
+class Arrived(NamedTuple):
+    """What has arrived of an answer whose version is known.
+
+    Attributes:
+        stream: The answer.
+        memory: Where it is received, by several requests if need be: their bytes are the same.
+        nbytes: How many bytes there are of it.
+    """
+
+    stream: Stream
+    memory: bytearray
+    nbytes: int
+
+
+class Read:
+    """A range on its way, by one request after another, or by two at a time.
+
+    Attributes:
+        number: The place of the range among all.
+        wanted: The range.
+        attempts: What became of its requests.
+        location: Where redirects have led.
+        ours: The caller's headers that are sent there; None to ask for them.
+        callers: The same, before redirects.
+        route: How its next request reaches the server.
+        tag: The version that it must be of.
+        arrived: What that request need not ask for; None for nothing.
+        num_redirects: How many redirects there were.
+        num_racing: Its requests that are queued or in flight.
+        is_done: Whether it was handed out.
+        was_hedged: Whether it was requested twice.
+        was_renewed: Whether it was requested with newer headers of the caller.
+    """
+
+    route: Route
+    tag: str | None
+    callers: Mapping[str, str]
+
+    def __init__(self, number: int, wanted: Range) -> None:
+        self.number = number
+        self.wanted = wanted
+        self.attempts = Attempts(wanted.patience)
+        self.num_racing = 0
+        self.is_done = self.was_hedged = self.was_renewed = False
+        self.arrived: Arrived | None = None
+        self._waits_for, self._since_s = "its turn at the server", time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget where redirects have led."""
+        self.location = self.wanted.address
+        self.ours: Mapping[str, str] | None = None
+        self.num_redirects = 0
+
+    def prepare(self) -> None:
+        """Prepare the next request.
+
+        Raises:
+            FetchError: The address or the headers cannot be used.
+        """
+        wanted = self.wanted
+        if self.ours is None:
+            self.ours = self.callers = wanted.http.headers.current()
+        start, stop, tag = wanted.start, wanted.stop, wanted.tag()
+        self.tag = tag
+        if self.arrived is not None:
+            start += self.arrived.nbytes
+            tag = None if wanted.is_verified else self.arrived.stream.tag
+        elif wanted.is_whole:
+            stop = END
+        headers = {}
+        if start or stop != END:
+            headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
+            if tag is not None:
+                headers[wanted.http.version_header] = tag
+        all_headers = with_callers(headers, self.ours)
+        self.route = wanted.http.route(wanted.url, self.location, all_headers)
+
+    def keeps(self, stream: Stream) -> bool:
+        """Return whether the rest of an answer can be requested."""
+        return stream.tag is not None or self.wanted.is_verified
+
+    def keep(self, stream: Stream | None, memory: bytearray, nbytes: int) -> None:
+        """Have the next request ask only for what is missing of an answer, if it has a version."""
+        is_later = nbytes > (0 if self.arrived is None else self.arrived.nbytes)
+        if stream is not None and is_later and self.keeps(stream):
+            self.arrived = Arrived(stream, memory, nbytes)
+
+    def waits(self, what: str) -> None:
+        """Note what it waits for from now on, for the error of its deadline."""
+        waited_s, now_s = self.wanted.patience.waited_s, time.monotonic()
+        spent_s = waited_s.get(self._waits_for, 0.0) + now_s - self._since_s
+        waited_s[self._waits_for] = spent_s
+        self._waits_for, self._since_s = what, now_s
