@@ -142,7 +142,7 @@ def place(source: Path, target: Path) -> None:
 
 
 class Watched(io.FileIO):
-    """A file that notes its name when it is read, and not when only its first byte is, as a head."""
+    """A file that notes its name when more of it is read than its first byte, as for a head."""
 
     def __init__(self, path: Path, names: list[str], name: str) -> None:
         super().__init__(path)
