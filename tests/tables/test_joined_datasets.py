@@ -190,7 +190,7 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
     left, right = dataset("a"), dataset("b")
     targets = np.random.default_rng(0).permutation(num_shards * length)
     other = DatasetSide(KeyedSamples(right), Names(""), ())
-    joint = Joint(KeyedSamples(left), other, PositionMap(0, targets, ()), fills=False)
+    joint = Joint(KeyedSamples(left), other, PositionMap(0, targets), fills=False)
     reader = JoinedReader(joint)
     lengths = [length] * num_shards
     # This also imports modules, which take memory, and looks up how samples are read.
