@@ -148,7 +148,7 @@ def serving(pages: Any) -> Iterator[Client]:
         patch.setattr(questions, "_WAIT_S", LONG_S)
         patch.setattr(questions, "_STOP_S", LONG_S)
         # Closing waits until the server looks up: five hundredths of a second, in 200 tests.
-        patch.setattr(Browser, "serve_forever", lambda self, **_: serve(self, 0.005))
+        patch.setattr(Browser, "serve_forever", lambda self, *_, **__: serve(self, 0.005))
         thread.start()
         wait_for(lambda: browser._is_serving)
         try:

@@ -94,12 +94,9 @@ def interrupted(
     return None if process.returncode == 0 else (process.returncode, err)
 
 
-def nbytes(path: Path) -> int:
-    """Return the length of a file; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def has_record(journal: Path) -> bool:
+    """Whether a journal has the record of a shard."""
+    return any(path.suffix == "" and len(path.name) == 32 for path in journal.glob("*"))
 
 
 def run_in_terminal(arguments: list[str], answer: str) -> tuple[int, str]:

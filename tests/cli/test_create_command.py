@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import interrupted, nbytes, run, write_bare_shards
+from command import has_record, interrupted, run, write_bare_shards
 from conftest import need, sample_members, write_tar
 from events import in_time, wait_for
 from loopback import Fault, Server
@@ -146,7 +146,7 @@ def test_an_interrupt_while_headers_are_read(server: Server, tmp_path: Path) -> 
     command = [sys.executable, "-m", "wids", "create", *urls, "-o", str(output)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: len(server.log) >= 6)  # five for the first shard
-        wait_for(lambda: nbytes(tmp_path / "film.partial") >= 100)
+        wait_for(lambda: has_record(tmp_path / "film.partial"))
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130  # the time-out is 15 s
     assert not output.exists()
@@ -165,10 +165,10 @@ def test_an_interrupted_create_is_resumed(tmp_path: Path) -> None:
     output, journal = tmp_path / "a.json", tmp_path / "a.partial"
 
     def press() -> tuple[int, str] | None:
-        for path in tmp_path.glob("a.*"):  # if an earlier attempt came too late
-            path.unlink()
+        for name in ("a.json", "a.index"):  # if an earlier attempt came too late
+            (tmp_path / name).unlink(missing_ok=True)
         command = ["create", tmp_path, "-o", output, "-j", "2"]
-        return interrupted(*command, is_at_work=lambda: nbytes(journal) >= 1000)
+        return interrupted(*command, is_at_work=lambda: has_record(journal))
 
     status, err = in_time(press)
     assert status == 130, err

@@ -247,6 +247,8 @@ def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path)
             # The next run, whichever command it is, leaves nothing but its files.
             if not (folder / "out" / "new.partial" / "plan").exists():  # the merge was complete
                 shutil.rmtree(folder / "out" / "new.partial", ignore_errors=True)
+                for lock in (folder / "out").glob(".*.lock"):
+                    lock.unlink()
             else:
                 assert work("out", option)[0] == 0
                 if option != "--merge":

@@ -51,8 +51,8 @@ def test_a_dataset_is_small(specs: list[Path]) -> None:
 def test_a_mix_makes_no_shard(specs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A mix of datasets is opened without an object for any shard, also by its weights."""
     made: list[int] = []
-    monkeypatch.setattr("wids.shards.specs.shard_columns.shard_spec", made.append)
-    monkeypatch.setattr("wids.shards.specs.entries.shard_spec", made.append)
+    monkeypatch.setattr("wids.shards.specs.shard_columns.ShardSpec", made.append)
+    monkeypatch.setattr("wids.shards.specs.entries.ShardSpec", made.append)
     parts = [{"source_url": path.name, "name": path.stem, "weight": 2} for path in specs]
     mix = specs[0].parent / "mix.json"
     mix.write_text(json.dumps({"datasets": parts}))

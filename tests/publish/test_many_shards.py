@@ -200,7 +200,12 @@ def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None
             resume=True,
             storage_options=None,
         )
-        executor = Answering(lambda task: described(task.path, task.source))
+
+        def noted(task: Any) -> ShardRecord:
+            job.output.journal.add(described(task.path, task.source))  # as workers do
+            return described(task.path, task.source)
+
+        executor = Answering(noted)
         if part is None:
             return partial(job.run, executor=executor)
         return partial(job.run_part, part, executor=executor)

@@ -216,8 +216,9 @@ def test_responses_are_released_when_their_samples_are_cut(
         monkeypatch.setattr(range_loop, "_memory", memory)
         monkeypatch.setattr(range_loop, "_spare", spare)  # what nothing has a view of
         _, open_shard = dataset.reader.of_batch(np.array([0, 9, 19]))
-        assert len(made) == 3
-        assert sorted(map(id, spare)) == sorted(map(id, made))
+        parts = [each for each in made if len(each) > 1]  # not the head of the dataset index
+        assert len(parts) == 3
+        assert set(map(id, parts)) <= set(map(id, spare))
         assert bytes(open_shard(1).read(1)[".txt"]) == b"text 9"
 
 

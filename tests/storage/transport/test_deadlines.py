@@ -52,7 +52,7 @@ def test_a_read_of_many_attempts_ends(
     ) as caught:
         Fetcher({"deadline_s": 60}).read(url, 3)
     assert len(passed_s) > 5
-    assert 40 < sum(passed_s) <= 60
+    assert 40 < sum(passed_s[:-1]) <= 60  # the last wait reaches the deadline
     assert isinstance(caught.value, FetchError)
     assert "SECRET" not in str(caught.value)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import random
 import re
 import socket
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -302,3 +305,26 @@ def test_a_closed_connection_costs_no_attempt() -> None:
         reader = Fetcher({"retry_s": 0, "hedge": False}).range_reader(url, len(DATA))
         check_all([reader], 200)
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_no_error_keeps_what_callers_hold(server: Server) -> None:
+    """Open shards are freed at once, so that the cache can evict their files."""
+    body = DATA * 20  # it arrives in pieces, for which the loop waits
+    url = server.page("/a", body)
+    reader = Fetcher().range_reader(url, len(body))
+
+    class Held:
+        """What a caller has."""
+
+    def held_by_caller(read: Callable[[], object]) -> weakref.ref[Held]:
+        held = Held()
+        read()
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert held_by_caller(lambda: reader.view(0, len(body)))() is None
+        assert held_by_caller(lambda: Fetcher().read(url, len(body)))() is None
+        assert held_by_caller(lambda: Fetcher().save(url, io.BytesIO()))() is None
+    finally:
+        gc.enable()

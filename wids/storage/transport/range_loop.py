@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -64,6 +64,7 @@ _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a turn may stay unnoticed that comes while this thread waits for bytes."""
 
+Error = TypeVar("Error", bound=Exception)
 
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 """Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
@@ -386,7 +387,7 @@ class _Loop:
             self._leave_to_http(exchange.read)
             return
         except (OSError, WidsError) as found:
-            error = found
+            error = _freed(found)
         if is_again:
             self._request_again(exchange)
             return
@@ -721,8 +722,16 @@ def _received(exchange: _Exchange, into: memoryview) -> tuple[int, OSError | Non
                 raise CutError(f"{exchange.nbytes + nbytes} of {exchange.size} bytes arrived")
             nbytes += received
     except OSError as error:
-        return nbytes, error
+        return nbytes, _freed(error)
     return nbytes, None
+
+
+def _freed(error: Error) -> Error:
+    """Return an error without its traceback, which has the frames of callers, and so the error.
+
+    Until garbage is collected, they would keep open shards, whose files the cache cannot evict.
+    """
+    return error.with_traceback(None)
 
 
 def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:

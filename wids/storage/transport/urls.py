@@ -353,7 +353,8 @@ def _secrets(url: str, named: str | None) -> set[str]:
     values = [*(pair.partition("=")[2] for pair in pairs), *(path.split("/") if named else ())]
     shown = _without_secrets(named or url)
     parts = {user, query, user.partition(":")[2], *pairs}
-    parts |= {v for v in values if not _PLAIN_VALUE.fullmatch(v) and unquote(v) not in shown}
+    hidden = (value for value in values if not (value in shown or unquote(value) in shown))
+    parts |= {value for value in hidden if not _PLAIN_VALUE.fullmatch(value)}
     # With a mark for short ones. Even shorter ones would be found in other words and numbers.
     parts.update(text for text in (f"{user}@", f"?{query}") if len(text) == MIN_SECRET)
     long = {part for part in parts if len(part) >= MIN_SECRET}
