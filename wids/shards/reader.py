@@ -726,11 +726,7 @@ class _Entry:
 
 
 def read_from(
-    reader: ShardReader,
-    number: int,
-    wanted: Wanted,
-    read: Callable[[ReadableShard], T],
-    open_shard: OpenByNumber | None = None,
+    reader: ShardReader, number: int, wanted: Wanted, read: Callable[[ReadableShard], T]
 ) -> T:
     """Return what is read of a shard, from a new copy if the one at hand is damaged.
 
@@ -739,18 +735,17 @@ def read_from(
         number: The number of the shard.
         wanted: What is wanted of it.
         read: Reads it.
-        open_shard: Opens it; None for `ShardReader.open`.
 
     Raises:
         ShardFormatError: It is damaged, and cannot be fetched again.
     """
-    shard = (open_shard or reader.open)(number, wanted)
+    shard = reader.open(number, wanted)
     try:
         return read(shard)
     except ShardFormatError as error:
         if not reader.replaces(number, shard, error):
             raise
-    return read_from(reader, number, wanted, read, open_shard)
+    return read_from(reader, number, wanted, read)
 
 
 def _is_large_part(positions: Positions, edges: IntArray) -> BoolArray:
