@@ -401,7 +401,7 @@ def test_documents_in_a_list_keep_their_names() -> None:
     ],
 )
 def test_a_bomb_of_values_is_refused(text: str, tmp_path: Path) -> None:
-    """Sixty megabytes of small values, of gigabytes, are not parsed (SEC-39, SHARDS-9)."""
+    """Sixty megabytes of small values, of gigabytes, are not parsed (SEC-39)."""
     path = tmp_path / "bomb.json"
     path.write_text('{"shardlist": [' + text * (60_000_000 // len(text)) + "0]}")
     started_s = time.process_time()
