@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,14 +244,17 @@ def test_an_interrupted_pack_is_resumed(tmp_path: Path) -> None:
 
     def press() -> tuple[int, str] | None:
         for path in tmp_path.glob("out*"):  # if an earlier attempt came too late
-            path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         is_at_work = (tmp_path / "out-000002.tar").exists
         return interrupted(*arguments, cwd=tmp_path, is_at_work=is_at_work)
 
     status, err = in_time(press)
     assert status == 130, err
     assert err.splitlines()[-1] == "wids: interrupted"
-    left = {path.name for path in tmp_path.iterdir()} - {"in", "out.packing"}
+    left = {path.name for path in tmp_path.iterdir()} - {"in", "out.partial"}
     assert all(name.startswith("out-") for name in left)
     assert len(left) < 50
     assert run(*arguments, cwd=tmp_path)[0] == 0
@@ -292,7 +296,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         status, _, err = run(*arguments)
         text = f"{disk}: expected space for all shards, found: No space left on device"
         assert (status, err.count(text), f"{tmp_path}/in" in err) == (1, 1, False), err
-        assert sorted(os.listdir(disk)) == ["out-000000.tar", "out-000001.tar", "out.packing"]
+        assert sorted(os.listdir(disk)) == ["out-000000.tar", "out-000001.tar", "out.partial"]
         subprocess.run(["mount", "-o", "remount,size=19m", str(disk)], check=True)
         assert run(*arguments)[0] == 0
         assert run("verify", disk / "out.json")[0] == 0
