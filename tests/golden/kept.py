@@ -142,15 +142,14 @@ def place(source: Path, target: Path) -> None:
 
 
 class Watched(io.FileIO):
-    """A file that notes its name when more of it is read than its first byte, as for a head."""
+    """A file that notes its name when it is read, and not when it is only opened."""
 
     def __init__(self, path: Path, names: list[str], name: str) -> None:
         super().__init__(path)
         self._names, self._name = names, name
 
     def read(self, size: int | None = -1, /) -> bytes | None:
-        if size != 1:
-            self._names.append(self._name)
+        self._names.append(self._name)
         return super().read(size)
 
     def readinto(self, buffer: Any, /) -> int | None:

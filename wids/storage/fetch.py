@@ -142,7 +142,7 @@ class Fetcher:
             url: Path or URL.
             stop: Where the bytes end; None for those of the whole file.
             most_nbytes: Bytes after which a response with more than was requested is cut off; at
-                least one more is returned then.
+                least one more is returned then. 0 if only the response is wanted.
             check: Called with the response; may raise an error of it.
 
         Raises:
@@ -156,10 +156,10 @@ class Fetcher:
             if found is None:
                 with self._transports.open(url, 0, stop) as stream:
                     check(stream)
-                    found = stream, bytes(stream.collected(most_nbytes))
+                    found = stream, bytes(stream.collected(most_nbytes) if most_nbytes else b"")
             # A cut is retried here; a parser would report a malformed document.
             stream, nbytes = found[0], len(found[1])
-            if nbytes <= most_nbytes and nbytes < (stop or math.inf):
+            if most_nbytes and nbytes <= most_nbytes and nbytes < (stop or math.inf):
                 check_complete(url, nbytes, stream.total_nbytes)
             return found
 
@@ -242,7 +242,7 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-        stream, _ = self._beginning(url, 1, 1)
+        stream, _ = self._beginning(url, 1, 0)
         return stream.total_nbytes, stream.tag
 
 
