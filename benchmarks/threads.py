@@ -2,8 +2,8 @@
 
     python benchmarks/threads.py [--rounds 5] [--samples 1000] [--step-ms 30]
 
-Threads call ``dataset.__getitems__`` and ``wids.collate``, as docs/slow.md shows. The main thread
-waits for batches, or runs a step of a small network between them, on one thread of torch. The ways
+Threads call ``dataset.__getitems__`` and ``wids.collate``, as docs/slow.md shows, in the process or
+in its one worker. The main thread waits for batches, or runs a step of a small network between them, on one thread of torch. The ways
 take turns. A cell is the number of samples a second, and the ratio of seconds of 2 workers to those
 of the way: median (least to most). The last column has the processor's microseconds for a sample,
 of all processes, where the main thread waits.
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from reporting.data import picture
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import wids
 
@@ -87,10 +87,26 @@ def by_threads(dataset: Any, num_threads: int) -> Iterator[Any]:
             yield waiting.popleft().result()
 
 
+class Threads(IterableDataset[Any]):
+    """Batches that threads of a worker read."""
+
+    def __init__(self, dataset: Any, num_threads: int) -> None:
+        self.dataset = dataset
+        self.num_threads = num_threads
+
+    def __iter__(self) -> Iterator[Any]:
+        return by_threads(self.dataset, self.num_threads)
+
+
+def by_threads_of_a_worker(dataset: Any, num_threads: int) -> Iterator[Any]:
+    yield from DataLoader(Threads(dataset, num_threads), batch_size=None, num_workers=1)
+
+
 WAYS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "2 workers": lambda dataset: by_workers(dataset, 2),
     "2 threads": lambda dataset: by_threads(dataset, 2),
     "4 threads": lambda dataset: by_threads(dataset, 4),
+    "1 worker of 4 threads": lambda dataset: by_threads_of_a_worker(dataset, 4),
 }
 
 
@@ -155,7 +171,7 @@ def main(arguments: list[str] | None = None) -> dict[tuple[str, bool, str], floa
                     what = "a step" if is_training else "waits"
                     ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                     print(
-                        f"{name:18}{what:8}{way:11}{1 / seconds:>8.0f} samples/s  "
+                        f"{name:18}{what:8}{way:22}{1 / seconds:>8.0f} samples/s  "
                         f"{ratio:22}{used_s * 1e6:>7.0f} µs",
                         flush=True,
                     )

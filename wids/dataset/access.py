@@ -87,14 +87,16 @@ def checked(function: Any, name: str) -> Transformation:
     return transformation
 
 
-def locate_error(error: Exception, sample: Any, shard: str, key: str, index: int) -> SampleError:
+def locate_error(
+    error: Exception, sample: Any, shard: str, key: str, index: int, advice: str = ""
+) -> SampleError:
     """Return the error of a sample with its shard, key and index, in attributes and text."""
     # SEC-4: the URL of a shard may be signed, and errors end up in logs.
     place = f'{urls.redact(shard)}: sample "{key}" (index {index})'
     # Of the same type, so that a DecodeError stays one for callers that catch it.
     if isinstance(error, SampleError):
         return type(error)(
-            f"{place}: {error}", shard=shard, key=key, field=error.field, index=index
+            f"{place}: {error}{advice}", shard=shard, key=key, field=error.field, index=index
         )
     name = error.args[-1] if isinstance(error, KeyError) and error.args else None
     is_field = isinstance(name, str) and name[:1] == "." and isinstance(sample, dict)
@@ -354,8 +356,11 @@ class Access:
         if isinstance(error, RangeError):
             instead = wanted_instead(wanted, reader.options.access)
         if instead is None and (shard is None or not reader.replaces(number, shard, error)):
-            is_damaged = shard is not None and isinstance(error, ShardFormatError)
-            return self._stand_in(error, position, is_damaged=is_damaged)
+            if shard is not None and type(error) is ShardFormatError:
+                advised = ShardFormatError(f"{error}{self._advice(position)}")
+                advised.__cause__ = None  # one traceback, of the error that it stands for
+                error = advised.with_traceback(error.__traceback__)
+            return self._stand_in(error, position)
         return self.read(position, number, instead or wanted)
 
     def watched(self, read: Callable[..., Any], *place: Any) -> Any:
@@ -450,32 +455,35 @@ class Access:
             for transform in self.transformations:
                 sample = transform(sample)
         except Exception as error:  # noqa: BLE001 - raised again, or passed to the caller
-            # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
-            # (decision 0003).
-            located = locate_error(error, sample, shard, key, position)
             # One link to the error of the library that decodes, whose text the DecodeError has.
             is_decoding = isinstance(error, DecodeError) and error.__cause__ is not None
-            located.__cause__ = error.__cause__ if is_decoding else error
             is_damaged = is_decoding and not isinstance(error.__cause__, ModuleNotFoundError)
-            return self._stand_in(located, position, is_damaged=is_damaged)
+            advice = self._advice(position) if is_damaged else ""
+            # Wrapped, so that `on_error` gets one kind of exception, with the sample's name
+            # (decision 0003).
+            located = locate_error(error, sample, shard, key, position, advice)
+            located.__cause__ = error.__cause__ if is_decoding else error
+            return self._stand_in(located, position)
         return sample
 
-    def _stand_in(self, error: WidsError, position: int, *, is_damaged: bool = False) -> Any:
+    def _advice(self, position: int) -> str:
+        """Return what the error of a damaged sample says to do, where it is raised."""
+        if self.failures is not None or callable(self.on_error):
+            return ""
+        number, local_index = self.reader.locate(position)
+        url = shlex.quote(urls.redact(self.reader.shards[number].url))
+        return (
+            f"; look at it: `wids sample {url} {local_index} --raw`, or read on without damaged "
+            'samples: on_error="skip"'
+        )
+
+    def _stand_in(self, error: WidsError, position: int) -> Any:
         """Return what ``on_error`` returns for a sample that cannot be produced, or raise."""
-        failures, on_error = self.failures, self.on_error
-        if failures is not None:
-            return failures.one(self, index_of(self.positions, position), error)
-        if not callable(on_error):
-            if is_damaged:
-                number, local_index = self.reader.locate(position)
-                url = shlex.quote(urls.redact(self.reader.shards[number].url))
-                advice = (
-                    f"look at it: `wids sample {url} {local_index} --raw`, or read on without "
-                    'damaged samples: on_error="skip"'
-                )
-                error.args = (f"{error.args[0]}; {advice}",)
+        if self.failures is not None:
+            return self.failures.one(self, index_of(self.positions, position), error)
+        if not callable(self.on_error):
             raise error
-        return on_error(error)
+        return self.on_error(error)
 
 
 def batch(dataset: Any, indices: Indices) -> list[Any]:

@@ -40,9 +40,11 @@ def open_file(facts: ShardFacts, path: str) -> Shard:
         shard = mapped(facts, path, partial(_index, facts))
     except NotFoundError as error:
         named = facts.store.named_path(facts.spec.url)
-        if named is not None:
-            error.args = (f"{error}; localname returned {named}, where no file is either",)
-        raise
+        if named is None:
+            raise
+        raise NotFoundError(
+            f"{error}; localname returned {named}, where no file is either"
+        ) from None
     stated = facts.spec.nbytes
     if stated is not None and shard.nbytes < stated:
         shard.close()
