@@ -4,7 +4,7 @@ A saved table is a cache that is checked, never an authority: one of other shard
 specs/tables.md specifies the file.
 
 Parquet's own checksums cover neither the footer nor the headers of pages, and a damaged one may
-still be read, as other values (decision 0072). A column is checked without reading the others.
+still be read, as other values (decision 0117). A column is checked without reading the others.
 """
 
 from __future__ import annotations
