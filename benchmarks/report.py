@@ -55,13 +55,10 @@ def commit() -> str:
 def measure(options: argparse.Namespace, folder: Path) -> Results:
     """Measure everything in a folder."""
     sizes = QUICK if options.quick else FULL
-    pythons, missing = interpreters(options.environments, options.old)
-    chosen = [
-        contestant
-        for contestant in CONTESTANTS
-        if contestant.environment in pythons
-        and (not options.only or contestant.name in options.only)
-    ]
+    wanted = [each for each in CONTESTANTS if not options.only or each.name in options.only]
+    names = list(dict.fromkeys(contestant.environment for contestant in wanted))
+    pythons, missing = interpreters(options.environments, options.old, names)
+    chosen = [contestant for contestant in wanted if contestant.environment in pythons]
     run = Run(chosen, pythons, folder, sizes)
     loads: list[float] = []
     run.results.about = {
@@ -71,7 +68,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Results:
         "priority": f"niceness {os.nice(0)}",
     }
 
-    for contestant in CONTESTANTS:
+    for contestant in wanted:
         if contestant.environment in missing:
             reason = missing[contestant.environment]
             run.results.reasons.setdefault("install", {})[contestant.name] = reason
