@@ -2,11 +2,11 @@
 
     python benchmarks/threads.py [--rounds 5] [--samples 1000] [--step-ms 30]
 
-Threads call ``dataset.__getitems__`` and ``wids.collate``, as docs/slow.md shows, in the process or
-in its one worker. The main thread waits for batches, or runs a step of a small network between them, on one thread of torch. The ways
-take turns. A cell is the number of samples a second, and the ratio of seconds of 2 workers to those
-of the way: median (least to most). The last column has the processor's microseconds for a sample,
-of all processes, where the main thread waits.
+Threads call ``dataset.__getitems__`` and ``wids.collate``, as docs/slow.md shows, in the process
+or in its one worker. The main thread waits for batches, or runs a step of a small network between
+them, on one thread of torch. The ways take turns. A cell is the number of samples a second, and the
+ratio of seconds of 2 workers to those of the way: median (least to most). The last column has the
+processor's microseconds for a sample, of all processes.
 """
 
 from __future__ import annotations
