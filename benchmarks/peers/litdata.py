@@ -104,6 +104,10 @@ class Litdata(Peer):
     def remote_first(self, data: Data, url: str, cache: str) -> Any:
         return self.remote(url, cache)[data.num_samples // 2]
 
+    def remote_reader(self, data: Data, url: str, cache: str) -> Callable[[list[int]], list[Any]]:
+        dataset = self.remote(url, cache)
+        return lambda indices: [dataset[index] for index in indices]
+
     def pause(self, data: Data, path: str, num_batches: int) -> list[Any]:
         return states.pause(self.loader(self.dataset(data, shuffle=True), 2), path, num_batches)
 

@@ -77,6 +77,10 @@ class OldWids(Peer):
     def remote_first(self, data: Data, url: str, cache: str) -> Any:
         return self.remote(data, url, cache)[data.num_samples // 2]
 
+    def remote_reader(self, data: Data, url: str, cache: str) -> Callable[[list[int]], list[Any]]:
+        dataset = self.remote(data, url, cache)
+        return lambda indices: [dataset[index] for index in indices]
+
     def remote(self, data: Data, url: str, cache: str) -> Any:
         import wids
 

@@ -121,6 +121,10 @@ class Peer:
         """Return some sample of what was published under a URL."""
         return next(iter(self.remote_epoch(data, url, cache)))[0]
 
+    def remote_reader(self, data: Data, url: str, cache: str) -> Callable[[list[int]], list[Any]]:
+        """Open what was published under a URL; return the function for several samples."""
+        _unsupported("it reads no remote samples by number")
+
     def pause(self, data: Data, path: str, num_batches: int) -> list[Any]:
         """Train for some batches of `epoch`, save the state; return the next batch."""
         _unsupported("it has no loader")

@@ -270,6 +270,23 @@ def remote_first(data: dict[str, Any], url: str, cache: str) -> float:
     return seconds
 
 
+def remote_random(
+    data: dict[str, Any], url: str, cache: str, batches: list[list[int]]
+) -> dict[str, float]:
+    """Return what a random sample over a network takes, from the opening of the dataset on."""
+    made = described(data)
+    _import_modules()
+    _import_torch()
+    used_s, start = _processor_s(), clock()
+    read = peer.remote_reader(made, url, cache)
+    samples = [sample for batch in batches for sample in read(batch)]
+    seconds, used_s = clock() - start, _processor_s() - used_s
+    asked = [index for batch in batches for index in batch]
+    if [peer.plain(sample, made.payload)[1] for sample in samples] != asked:
+        raise AssertionError("samples are not those that were asked for")
+    return {"seconds": seconds / len(samples), "processor_s": used_s / len(samples)}
+
+
 def order(num_samples: int, count: int) -> dict[str, float]:
     """Return the seconds to the first index of an order, and those of each one after it.
 
@@ -351,7 +368,7 @@ WORKS: dict[str, Callable[..., Any]] = {
             crops,
             opening,
         ),
-        *(pause, resume, publish, remote_epoch, remote_first, order),
+        *(pause, resume, publish, remote_epoch, remote_first, remote_random, order),
         *(check_samples, check_epoch, check_pictures),
     )
 }

@@ -113,6 +113,10 @@ class Streaming(Peer):
     def remote_first(self, data: Data, url: str, cache: str) -> Any:
         return self.remote(url, cache)[data.num_samples // 2]
 
+    def remote_reader(self, data: Data, url: str, cache: str) -> Callable[[list[int]], list[Any]]:
+        dataset = self.remote(url, cache)
+        return lambda indices: [dataset[index] for index in indices]
+
     def pause(self, data: Data, path: str, num_batches: int) -> list[Any]:
         loader = self.loader(self.dataset(data, shuffle=True), 2)
         batches = self.batches(loader)

@@ -85,26 +85,30 @@ class Wids(Peer):
         spec = wids.build_spec(list(data.shards), dataset_index=f"{folder}/train.index")
         spec.save(f"{folder}/train.json")
 
+    def remote(self, url: str, cache: str) -> Any:
+        import wids
+
+        return wids.ShardListDataset(
+            f"{url}/train.json", cache_dir=cache, transformations=[], raw="bytes"
+        )
+
     def remote_epoch(self, data: Data, url: str, cache: str) -> Iterator[list[Any]]:
         from torch.utils.data import DataLoader
 
         import wids
 
-        dataset = wids.ShardListDataset(
-            f"{url}/train.json", cache_dir=cache, transformations=[], raw="bytes"
-        )
+        dataset = self.remote(url, cache)
         sampler = wids.Prefetcher(wids.ChunkedSampler(dataset), dataset)
         return iter(
             DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=1, collate_fn=list)
         )
 
     def remote_first(self, data: Data, url: str, cache: str) -> Any:
-        import wids
-
-        dataset = wids.ShardListDataset(
-            f"{url}/train.json", cache_dir=cache, transformations=[], raw="bytes"
-        )
+        dataset = self.remote(url, cache)
         return dataset[len(dataset) // 2]
+
+    def remote_reader(self, data: Data, url: str, cache: str) -> Callable[[list[int]], list[Any]]:
+        return self.remote(url, cache).__getitems__
 
     def loader(self, data: Data) -> tuple[Any, Any]:
         from torch.utils.data import DataLoader

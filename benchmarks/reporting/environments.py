@@ -76,6 +76,7 @@ CONTESTANTS = (
     Contestant("wids, Pillow", "wids", "pillow", "wids", "tars", PICTURES),
     Contestant("files, simplejpeg", "files", "turbo", "records", "files", PICTURES),
     Contestant("LMDB, undivided values", "lmdb", "values", "records", "LMDB", ("single", "batch")),
+    Contestant("obstore", "obstore", "", "wids", "tars", ("remote_random",)),
     Contestant("pread", "files", "pread", "records", "tars", ("single", "batch", "cold")),
 )
 

@@ -49,6 +49,7 @@ class Sizes:
     num_indices: int
     num_read: int
     pause_after: int
+    remote_samples: int
     most_s: float
 
 
@@ -65,6 +66,7 @@ FULL = Sizes(
     num_indices=1_000_000_000,
     num_read=200_000,
     pause_after=60,
+    remote_samples=1024,
     most_s=120,
 )
 QUICK = Sizes(
@@ -80,6 +82,7 @@ QUICK = Sizes(
     num_indices=10_000_000,
     num_read=1000,
     pause_after=5,
+    remote_samples=64,
     most_s=60,
 )
 
@@ -466,12 +469,31 @@ class Run:
         shutil.rmtree(cache)
         return found, nbytes
 
+    def remote_random(self, contestant: Contestant) -> float:
+        """The first random samples of 128 kB, 64 at a time, as seconds of the processor."""
+        dataset = self.sizes.fast
+        order = self.random.sample(range(dataset.num_samples), self.sizes.remote_samples)
+        batches = [order[n : n + COLD_BATCH] for n in range(0, len(order), COLD_BATCH)]
+        found, nbytes = self.served(Network(), contestant, "remote_random", batches=batches)
+        self.results.note("remote_random_s", contestant.name, found["seconds"])
+        self.results.note("remote_random_nbytes", contestant.name, nbytes / len(order))
+        return float(found["processor_s"])
+
     def connections(self, contestant: Contestant) -> float:
         """An epoch over a network that limits each connection, as bytes of samples a second."""
         return self.epoch_over(CONNECTIONS, contestant)[0]
 
     def epoch_over(self, network: Network, contestant: Contestant) -> tuple[float, float]:
         """Return the bytes of samples a second of an epoch, and the seconds to its first batch."""
+        found, _ = self.served(network, contestant, "remote_epoch")
+        dataset = self.sizes.fast
+        rate_nbytes = dataset.num_samples * (dataset.nbytes or 0) / found["seconds"]
+        return rate_nbytes, found["first_s"]
+
+    def served(
+        self, network: Network, contestant: Contestant, work: str, **about: Any
+    ) -> tuple[Any, float]:
+        """Return what the library's process answers, and the bytes that nginx sent."""
         if shutil.which("nginx") is None:
             raise MissingError("nginx is not installed")
         dataset = self.sizes.fast
@@ -482,12 +504,10 @@ class Run:
         try:
             with web_server(published, network) as server, self.fresh(contestant) as process:
                 data = self.data(contestant, dataset)
-                about = {"data": data, "url": server.url, "cache": str(cache)}
-                found = process.ask("remote_epoch", **about)
+                found = process.ask(work, data=data, url=server.url, cache=str(cache), **about)
+                return found, server.counted().nbytes
         finally:
             shutil.rmtree(cache)
-        rate_nbytes = dataset.num_samples * (dataset.nbytes or 0) / found["seconds"]
-        return rate_nbytes, found["first_s"]
 
     def resume(self, contestant: Contestant) -> float:
         """From the start of a process to the first batch after a saved state."""
@@ -529,6 +549,7 @@ class Run:
             "convert": (self.convert, 1),
             "open": (self.opening, 3),
             "remote_epoch": (self.remote, 1),
+            "remote_random": (self.remote_random, 1),
             "connections": (self.connections, 1),
             "resume": (self.resume, 1),
             "order": (self.order, 1),

@@ -123,6 +123,14 @@ GROUPS = (
         ),
     ),
     Group(
+        "The first 1,024 random remote samples of 128 kB, 64 at a time, with the opening",
+        (
+            Column("remote_random", "processor, ms each", 1e3, "processor time of a remote sample"),
+            Column("remote_random_s", "ms each", 1e3, "random remote samples"),
+            Column("remote_random_nbytes", "fetched, MB each", 1e-6, "bytes fetched for each"),
+        ),
+    ),
+    Group(
         "Over connections of 20 MB/s each",
         (
             Column(
