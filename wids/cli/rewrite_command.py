@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from wids.cli import shared
@@ -17,9 +17,8 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.publish.output import Output
-    from wids.publish.shard_job import ShardJob
     from wids.shards.sample_access import IndexedDataset
-    from wids.shards.specs.model import DatasetSpec, ShardSpec
+    from wids.shards.specs.model import DatasetSpec
 
 
 EXAMPLE: Final = (
@@ -130,7 +129,8 @@ def run(options: argparse.Namespace) -> int:
         published = job.published() if later else None
         if published is not None and not _is_written(published, view, options):
             published = None
-        shards = _written(job, options) if published is None else published.shards
+        with printed(logging.WARNING if options.merge else logging.INFO):
+            shards = shared.done(job, options) if published is None else published.shards
         replaced = dataset.spec
     shared.print_counts(options.output, shards, options.part)
     if options.keep_shards and options.part is None:
@@ -233,16 +233,3 @@ def _pattern(output: str) -> str:
     from wids.publish.output import prefix_of
 
     return output if "%" in os.path.basename(output) else prefix_of(output) + "-%06d.tar"
-
-
-def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:
-    """Write all shards, or a part of them, or merge all parts; return what was written."""
-    from wids.publish.executors import process_pool
-
-    if options.merge:
-        with printed(logging.WARNING):
-            return job.merge().shards
-    with printed(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
-        if options.part is None:
-            return job.run(executor=executor).shards
-        return job.run_part(options.part, executor=executor)

@@ -21,6 +21,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
+    from wids.publish.job import Job
     from wids.publish.journal import JobPart
     from wids.publish.problems import Problem
     from wids.shards.costs import DownloadCost
@@ -198,6 +199,18 @@ def _part(text: str) -> JobPart:
     from wids.publish.journal import JobPart
 
     return _without_quoting(JobPart.parse, text)
+
+
+def done(job: Job, options: argparse.Namespace) -> Sequence[ShardSpec]:
+    """Do a job, or a part of it, or merge its parts; return the shards of that."""
+    from wids.publish.executors import process_pool
+
+    if options.merge:
+        return job.merge().shards
+    with process_pool(options.jobs) as executor:
+        if options.part is None:
+            return job.run(executor).shards
+        return job.run_part(options.part, executor)
 
 
 def named_columns(texts: list[str]) -> dict[str, str]:
