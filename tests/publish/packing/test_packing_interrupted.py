@@ -285,9 +285,10 @@ def test_readers_find_no_spec_while_shards_are_replaced(
             os.truncate(source / at, 1)
             return cut(*plan)
 
-        with monkeypatch.context() as patched, pytest.raises(FetchError):
+        with monkeypatch.context() as patched:
             patched.setattr(packed_folder, "cut", late)
-            pack_folder(source, tmp_path / "out", maxcount=1, seed=None, if_exists="replace")
+            with pytest.raises(FetchError):
+                pack_folder(source, tmp_path / "out", maxcount=1, seed=None, if_exists="replace")
         (source / at).write_text("newer")
 
     fail("0.txt")
