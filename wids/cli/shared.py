@@ -369,18 +369,13 @@ def ask(text: str, options: argparse.Namespace, after_no: str) -> None:
     if options.yes:
         print(text, file=sys.stderr)
         return
-    check_terminal(text, options)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
+        raise SystemExit(_WRONG_USAGE)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print(after_no, file=sys.stderr)
         raise SystemExit(1)
-
-
-def check_terminal(text: str, options: argparse.Namespace) -> None:
-    """End with status 2 if the command cannot ask and ``--yes`` was not passed."""
-    if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
-        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
-        raise SystemExit(_WRONG_USAGE)
 
 
 def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace) -> None:

@@ -213,11 +213,13 @@ class ShardJob(Job):
     def merge(self) -> DatasetSpec:
         """Publish the shards of all parts; see `Job`.
 
-        A merge that was killed after it deleted the journal's plan counts as complete.
+        Nothing is done if they have been merged, or the merge was killed after it had saved the
+        spec and deleted the journal's plan.
         """
         output = self.output
-        if self.journal.plan is None:
-            spec = self.published()
+        if self.journal.plan is None and upload.exists(output.spec_path, output.storage_options):
+            with only_writer(output):  # which deletes what a killed merge has left
+                spec = output.saved_spec()
             if spec is not None:
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
@@ -304,28 +306,6 @@ class ShardJob(Job):
             kept = self.originals[number] if record.is_kept else None
             if record.num_samples:
                 yield kept or FinalShard(record.spec(), partial(self.journal.index, task))
-
-    def published(self) -> DatasetSpec | None:
-        """Return the dataset that is published, if its shards have these names and counts."""
-        output = self.output
-        if not upload.exists(output.spec_path, output.storage_options):
-            return None
-        # This also deletes what a killed merge has left.
-        with only_writer(output):
-            spec = output.saved_spec()
-            there = output.existing_shards()
-        found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
-        kept: set[str] = set()
-        for number, task in enumerate(self.tasks):
-            original = self.originals[number] if self.originals else None
-            if original and found.get(original.spec.url) == original.spec.num_samples:
-                kept.add(original.spec.url)  # one shard may be kept several times
-                continue
-            count = task.num_samples
-            num_samples = found.pop(task.path, None if count is None else 0)
-            if count not in (None, num_samples) or (num_samples and task.path not in there):
-                return None
-        return None if found.keys() - kept else spec
 
 
 def no_sample_error(output: Output) -> PackError:
