@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what members of one name are (error); last describes the last of them",
     )
-    shared.add_flag(parser, "--no-index", "write the spec only")
     shared.add_flag(
         parser, "--append", "add the shards to the end of the dataset that the output describes"
     )
@@ -96,7 +95,6 @@ def run(options: argparse.Namespace) -> int:
         name=options.name,
         # An error now, not after all shards were read.
         info=None if options.info is None else Path(options.info).read_text("utf-8"),
-        has_index=not options.no_index,
         on_problem=partial(_print_problem, problems),
     )
     _check_options(options)
@@ -117,7 +115,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.append:
         text = "expected it without --append"
         shared.refuse(options, ["merge", "part"], f"{text}; create a dataset of the parts")
-        shared.refuse(options, ["name", "info", "no_index"], f"{text}, which keeps what is there")
+        shared.refuse(options, ["name", "info"], f"{text}, which keeps what is there")
 
 
 def _note_unknown(shards: Sequence[ShardSpec]) -> None:

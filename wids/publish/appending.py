@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.publish.new_spec import Describer, log_cost, written_dataset_index
+from wids.publish.new_spec import Describer, log_cost, new_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.costs import DownloadCost
 from wids.shards.indexes.dataset_index import DatasetIndex, LocalDatasetIndex, load_dataset_index
-from wids.shards.indexes.dataset_index_writer import join_dataset_indexes
 from wids.shards.specs.loader import Shards, load_spec, load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, common_classes
 from wids.shards.specs.parsing import parse
@@ -345,9 +343,9 @@ def _publish(
     if old.dataset_index is not None:
         with ExitStack() as stack:
             with _old_dataset_indexes(old, storage_options) as parts:  # closed when they were read
-                join = partial(join_dataset_indexes, parts=[*parts, (new, len(new))])
+                parts.append((new, len(new)))
                 joined = stack.enter_context(
-                    written_dataset_index(old.dataset_index, join, storage_options)
+                    new_dataset_index(old.dataset_index, (), storage_options, parts=parts)
                 )
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)

@@ -17,11 +17,11 @@ import os
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from wids.publish.journal import Journal, ShardTask, opened_journal
 from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.costs import Cost, DownloadCost, estimate
 from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
-from wids.shards.indexes.dataset_index_writer import write_dataset_index
+from wids.shards.indexes.dataset_index_writer import join_dataset_indexes, write_dataset_index
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import private_mode
@@ -57,34 +57,31 @@ _ANY: Final = 1 << 32
 """More shards than any dataset index has: nobody else claims a length for a new one."""
 
 
+@contextmanager
 def new_dataset_index(
     target: str | None,
-    shards: Iterable[tuple[str, int, ShardIndex]],
+    shards: Iterable[tuple[str, int, ShardIndex]] = (),
     storage_options: upload.Options = None,
-) -> AbstractContextManager[LocalDatasetIndex]:
+    *,
+    parts: Sequence[tuple[LocalDatasetIndex, int]] = (),
+) -> Iterator[LocalDatasetIndex]:
     """Provide a dataset index, which is published when the block ends.
 
     Args:
         target: Path or URL; None for a temporary dataset index, deleted when the block ends.
         shards: As for `write_dataset_index`.
         storage_options: As for `ShardListDataset`.
+        parts: As for `join_dataset_indexes`, instead of ``shards``.
     """
-    return written_dataset_index(
-        target, lambda file: write_dataset_index(file, shards), storage_options
-    )
-
-
-@contextmanager
-def written_dataset_index(
-    target: str | None, write: Callable[[IO[bytes]], object], storage_options: upload.Options
-) -> Iterator[LocalDatasetIndex]:
-    """Provide the dataset index that a function writes; otherwise as `new_dataset_index`."""
     with (
         tempfile.TemporaryFile()
         if target is None
         else upload.publishing(target, storage_options=storage_options)
     ) as file:
-        write(file)
+        if parts:
+            join_dataset_indexes(file, parts)
+        else:
+            write_dataset_index(file, shards)
         file.flush()
         file.seek(0)
         name = "a temporary dataset index" if target is None else urls.redact(target)

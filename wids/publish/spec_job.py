@@ -58,7 +58,6 @@ class SpecJob(Job):
         base: Folder or URL where the shards will be published; None if they stay where they are.
         name: Name of the dataset; None for that of the document, or of the first shard.
         info: A description for the spec.
-        has_index: Whether to write the dataset index.
         on_problem: Called with what is wrong with the dataset.
     """
 
@@ -70,7 +69,6 @@ class SpecJob(Job):
     base: str | None = None
     name: str | None = None
     info: str | None = None
-    has_index: bool = True
     on_problem: Callable[[Problem], None] = log_problem
 
     def run(self, executor: Executor | None) -> DatasetSpec:
@@ -97,7 +95,7 @@ class SpecJob(Job):
             sweep_beside(path, min_age_s=0)
         spec = described_spec(
             *(replace(self.named, name=self._name), self.describer, executor, self.journal),
-            *(dataset_index if self.has_index else None, self.on_problem, self.storage_options),
+            *(dataset_index, self.on_problem, self.storage_options),
         )
         self._save(spec, dataset_index)
         return spec
