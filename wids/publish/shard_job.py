@@ -11,7 +11,6 @@ import errno
 import hashlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext, suppress
@@ -140,10 +139,6 @@ _NOT_RESUMED: Final = (
     "by other functions; pass version= (--version) to resume"
 )
 _KEPT: Final = "%s: shards of the input that are kept where they are: %d of %d"
-_COMMANDS: Final = (
-    "%s: shards that are kept are commands (%d), so it opens only with allow_pipe=True "
-    "(--allow-pipe); leave keep_shards out (--keep-shards) to have files"
-)
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
 
@@ -276,17 +271,12 @@ class ShardJob(Job):
         shards = columns_of(shard.spec for shard in self._final())
         if not shards:
             raise no_sample_error(output)
-        schemes: Counter[str] = Counter()
-        for number, task in enumerate(self.tasks):
-            record = self.journal.record(task)
+        num_kept = 0
+        for record in map(self.journal.record, self.tasks):
             self.cut_short.extend(record.cut_short)
-            if record.is_kept and (original := self.originals[number]) is not None:
-                schemes[urls.scheme(original.spec.url)] += 1
-        name = urls.redact(output.spec_path)
+            num_kept += record.is_kept
         if self.originals:
-            _logger.info(_KEPT, name, sum(schemes.values()), len(shards))
-        if schemes["pipe"]:
-            _logger.warning(_COMMANDS, name, schemes["pipe"])
+            _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(shards))
         spec = DatasetSpec(shards, output.name, output.dataset_index_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
