@@ -81,22 +81,17 @@ def run(work: str, folder: str) -> int:
     """Do the work; return the number of shards."""
     part = JobPart(1, 10) if work.endswith("part") else None
     if work.startswith("create"):
-        executor = Answering(lambda task: described(task[0]))
+        executor = Answering(lambda task: described(task.path))
         job = prepare_spec(
             [f"{folder}/train.json"],
             f"{folder}/new.json",
-            base=None,
-            is_new=True,
-            key_split=None,
-            digests=False,
-            on_cost=print,
             storage_options={},
+            on_problem=lambda _: None,
         )
         if part is not None:
             job.run_part(part, executor)
-            return len(job.shards())
-        options: Any = {"name": None, "info": None, "has_index": True}
-        return len(job.run(executor, lambda _: None, **options).shards)
+            return len(job.tasks)
+        return len(job.run(executor).shards)
     executor = Answering(lambda task: described(task.path, task.source))
     with wids.ShardListDataset(f"{folder}/train.json", transformations=[], raw="bytes") as dataset:
         rewriting = prepare_rewrite(
@@ -105,9 +100,9 @@ def run(work: str, folder: str) -> int:
             storage_options=None,
         )
         if part is not None:
-            rewriting.run_part(part, executor=executor)
+            rewriting.run_part(part, executor)
         else:
-            rewriting.run(executor=executor)
+            rewriting.run(executor)
         return len(rewriting.tasks)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from wids.publish.appending import publish_appended
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import opened_journal
+from wids.publish.journal import ShardTask, opened_journal
 from wids.publish.new_spec import new_dataset_index
 from wids.publish.problems import dataset_problems
 from wids.shards.indexes.index_file import dump
@@ -96,7 +96,7 @@ def create(folder: str, num_samples: int, *, repeated: bool) -> None:
                     *(_TAR_NBYTES, shard.sha256, blob),
                 )
             )
-        tasks = [(shard.url, "first") for shard in shards]
+        tasks = [ShardTask(shard.url, None, None, "") for shard in shards]
         with new_dataset_index(f"{folder}/train.index", log.indexes(tasks)) as dataset_index:
             for problem in dataset_problems(dataset_index, shards, "train"):
                 print(str(problem)[:200])

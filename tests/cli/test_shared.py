@@ -85,7 +85,7 @@ def test_create_asks_for_what_is_read_whole(
     server.log.clear()
     with pytest.raises(SystemExit, match="2"):
         cli.main(["create", f"{server.url}/notes.tar", "-o", output])
-    assert "reading remote shards whole: 7.1 MB in 1 shard; pass --yes" in capsys.readouterr().err
+    assert "reading remote shards: 6.1 MB in 1 shard; pass --yes" in capsys.readouterr().err
     assert server.num_sent == 1 << 20
     assert cli.main(["create", f"{server.url}/notes.tar", "-o", output, "--yes"]) == 0
 

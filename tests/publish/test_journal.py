@@ -18,7 +18,7 @@ from loopback import flipped
 from wids import ShardFormatError, build_spec
 from wids.publish import new_spec
 from wids.publish.describe import ShardRecord, describe_shard
-from wids.publish.journal import JobPart, Journal, opened_journal
+from wids.publish.journal import JobPart, Journal, ShardTask, opened_journal
 from wids.storage import locks
 
 
@@ -66,10 +66,10 @@ def test_a_torn_record_does_not_count(nbytes: int, shards: list[Path], tmp_path:
     (record,) = (path for path in journal.iterdir() if path.name != "lock")
     for data in (record.read_bytes()[:nbytes], flipped(record.read_bytes(), nbytes % 90)):
         record.write_bytes(data)
-        task = str(shards[0]), "first"
-        assert Journal(str(journal)).find(task, is_whole=True) is None  # type: ignore[arg-type]
+        task = ShardTask(str(shards[0]), None, None, "")
+        assert Journal(str(journal)).find(task, is_whole=True) is None
         with raises(OSError, "journal: expected the record of", "found none or damaged bytes"):
-            Journal(str(journal)).index(task)  # type: ignore[arg-type]
+            Journal(str(journal)).index(task)
         assert build_spec(shards[:1], journal=journal) == expected
 
 
@@ -245,14 +245,15 @@ def test_a_shard_that_was_copied_is_not_described_again(
 def test_records_of_other_sources_are_others(tmp_path: Path) -> None:
     """What was made from something else is no record of this shard, in a temporary journal too."""
     record = ShardRecord("s3://b/a.tar", "first", None, 3, 10, None, b"index", "from files")
-    task: Any = (record.url, "first")
+    task = ShardTask(record.url, None, None, "")
+    made = replace(task, source="from files")
     with opened_journal(None) as temporary, opened_journal(tmp_path / "journal") as log:
         for journal in (temporary, log):
             journal.add(record)
             journal.add(replace(record, blob=b"again"))
             assert journal.find(task) is None
-            assert journal.record(task, "from files").blob == b""
-            assert journal.record(task, "from files", is_whole=True).blob == b"again"
+            assert journal.record(made).blob == b""
+            assert journal.record(made, is_whole=True).blob == b"again"
             assert [found.url for found in journal] == [record.url]
     assert os.listdir(tmp_path) == ["journal"]
 

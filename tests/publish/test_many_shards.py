@@ -55,21 +55,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job_of(names: list[str], output: Path, **options: Any) -> SpecJob:
     """Return the job of ``wids create``."""
-    defaults: dict[str, Any] = {
-        "base": None,
-        "is_new": True,
-        "key_split": None,
-        "digests": False,
-        "on_cost": print,
-        "storage_options": {},
-    }
+    defaults: dict[str, Any] = {"storage_options": {}, "on_problem": print}
     return prepare_spec(names, str(output), **(defaults | options))
 
 
 def created(shards: list[Path], output: Path, **options: Any) -> wids.DatasetSpec:
     """Describe shards as ``wids create`` does."""
-    job = job_of(list(map(str, shards)), output, **options)
-    return job.run(None, print, name="all", info="words", has_index=True)
+    return job_of(list(map(str, shards)), output, name="all", info="words", **options).run(None)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +89,18 @@ def test_many_shards_take_space_where_the_output_is(
     with wids.ShardListDataset(tars) as dataset:
         if work.startswith("create"):
             job: Any = job_of(tars, output / "new.json")
-            run = partial(job.run, None, print, name=None, info=None, has_index=True)
+            run = partial(job.run, None)
             if work.endswith("stated"):
                 sizes = {Path(tar).name: 1 for tar in tars}
                 (tmp_path / "sizes.json").write_text(json.dumps(sizes))
-                run = partial(job.run_as_stated, name=None, info=None)
+                run = job.run_as_stated
         else:
             job = prepare_rewrite(
                 *(dataset, output / "new-%d.tar", 1, None, None, None, None),
                 resume=True,
                 storage_options=None,
             )
-            run = partial(job.run, executor=None)
+            run = partial(job.run, None)
         shards = run().shards if part is None else job.run_part(part, executor=None)
     assert len(shards) == (12 if part is None else 6)
     left = {path.name for path in output.iterdir() if path.suffix not in (".tar", ".lock")}
@@ -189,10 +181,10 @@ def test_a_shard_takes_few_bytes(tmp_path: Path, work: str, part: JobPart | None
 
     def create(count: int) -> Callable[[], object]:
         job = job_of([f"{tmp_path}/{count}.json"], tmp_path / f"new-{count}.json")
-        executor = Answering(lambda task: described(task[0]))
+        executor = Answering(lambda task: described(task.path))
         if part is not None:
             return partial(job.run_part, part, executor)
-        return partial(job.run, executor, print, name=None, info=None, has_index=True)
+        return partial(job.run, executor)
 
     def rewrite(count: int) -> Callable[[], object]:
         job = prepare_rewrite(

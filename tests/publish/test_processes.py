@@ -21,7 +21,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 open(PATH, "w").close()
 time.sleep(1000)
 '''
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     executor.submit(exec, TASK.replace("PATH", repr(sys.argv[1])))
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
@@ -43,7 +43,7 @@ import os, sys
 from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["slow_module"])
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     executor.submit(os.getpid).result()
 """
 
@@ -83,7 +83,7 @@ with files.replacing(PATH) as file:
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which no handler runs
 '''
 path = os.path.abspath("file")
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     executor.submit(exec, TASK.replace("PATH", repr(path)))
     while not os.path.exists("begun"):
         time.sleep(0.01)
@@ -107,7 +107,7 @@ import os, signal, time
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
 from wids.publish.executors import process_pool
 
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     pid = executor.submit(os.getpid).result()
     tasks = [executor.submit(time.sleep, 1000) for _ in range(10)]
     while not tasks[1].running():
@@ -135,7 +135,7 @@ import os, sys
 from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["wids.shards.tars.scan"])
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     assert executor.submit(os.getppid).result() != os.getpid()
     assert executor.submit(eval, "'wids.shards.tars.scan' in __import__('sys').modules").result()
 assert "wids.shards.tars.scan" not in sys.modules
@@ -157,7 +157,7 @@ from wids.publish.executors import process_pool
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     try:
-        with process_pool(2, 2) as executor:
+        with process_pool(2) as executor:
             assert list(executor.map(abs, [-1, -2])) == [1, 2]
             other = context.Process(target=time.sleep, args=(1,))
             other.start()
@@ -180,7 +180,7 @@ SPAWNED = """
 from wids.publish.executors import process_pool, start_early
 
 start_early(2, ["wids.shards.tars.scan"])
-with process_pool(2, 2) as executor:
+with process_pool(2) as executor:
     assert executor.submit(abs, -1).result() == 1
 """
 

@@ -144,25 +144,6 @@ def test_results_come_before_an_error(pool: ThreadPoolExecutor) -> None:
     assert len(begun) < 10
 
 
-def test_running_tasks_are_watched(pool: ThreadPoolExecutor) -> None:
-    """While tasks run, the caller sees which ones, and none that waits."""
-    seen: list[list[int]] = []
-    were_seen = threading.Event()
-
-    def watch(running: list[int]) -> None:
-        if not were_seen.is_set():
-            seen.append(running)
-        if len(running) == 2:
-            were_seen.set()
-
-    found = dict(results_of(pool, lambda _: were_seen.wait(LONG_S), range(5), str, watch=watch))
-
-    assert all(found.values())
-    assert set(found) == set(range(5))
-    assert seen[-1] == [0, 1]
-    assert all(running in ([], [0], [1]) for running in seen[:-1])  # threads start late
-
-
 @pytest.mark.parametrize("work", doomed.WORKS)
 def test_a_killed_worker_is_an_error_that_names_a_shard(
     work: Callable[..., None], folders: tuple[Path, Path, Path]

@@ -13,9 +13,7 @@ from wids.cli import shared
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
-    from wids.publish.new_spec import IndexingCost
     from wids.publish.problems import Problem
-    from wids.shards.costs import DownloadCost
     from wids.shards.specs.model import ShardSpec
 
 
@@ -56,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what members of one name are (error); last describes the last of them",
     )
-    shared.add_flag(parser, "--no-index", "write the spec only")
     shared.add_flag(
         parser, "--append", "add the shards to the end of the dataset that the output describes"
     )
@@ -81,43 +78,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Describe the shards and write spec and dataset index."""
-    from wids.publish.executors import process_pool
     from wids.publish.spec_job import prepare_spec
 
+    problems: list[Problem] = []
     job = prepare_spec(
         _names(options.files),
         options.output,
-        base=options.base,
+        storage_options=shared.storage_options(options),
+        split=options.split,
         is_new=not options.append,
+        base=options.base,
         key_split=options.key_split,
         repeated=options.repeated,
         digests=options.digests,
-        on_cost=partial(_state_cost, options),
-        storage_options=shared.storage_options(options),
-        split=options.split,
+        on_cost=partial(shared.ask_consent, options=options, purpose="reading remote shards"),
+        name=options.name,
+        # An error now, not after all shards were read.
+        info=None if options.info is None else Path(options.info).read_text("utf-8"),
+        on_problem=partial(_print_problem, problems),
     )
-    # An error now, not after all shards were read.
-    info = None if options.info is None else Path(options.info).read_text("utf-8")
     _check_options(options)
     if options.as_stated:
-        spec = job.run_as_stated(name=options.name, info=info)
-        _note_unknown(spec.shards)
-        return _report(options, spec.shards, [])
-    if options.merge:
-        job.merge()
+        shards = job.run_as_stated().shards
+        _note_unknown(shards)
     else:
-        job = job.measured(partial(_ask_consent, options), options.part)
-    problems: list[Problem] = []
-    on_problem = partial(_print_problem, problems)
-    with process_pool(options.jobs, len(job.shards(options.part))) as executor:
-        if options.part is not None:
-            return _report(options, job.run_part(options.part, executor), [])
-        if options.append:
-            spec = job.append(executor, on_problem)
-        else:
-            has_index = not options.no_index
-            spec = job.run(executor, on_problem, name=options.name, info=info, has_index=has_index)
-    return _report(options, spec.shards, problems)
+        shards = shared.done(job, options)
+    shared.print_counts(options.output, shards, options.part)
+    return 1 if any(problem.severity == "error" for problem in problems) else 0
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -128,7 +115,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.append:
         text = "expected it without --append"
         shared.refuse(options, ["merge", "part"], f"{text}; create a dataset of the parts")
-        shared.refuse(options, ["name", "info", "no_index"], f"{text}, which keeps what is there")
+        shared.refuse(options, ["name", "info"], f"{text}, which keeps what is there")
 
 
 def _note_unknown(shards: Sequence[ShardSpec]) -> None:
@@ -151,26 +138,6 @@ def _names(names: list[str]) -> list[str]:
         if not names:
             raise FileNotFoundError("standard input: expected shards, found none")
     return names
-
-
-def _report(
-    options: argparse.Namespace, shards: Sequence[ShardSpec], problems: list[Problem]
-) -> int:
-    """Print how many shards and samples were described, and return the exit status."""
-    shared.print_counts(options.output, shards, options.part)
-    return 1 if any(problem.severity == "error" for problem in problems) else 0
-
-
-def _ask_consent(options: argparse.Namespace, cost: DownloadCost) -> None:
-    beginning = "" if options.digests else ", at first a megabyte of each"
-    shared.ask_consent(cost, options, f"reading remote shards{beginning}")
-
-
-def _state_cost(options: argparse.Namespace, cost: IndexingCost) -> None:
-    """Print the cost of reading remote shards, and ask before many bytes of whole ones are read."""
-    shared.print_note(cost)
-    if cost.unread.is_large:
-        shared.ask_consent(cost.unread, options, "reading remote shards whole")
 
 
 def _print_problem(problems: list[Problem], problem: Problem) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
+import wids
 from wids.cli.shared import add_processes, add_storage, positive, storage_options
 from wids.errors import printable
 from wids.storage.transport import urls
@@ -69,22 +70,21 @@ def run(options: argparse.Namespace) -> int:
     """Pack the folder and print what to do next; return 1 if a file could not be read."""
     from wids.publish.executors import process_pool
     from wids.publish.packing.folder_listing import UNREADABLE
-    from wids.publish.packing.packed_folder import prepare_job
 
-    job = prepare_job(
-        options.folder,
-        options.output or os.path.basename(os.path.abspath(options.folder)),
-        options.maxcount,
-        options.maxsize,
-        None if options.sorted else options.seed,
-        _classes(options),
-        options.key_split,
-        options.name,
-        "replace" if options.replace else "error",
-        storage_options=storage_options(options),
-    )
-    with process_pool(options.jobs, len(job.writing.tasks)) as executor:
-        report = job.run(executor=executor)
+    with process_pool(options.jobs) as executor:
+        report = wids.pack_folder(
+            options.folder,
+            options.output or os.path.basename(os.path.abspath(options.folder)),
+            maxcount=options.maxcount,
+            maxsize=options.maxsize,
+            seed=None if options.sorted else options.seed,
+            classes=_classes(options),
+            key_split=options.key_split,
+            name=options.name,
+            if_exists="replace" if options.replace else "error",
+            storage_options=storage_options(options),
+            executor=executor,
+        )
     print(report_text(report))
     print("\nNext:\n" + next_steps(report))
     return int(any(skipped.reason == UNREADABLE for skipped in report.skipped))

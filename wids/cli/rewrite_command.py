@@ -6,8 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from wids.cli import shared
 from wids.cli.log_output import printed
@@ -17,9 +16,7 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.publish.output import Output
-    from wids.publish.shard_job import ShardJob
-    from wids.shards.sample_access import IndexedDataset
-    from wids.shards.specs.model import DatasetSpec, ShardSpec
+    from wids.shards.specs.model import DatasetSpec
 
 
 EXAMPLE: Final = (
@@ -54,13 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-shards",
         "keep the shards of the input, and write only those in which samples change",
     )
-    shared.add_flag(
-        parser,
-        "--delete-replaced",
-        "with --keep-shards: delete the files of the input that are not part of the new dataset, "
-        "once it is published",
-    )
-    shared.add_yes(parser, "delete them")
     parser.add_argument("--fields", metavar="LIST", help="the only fields, separated by commas")
     shared.add_where(parser)
     parser.add_argument(
@@ -97,8 +87,6 @@ def run(options: argparse.Namespace) -> int:
                 "expected --version beside --part and --merge, the same for all parts of one map; "
                 "choose a text, such as --version 1, and change it with the map",
             )
-    if options.delete_replaced:
-        _check_deleting(options)
     if not options.merge:
         start_early(
             options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
@@ -123,80 +111,27 @@ def run(options: argparse.Namespace) -> int:
             storage_options=shared.storage_options(options),
             shuffle=options.shuffle,
         )
-        # The same command deletes later what an earlier run of it has replaced; one that was killed
-        # before it deleted its journal is resumed, and deletes that too.
-        is_done = job.output.journal.plan is None
-        later = options.delete_replaced and function is None and is_done
-        published = job.published() if later else None
-        if published is not None and not _is_written(published, view, options):
-            published = None
-        shards = _written(job, options) if published is None else published.shards
-        replaced = dataset.spec
+        with printed(logging.WARNING if options.merge else logging.INFO):
+            shards = shared.done(job, options)
     shared.print_counts(options.output, shards, options.part)
     if options.keep_shards and options.part is None:
-        return _handle_replaced(replaced, job.output, options)
+        _name_replaced(dataset.spec, job.output, options.spec)
     return 0
 
 
-def _is_written(published: DatasetSpec, view: IndexedDataset, options: argparse.Namespace) -> bool:
-    """Whether the samples of a dataset, of which shards are kept, are those of a view."""
+def _name_replaced(old: DatasetSpec, output: Output, document: str) -> None:
+    """Print the names of the files of the input that are not part of the new dataset."""
+    from wids.publish.output import left_behind
 
-    def stored(sample: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: sample[name] for name in sample if name[:1] != "_" or name == "__key__"}
-
-    kept, start = {shard.url for shard in view.spec.shards}, 0
-    with shared.opened(published, options, raw="bytes") as there:
-        for shard in published.shards:
-            stop = start + (shard.num_samples or 0)
-            # Other options, or another input, may have made as many samples of the same keys.
-            for index in () if shard.url in kept else range(start, stop):
-                if stored(there[index]) != stored(view[index]):
-                    return False
-            start = stop
-    return True
-
-
-def _check_deleting(options: argparse.Namespace) -> None:
-    """Refuse to delete where not all has been written, or nobody could be asked."""
-    if not options.keep_shards:
-        raise ValueError(
-            "--delete-replaced: expected it beside --keep-shards; without that the input stays"
-        )
-    shared.refuse(
-        options, ["part"], "expected it without --delete-replaced, which belongs to --merge"
-    )
-    shared.check_terminal("wids: --delete-replaced asks before it deletes", options)
-
-
-def _handle_replaced(old: DatasetSpec, output: Output, options: argparse.Namespace) -> int:
-    """Name the files of the input that are not part of the new dataset; delete them on request."""
-    from wids.publish.output import left_behind, remove_left_behind
-
-    # As it was published, since nothing is deleted before.
-    files = left_behind(old, output.spec_at(output.spec_path), options.spec)
+    files = left_behind(old, output.spec_at(output.spec_path), document)
     if not files:
-        return 0
-    count, name = count_text(len(files), "file"), urls.redact(options.spec)
+        return
     shared.print_note(
-        f"not part of the new dataset, with what it leaves out or changes: {count} of {name}"
+        "not part of the new dataset, with what it leaves out or changes: "
+        f"{count_text(len(files), 'file')} of {urls.redact(document)}"
     )
     for url in files:
-        link = " (a link: the file that it leads to stays)" * os.path.islink(url)
-        print(f"  {printable(urls.redact(url))}{link}", file=sys.stderr)
-    if not options.delete_replaced:
-        # What another map has written looks the same.
-        place = "" if options.map is None else ", and another output,"
-        shared.print_note(f"run the same again with --delete-replaced{place} to delete them")
-        return 0
-    shared.ask(f"wids: deleting {count} of {name}", options, "wids: nothing was deleted")
-    problems = remove_left_behind(files, output.storage_options)
-    for problem in problems:
-        shared.print_problem(problem)
-    shared.print_note(
-        f"{name} still names them: delete it, or put the new spec in its place; first run "
-        f"`wids cache clear {name}` where it was read, for copies in caches"
-    )
-    return 1 if problems else 0
+        print(f"  {printable(urls.redact(url))}", file=sys.stderr)
 
 
 def _run_streams(options: argparse.Namespace) -> int:
@@ -206,7 +141,7 @@ def _run_streams(options: argparse.Namespace) -> int:
     from wids.storage.fetch import Fetcher
 
     shared.refuse(
-        *(options, ["shuffle", "where", "map", "keep_shards", "delete_replaced", "part", "merge"]),
+        *(options, ["shuffle", "where", "map", "keep_shards", "part", "merge"]),
         f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
         "plain tars without this option first, and rewrite these",
     )
@@ -233,16 +168,3 @@ def _pattern(output: str) -> str:
     from wids.publish.output import prefix_of
 
     return output if "%" in os.path.basename(output) else prefix_of(output) + "-%06d.tar"
-
-
-def _written(job: ShardJob, options: argparse.Namespace) -> Sequence[ShardSpec]:
-    """Write all shards, or a part of them, or merge all parts; return what was written."""
-    from wids.publish.executors import process_pool
-
-    if options.merge:
-        with printed(logging.WARNING):
-            return job.merge().shards
-    with printed(logging.INFO), process_pool(options.jobs, len(job.tasks)) as executor:
-        if options.part is None:
-            return job.run(executor=executor).shards
-        return job.run_part(options.part, executor=executor)

@@ -21,6 +21,7 @@ from wids.storage.transport import urls
 if TYPE_CHECKING:
     from wids.dataset.peeking import Peek
     from wids.dataset.shard_list import ShardListDataset
+    from wids.publish.job import Job
     from wids.publish.journal import JobPart
     from wids.publish.problems import Problem
     from wids.shards.costs import DownloadCost
@@ -200,6 +201,18 @@ def _part(text: str) -> JobPart:
     return _without_quoting(JobPart.parse, text)
 
 
+def done(job: Job, options: argparse.Namespace) -> Sequence[ShardSpec]:
+    """Do a job, or a part of it, or merge its parts; return the shards of that."""
+    from wids.publish.executors import process_pool
+
+    if options.merge:
+        return job.merge().shards
+    with process_pool(options.jobs) as executor:
+        if options.part is None:
+            return job.run(executor).shards
+        return job.run_part(options.part, executor)
+
+
 def named_columns(texts: list[str]) -> dict[str, str]:
     """Return the paths of columns by their names; a path without a name is its own.
 
@@ -356,18 +369,13 @@ def ask(text: str, options: argparse.Namespace, after_no: str) -> None:
     if options.yes:
         print(text, file=sys.stderr)
         return
-    check_terminal(text, options)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
+        raise SystemExit(_WRONG_USAGE)
     print(f"{text}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print(after_no, file=sys.stderr)
         raise SystemExit(1)
-
-
-def check_terminal(text: str, options: argparse.Namespace) -> None:
-    """End with status 2 if the command cannot ask and ``--yes`` was not passed."""
-    if not (options.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
-        print(f"{text}; pass --yes to do it without a terminal to ask in", file=sys.stderr)
-        raise SystemExit(_WRONG_USAGE)
 
 
 def ask_to_fetch(dataset: ShardListDataset, options: argparse.Namespace) -> None:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     output = _checked_output(options.output)
     with shared.opened(options.spec, options) as dataset:
         shared.ask_to_fetch(dataset, options)
-        with process_pool(options.jobs, len(dataset.spec.shards)) as executor:
+        with process_pool(options.jobs) as executor:
             table = dataset.table(columns, errors=options.errors, executor=executor)
         saved = save_table(table, dataset, output, columns).table
     assert saved is not None  # noqa: S101 - it was saved just now

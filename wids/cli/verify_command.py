@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     # Missing shards are problems, which come later.
     cost = DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
     shared.ask_consent(cost, options, "reading remote shards")
-    with process_pool(options.jobs, len(spec.shards)) as executor:
+    with process_pool(options.jobs) as executor:
         problems = wids.verify_spec(
             spec,
             decode=options.decode,

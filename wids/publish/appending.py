@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from wids.errors import SpecError
-from wids.publish.new_spec import Describer, IndexingCost, written_dataset_index
+from wids.publish.new_spec import Describer, log_cost, new_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem
+from wids.shards.costs import DownloadCost
 from wids.shards.indexes.dataset_index import DatasetIndex, LocalDatasetIndex, load_dataset_index
-from wids.shards.indexes.dataset_index_writer import join_dataset_indexes
 from wids.shards.specs.loader import Shards, load_spec, load_with
 from wids.shards.specs.model import DatasetSpec, ShardSpec, check_references, common_classes
 from wids.shards.specs.parsing import parse
@@ -181,7 +180,7 @@ def append_shards(
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
-    on_cost: Callable[[IndexingCost], None] | None = None,
+    on_cost: Callable[[DownloadCost], object] = log_cost,
     on_problem: Callable[[Problem], None] = log_problem,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -233,32 +232,48 @@ def append_shards(
         ...     len(before)
         1
     """
-    target = upload.absolute(spec)
-    old = published(target, storage_options)
-    if key_split not in (None, old.key_split):
-        raise ValueError(
-            f'{urls.redact(target)}: expected key_split="{old.key_split}" as in its shards, found '
-            f'"{key_split}"; pack the new shards again, or make a dataset of their own'
-        )
     fetcher = Fetcher(storage_options)
-    new = load_with(fetcher, shards, None, allow_pipe=False)
+    return append_described(
+        *(upload.absolute(spec), load_with(fetcher, shards, None, allow_pipe=False), base),
+        *(Describer(fetcher, key_split, repeated, digests, on_cost, progress), executor, journal),
+        *(on_problem, storage_options),
+    )
+
+
+def append_described(
+    target: str,
+    new: DatasetSpec,
+    base: str | os.PathLike[str] | None,
+    describer: Describer,
+    executor: Executor | None,
+    journal: str | os.PathLike[str] | None,
+    on_problem: Callable[[Problem], None],
+    storage_options: upload.Options,
+) -> DatasetSpec:
+    """Describe the shards of a spec, and append them to a target; see `append_shards`."""
+    old, name = published(target, storage_options), urls.redact(target)
+    if describer.key_split not in (None, old.key_split):
+        raise ValueError(
+            f'{name}: expected key_split="{old.key_split}" as in its shards, found '
+            f'"{describer.key_split}"; pack the new shards again, or make a dataset of their own'
+        )
     for shard in new.shards:
         if shard.key_split not in (None, old.key_split):
             raise ValueError(
-                f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in '
-                f'{urls.redact(target)}, found "{shard.key_split}"'
+                f'{urls.redact(shard.url)}: expected key_split="{old.key_split}" as in {name}, '
+                f'found "{shard.key_split}"'
             )
     # Mistakes are reported before the shards are read.
     entries(old, new.shards, base)
     _classes(old, new.classes)
     if old.spec.classes and not new.classes:
         text = (
-            f"the new shards state no classes, so their numbers are those of {urls.redact(target)}:"
-            f" {first_of(old.spec.classes)}; append the spec of the shards to compare them"
+            f"the new shards state no classes, so their numbers are those of {name}: "
+            f"{first_of(old.spec.classes)}; append the spec of the shards to compare them"
         )
         on_problem(Problem(old.spec.name, text, "remark"))
-    describer = Describer(fetcher, old.key_split, repeated, digests, on_cost, executor, progress)
-    with describer.indexed(new.shards, journal) as (described, indexes):
+    describer = replace(describer, key_split=old.key_split)
+    with describer.indexed(new.shards, executor, journal) as (described, indexes):
         return publish_appended(
             *(target, described, indexes, new.classes),
             base=base,
@@ -328,9 +343,9 @@ def _publish(
     if old.dataset_index is not None:
         with ExitStack() as stack:
             with _old_dataset_indexes(old, storage_options) as parts:  # closed when they were read
-                join = partial(join_dataset_indexes, parts=[*parts, (new, len(new))])
+                parts.append((new, len(new)))
                 joined = stack.enter_context(
-                    written_dataset_index(old.dataset_index, join, storage_options)
+                    new_dataset_index(old.dataset_index, (), storage_options, parts=parts)
                 )
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)

@@ -18,9 +18,8 @@ import pickle
 import signal
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -30,7 +29,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -48,7 +47,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _POLL_S: Final = 0.5
-"""How often running tasks are looked at."""
+"""How long to wait at a time: where a wait cannot be interrupted, Ctrl-C counts after it."""
 
 _MAX_SUBMITTED: Final = 512
 """Most tasks at a time: a pickled task with the names of 10,000 shards takes 800 kB, and cluster
@@ -58,12 +57,11 @@ schedulers keep all waiting tasks in memory."""
 def results_of(
     executor: Executor | None,
     function: Callable[[Task], Result],
-    tasks: Iterable[Task],
+    tasks: Sequence[Task],
     name_of: Callable[[Task], str],
     *,
     advice: str = "run it again",
     in_order: bool = False,
-    watch: Callable[[list[Task]], object] | None = None,
 ) -> Generator[tuple[Task, Result], None, None]:
     """Yield tasks with their results, as they finish.
 
@@ -71,20 +69,20 @@ def results_of(
     error, and if the caller stops, tasks that have not started are cancelled.
 
     Args:
-        executor: Where to call the function; None for this thread.
+        executor: Where to call the function; None for this thread, as for the one task of a
+            `process_pool`.
         function: Returns the result of a task, on a worker.
         tasks: The tasks.
         name_of: Returns the name of a task for an error: that of its shard.
         advice: What to do when a task is lost.
         in_order: Whether to yield results in the order of the tasks.
-        watch: Called with the tasks that are running, twice a second at most.
 
     Raises:
         LostTaskError: The executor lost a task.
         Exception: Whatever a task raised, with the worker's traceback as its cause. Results that
             finished together with it are yielded first. Also other exceptions of ``submit``.
     """
-    if executor is None:
+    if executor is None or (isinstance(executor, ProcessPool) and len(tasks) < 2):
         for task in tasks:
             yield task, function(task)
         return
@@ -108,18 +106,12 @@ def results_of(
 
     try:
         submit(_MAX_SUBMITTED)
-        watched = time.monotonic()
         while pending:
             # Failed futures come last: an error loses no other result.
             for future in [next(iter(pending))] if in_order else _drained(finished):
                 result = _result(future, name_of(pending[future]), advice)
                 yield pending.pop(future), result
                 submit(1)
-            if watch is not None and time.monotonic() - watched >= _POLL_S:
-                watched = time.monotonic()
-                # Executors start tasks in order, so the first waiting one ends the search.
-                begun = takewhile(lambda each: each.running() or each.done(), pending)
-                watch([pending[future] for future in begun if future.running()])
     finally:
         for future in pending:
             future.cancel()
@@ -310,16 +302,15 @@ the least that systems allow."""
 
 
 @contextmanager
-def process_pool(num_processes: int | None, num_tasks: int) -> Iterator[Executor | None]:
-    """Yield an executor of processes, or None if one process would have all the work.
+def process_pool(num_processes: int | None) -> Iterator[Executor | None]:
+    """Yield an executor of processes, which start with their first tasks; None instead of one.
 
     For the main thread of a program, since it handles SIGTERM while the block runs.
 
     Args:
         num_processes: Maximum number of processes; None for one per core.
-        num_tasks: Number of tasks; there are never more processes than tasks.
     """
-    num_processes = min(num_processes or os.cpu_count() or 1, num_tasks)
+    num_processes = num_processes or os.cpu_count() or 1
     if num_processes < 2:
         yield None
         return

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Final, TypeVar
 
 import numpy as np
 
@@ -46,10 +46,29 @@ _OWN: Final = re.compile(rf"{_PLAN}|{_LOCK}|{_RECORD.pattern}|{_PART.pattern}|\.
 APPENDING: Final = "appending "
 """The beginning of the plans of writers that append, whose shards others may add instead."""
 
-Task = tuple[str, KeySplit]
-"""The absolute path or URL of a shard, and the rule that groups its members into samples."""
-
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to write, or to describe.
+
+    Attributes:
+        path: Its absolute path, or its URL.
+        nbytes: Its length in bytes, or a little more; None where that is not known.
+        num_samples: How many samples it will have; None where that is not known.
+        source: Digest of what it is made from; ``""`` for a shard that exists.
+        key_split: The rule that groups its members into samples.
+    """
+
+    path: str
+    nbytes: int | None
+    num_samples: int | None
+    source: str
+    key_split: KeySplit = field(default="first", kw_only=True)
+
+
+AnyTask = TypeVar("AnyTask", bound=ShardTask)
 
 
 @dataclass(frozen=True)
@@ -217,59 +236,53 @@ class Journal:
         sums = b"%08x %08x\n" % (zlib.crc32(head), zlib.crc32(record.blob))
         self._store(_name(record.url, record.key_split, record.source), sums + head + record.blob)
 
-    def find(self, task: Task, source: str = "", *, is_whole: bool = False) -> ShardRecord | None:
+    def find(self, task: ShardTask, *, is_whole: bool = False) -> ShardRecord | None:
         """Return the record of a shard, None if there is no valid one.
 
         Args:
             task: The shard.
-            source: Digest of what it was made from; ``""`` for an existing one.
             is_whole: Whether to read and check its index; otherwise ``blob`` is empty.
         """
-        return self._read(_name(*task, source), is_whole=is_whole)
+        return self._read(_name(task.path, task.key_split, task.source), is_whole=is_whole)
 
-    def record(self, task: Task, source: str = "", *, is_whole: bool = False) -> ShardRecord:
+    def record(self, task: ShardTask, *, is_whole: bool = False) -> ShardRecord:
         """Return the record of a finished shard; for arguments see `find`.
 
         Raises:
             OSError: There is none, or its bytes are damaged.
         """
-        record = self.find(task, source, is_whole=is_whole)
+        record = self.find(task, is_whole=is_whole)
         if record is None:
             raise self._damaged(task)
         return record
 
     def missing(
         self,
-        items: Sequence[Item],
-        key_of: Callable[[Item], tuple[Task, str]],
+        tasks: Sequence[AnyTask],
         is_enough: Callable[[ShardRecord], bool] = lambda _: True,
-    ) -> Sequence[Item]:
-        """Return the items whose shards have no record, or not as they have to be, or changed.
+    ) -> Sequence[AnyTask]:
+        """Return the tasks without a record, or whose shard has changed.
 
         Args:
-            items: The items.
-            key_of: Returns the shard of an item, and the digest of what it is made from.
+            tasks: The tasks.
             is_enough: Whether a record of an unchanged shard will do.
         """
         if not self.has_records:
-            return items
+            return tasks
 
-        def is_missing(item: Item) -> bool:
-            record = self.find(*key_of(item), is_whole=True)
+        def is_missing(task: AnyTask) -> bool:
+            record = self.find(task, is_whole=True)
             return record is None or not (is_unchanged(record) and is_enough(record))
 
-        numbers = (number for number, item in enumerate(items) if is_missing(item))
-        return chosen(items, np.fromiter(numbers, np.int64))
+        numbers = (number for number, task in enumerate(tasks) if is_missing(task))
+        return chosen(tasks, np.fromiter(numbers, np.int64))
 
-    def check_parts(
-        self, plan: str, items: Sequence[Item], key_of: Callable[[Item], tuple[Task, str]]
-    ) -> None:
+    def check_parts(self, plan: str, tasks: Sequence[ShardTask]) -> None:
         """Check that parts have finished all work, and that no shard has changed since.
 
         Args:
             plan: What all parts do.
-            items: All work, in order.
-            key_of: As for `missing`.
+            tasks: All work, in order.
 
         Raises:
             FileNotFoundError: A part is missing.
@@ -283,48 +296,48 @@ class Journal:
                 "first, such as --part 1/16 to --part 16/16"
             )
         lost = []
-        for number, item in enumerate(items):
-            record = self.find(*key_of(item), is_whole=True)
+        for number, task in enumerate(tasks):
+            record = self.find(task, is_whole=True)
             if record is None:
                 lost.append(number)
             elif not is_unchanged(record):
                 raise ValueError(
-                    f"{urls.redact(record.url)}: expected it as {self._part_text([number], items)}"
+                    f"{urls.redact(record.url)}: expected it as {self._part_text([number], tasks)}"
                     " found it, but it has changed since; run that part again"
                 )
         if lost:
             raise FileNotFoundError(
-                f"{self.path}: expected {count_text(len(items), 'finished shard')}, found "
-                f"{len(items) - len(lost):,}; missing: {self._part_text(lost, items)}: run these "
+                f"{self.path}: expected {count_text(len(tasks), 'finished shard')}, found "
+                f"{len(tasks) - len(lost):,}; missing: {self._part_text(lost, tasks)}: run these "
                 "again, and then merge"
             )
 
-    def _part_text(self, numbers: list[int], items: Sequence[Any]) -> str:
-        """Return the parts that some items belong to, in each division that was begun."""
+    def _part_text(self, numbers: list[int], tasks: Sequence[ShardTask]) -> str:
+        """Return the parts that some tasks belong to, in each division that was begun."""
         begun = filter(None, map(_PART.fullmatch, self._names()))
         counts = sorted({int(match[2]) for match in begun})
         found = []
         for count in counts:
             parts = (JobPart(number, count) for number in range(1, count + 1))
-            places = range(len(items))
+            places = range(len(tasks))
             found.append(
                 first_of([str(p) for p in parts if not set(p.of(places)).isdisjoint(numbers)], 8)
             )
         return "part " + (" or ".join(found) or "1/1")
 
-    def index(self, task: Task, source: str = "") -> tuple[ShardIndex, int]:
+    def index(self, task: ShardTask) -> tuple[ShardIndex, int]:
         """Return the index of a shard, and its length in bytes."""
-        record = self.record(task, source, is_whole=True)
+        record = self.record(task, is_whole=True)
         found = record.index()
         if found is None:
             raise self._damaged(task)
         return found, record.nbytes
 
-    def indexes(self, tasks: Iterable[Task]) -> Iterator[tuple[str, int, ShardIndex]]:
+    def indexes(self, tasks: Iterable[ShardTask]) -> Iterator[tuple[str, int, ShardIndex]]:
         """Yield base name, length and index of these shards, as a dataset index takes them."""
         for task in tasks:
             found, nbytes = self.index(task)
-            yield os.path.basename(urls.path_of(task[0])), nbytes, found
+            yield os.path.basename(urls.path_of(task.path)), nbytes, found
 
     @property
     def has_records(self) -> bool:
@@ -386,9 +399,9 @@ class Journal:
             fields["identity"] = TarIdentity(*fields["identity"])
         return ShardRecord(**fields, blob=blob)
 
-    def _damaged(self, task: Task) -> OSError:
+    def _damaged(self, task: ShardTask) -> OSError:
         return OSError(
-            f"{self.path}: expected the record of {urls.redact(task[0])}, found none or damaged "
+            f"{self.path}: expected the record of {urls.redact(task.path)}, found none or damaged "
             "bytes; run it again"
         )
 

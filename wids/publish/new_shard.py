@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
 from wids.publish.describe import ShardRecord, record_of
+from wids.publish.journal import ShardTask
 from wids.publish.tar_writer import TarWriter
 from wids.shards.tars.index import TarIdentity
 from wids.storage import fetch, upload
@@ -33,12 +34,10 @@ class Publishing:
         is_new: Whether another file of that name is an error; a file of the same bytes, which an
             interrupted run published, is not.
         storage_options: As for `ShardListDataset`, for a URL.
-        advance: Called from time to time with the number of bytes written so far.
     """
 
     is_new: bool = True
     storage_options: Mapping[str, Any] | None = None
-    advance: Callable[[int], object] | None = None
 
 
 class ThreadedTar(TarWriter):
@@ -56,7 +55,6 @@ class ThreadedTar(TarWriter):
 
     def __init__(self, target: str, thread: ThreadPoolExecutor, how: Publishing) -> None:
         self._thread = thread
-        self._advance = how.advance
         self._buffer, self._other = (memoryview(bytearray(PIECE_NBYTES)) for _ in range(2))
         self._end = 0  # of what is in the buffer
         self._stored: Future[None] | None = None
@@ -83,8 +81,6 @@ class ThreadedTar(TarWriter):
         full, nbytes = self._buffer, self._end
         self._buffer, self._other, self._end = self._other, full, 0
         self._stored = self._thread.submit(self._store, full[:nbytes])
-        if self._advance is not None:
-            self._advance(self.nbytes)
 
     def _store(self, piece: memoryview) -> None:
         self._stream.write(piece)
@@ -108,23 +104,6 @@ class ThreadedTar(TarWriter):
 
 Writer = TypeVar("Writer", bound=ThreadedTar)
 Sample = TypeVar("Sample")
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """One shard to write.
-
-    Attributes:
-        path: Its absolute path, or its URL.
-        nbytes: Its length in bytes, or a little more.
-        num_samples: How many samples it will have; None where that is not known.
-        source: Digest of what it is made from.
-    """
-
-    path: str
-    nbytes: int
-    num_samples: int | None
-    source: str
 
 
 def write_published(

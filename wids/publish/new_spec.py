@@ -17,22 +17,22 @@ import os
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
-from typing import IO, Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from wids.errors import MismatchError, ShardFormatError, printable
 from wids.publish.describe import ShardRecord, describe_shard, record_of
-from wids.publish.executors import results_of
-from wids.publish.journal import Journal, Task, opened_journal
+from wids.publish.job import finish
+from wids.publish.journal import Journal, ShardTask, opened_journal
 from wids.publish.problems import Problem, dataset_problems, log_problem
 from wids.shards.costs import Cost, DownloadCost, estimate
 from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
-from wids.shards.indexes.dataset_index_writer import write_dataset_index
+from wids.shards.indexes.dataset_index_writer import join_dataset_indexes, write_dataset_index
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec
 from wids.shards.specs.saved_document import private_mode
@@ -47,7 +47,6 @@ from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
 from wids.storage.progress import PartsBar
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.remote_lengths import known_lengths, known_sum
-from wids.storage.sizes import count_text
 from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
 
@@ -58,34 +57,31 @@ _ANY: Final = 1 << 32
 """More shards than any dataset index has: nobody else claims a length for a new one."""
 
 
+@contextmanager
 def new_dataset_index(
     target: str | None,
-    shards: Iterable[tuple[str, int, ShardIndex]],
+    shards: Iterable[tuple[str, int, ShardIndex]] = (),
     storage_options: upload.Options = None,
-) -> AbstractContextManager[LocalDatasetIndex]:
+    *,
+    parts: Sequence[tuple[LocalDatasetIndex, int]] = (),
+) -> Iterator[LocalDatasetIndex]:
     """Provide a dataset index, which is published when the block ends.
 
     Args:
         target: Path or URL; None for a temporary dataset index, deleted when the block ends.
         shards: As for `write_dataset_index`.
         storage_options: As for `ShardListDataset`.
+        parts: As for `join_dataset_indexes`, instead of ``shards``.
     """
-    return written_dataset_index(
-        target, lambda file: write_dataset_index(file, shards), storage_options
-    )
-
-
-@contextmanager
-def written_dataset_index(
-    target: str | None, write: Callable[[IO[bytes]], object], storage_options: upload.Options
-) -> Iterator[LocalDatasetIndex]:
-    """Provide the dataset index that a function writes; otherwise as `new_dataset_index`."""
     with (
         tempfile.TemporaryFile()
         if target is None
         else upload.publishing(target, storage_options=storage_options)
     ) as file:
-        write(file)
+        if parts:
+            join_dataset_indexes(file, parts)
+        else:
+            write_dataset_index(file, shards)
         file.flush()
         file.seek(0)
         name = "a temporary dataset index" if target is None else urls.redact(target)
@@ -107,113 +103,34 @@ _NUM_THREADS: Final = 16
 _KEEP_NBYTES: Final = 4 << 20  # no byte is needed twice
 
 
-@dataclass(frozen=True)
-class ShardCost:
-    """What reading one shard costs in each way.
-
-    Attributes:
-        url: The shard.
-        way: How its index is made: by its ``"headers"``; from its ``"start"``, which is all of it;
-            or from the ``"whole"`` shard, which was not read yet.
-        headers: What reading its headers cost, or would cost; None if its server sends whole files
-            only.
-        whole: What reading all of it costs; None if its length is unknown.
-    """
-
-    url: str
-    way: Literal["headers", "start", "whole"]
-    headers: Cost | None
-    whole: Cost | None
-
-
-_COST_TEXTS: Final = (
-    ("headers", True, "{shards} indexed by headers: {headers} (whole: {whole}); no digests"),
-    ("start", False, "{shards} read at once: {whole}"),
-    ("whole", True, "{shards} to be read whole: {whole}{unknown} (by headers: about {headers})"),
-    ("whole", False, "{shards} to be read whole: {whole}{unknown} (no byte ranges)"),
-)
-"""For each way of reading shards, and whether the cost of their headers is known."""
-
-
-@dataclass(frozen=True)
-class IndexingCost:
-    """The cost of reading remote shards to describe them; ``str`` states it, with alternatives.
-
-    Attributes:
-        shards: The cost of each shard.
-    """
-
-    shards: tuple[ShardCost, ...]
-
-    @property
-    def unread(self) -> DownloadCost:
-        """What remains to be downloaded: the shards that have to be read whole."""
-        whole = {cost.url: cost.whole for cost in self.shards if cost.way == "whole"}
-        return DownloadCost({url: cost and cost.nbytes for url, cost in whole.items()})
-
-    def __str__(self) -> str:
-        texts = []
-        for way, has_headers, text in _COST_TEXTS:
-            ways = [cost for cost in self.shards if cost.way == way]
-            some = [cost for cost in ways if (cost.headers is not None) == has_headers]
-            num_unknown = sum(not cost.whole for cost in some)
-            facts = {
-                "shards": count_text(len(some), "remote shard"),
-                "headers": Cost.total(cost.headers for cost in some),
-                "whole": Cost.total(cost.whole for cost in some),
-                "unknown": f" and {num_unknown:,} of unknown length" if num_unknown else "",
-            }
-            texts += [text.format_map(facts)] if some else []
-        return "; ".join(texts)
-
-
-Attempt: TypeAlias = "tuple[ShardRecord | None, ShardCost]"
-"""The description of a shard, None if it has to be read whole, and its cost."""
-
-
-def _name_of(task: Task) -> str:
-    return urls.redact(task[0])
-
-
-def first_look(cost: DownloadCost) -> DownloadCost:
-    """Return the cost of reading the first megabyte of each shard, from that of whole shards."""
-    lengths = cost.nbytes_of.items()
-    return DownloadCost({url: nbytes and min(nbytes, FIRST_NBYTES) for url, nbytes in lengths})
-
-
-def _retried(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:
+def _by_headers(fetcher: fetch.Fetcher, repeated: Repeated, task: ShardTask) -> ShardRecord | None:
+    """Describe a remote shard by its headers; return None if it has to be read whole."""
     # CACHE-30: if it was replaced between two requests, all requests now get the new version.
     for _ in range(2):
         with suppress(MismatchError):
             return _attempt(fetcher, repeated, task)
     # Mirrors state other versions of it in turn, and one response has all of one.
-    nbytes = fetcher.nbytes(task[0])
-    return None, ShardCost(task[0], "whole", None, None if nbytes is None else Cost(1, nbytes))
+    return None
 
 
-def _attempt(fetcher: fetch.Fetcher, repeated: Repeated, task: Task) -> Attempt:
+def _attempt(fetcher: fetch.Fetcher, repeated: Repeated, task: ShardTask) -> ShardRecord | None:
     """Describe a remote shard by its headers, if that costs less than reading all of it."""
-    url, key_split = task
+    url, key_split = task.path, task.key_split
     parts = open_parts(fetcher, url, FIRST_NBYTES, keep_nbytes=_KEEP_NBYTES)
     is_known = parts.nbytes != ENDLESS_NBYTES
     if is_known and parts.has(0, parts.nbytes):
         data = parts[:]
         index = index_tar(data, key_split, urls.redact(url), checksums=True, repeated=repeated)
-        record = record_of(url, index, len(data), hashlib.sha256(data).hexdigest())
-        return record, ShardCost(url, "start", None, Cost(1, len(data)))
-    whole = Cost(2, parts.num_read_nbytes + parts.nbytes) if is_known else None
-    if whole is None or not parts.has_ranges:
-        return None, ShardCost(url, "whole", None, whole)
-    scan = HeaderScan(parts, urls.redact(url))
-    expected = estimate(scan, parts)
-    if expected.weight > whole.weight:
-        return None, ShardCost(url, "whole", expected, whole)
+        return record_of(url, index, len(data), hashlib.sha256(data).hexdigest())
+    if not (is_known and parts.has_ranges):
+        return None
+    scan, whole = HeaderScan(parts, urls.redact(url)), Cost(2, parts.num_read_nbytes + parts.nbytes)
+    if estimate(scan, parts).weight > whole.weight:
+        return None
     while not scan.is_complete:
         check_waits()  # after an error, or Ctrl-C, in another thread
         scan.step()
-    record = record_of(url, scan.index(scan.members(), key_split, repeated), len(parts), None)
-    spent = Cost(parts.num_requests, parts.num_read_nbytes)
-    return record, ShardCost(url, "headers", spent, whole)
+    return record_of(url, scan.index(scan.members(), key_split, repeated), len(parts), None)
 
 
 def first_places(items: Sequence[Hashable]) -> IntArray:
@@ -226,6 +143,11 @@ def first_places(items: Sequence[Hashable]) -> IntArray:
     first: dict[Hashable, int] = {}
     later = [at for at in candidates.tolist() if first.setdefault(items[at], at) != at]
     return np.delete(np.arange(len(hashes)), later)
+
+
+def log_cost(cost: DownloadCost) -> None:
+    """Log what will be downloaded."""
+    _logger.info("reading remote shards: %s", cost)
 
 
 _ASKED_TOGETHER: Final = 100_000
@@ -243,7 +165,7 @@ def build_spec(
     executor: Executor | None = None,
     journal: str | os.PathLike[str] | None = None,
     digests: bool = False,
-    on_cost: Callable[[IndexingCost], None] = _logger.info,
+    on_cost: Callable[[DownloadCost], object] = log_cost,
     on_problem: Callable[[Problem], None] = log_problem,
     allow_pipe: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -274,12 +196,11 @@ def build_spec(
             again.
         digests: Whether every shard must have a digest, and its members checksums, so that all
             bytes of remote shards are read.
-        on_cost: Called with the cost of reading remote shards, after their headers were read and
-            before some are read whole: ``str(cost)`` states it, ``cost.unread`` is what remains to
-            be downloaded. An exception from it ends the work, which the journal can resume.
+        on_cost: Called with what will be downloaded, before it is: the beginning of each remote
+            shard, and then the shards that have to be read whole. ``str(cost)`` states it. An
+            exception from it ends the work, which the journal can resume.
         on_problem: Called with what is wrong with the dataset as a whole, before the dataset index
-            is
-            published: keys that occur in several shards, and as remarks fields that only some
+            is published: keys that occur in several shards, and as remarks fields that only some
             samples have, and formats that are mixed. By default it is logged as a warning.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         storage_options: As for `ShardListDataset`.
@@ -309,21 +230,35 @@ def build_spec(
         >>> wids.verify_spec("cats.json")
         []
     """
-    dataset_index_path = None if dataset_index is None else upload.absolute(dataset_index)
     fetcher = fetch.Fetcher(storage_options)
     spec = load_with(fetcher, shards, base, allow_pipe=allow_pipe)
-    describer = Describer(fetcher, key_split, repeated, digests, on_cost, executor, progress)
-    dataset_name = spec.name if name is None else name
-    describing = describer.indexed(spec.shards, journal, dataset_index_path, storage_options)
+    describer = Describer(fetcher, key_split, repeated, digests, on_cost, progress)
+    return described_spec(
+        *(replace(spec, name=spec.name if name is None else name), describer, executor, journal),
+        *(None if dataset_index is None else upload.absolute(dataset_index), on_problem),
+        storage_options,
+    )
+
+
+def described_spec(
+    spec: DatasetSpec,
+    describer: Describer,
+    executor: Executor | None,
+    journal: str | os.PathLike[str] | None,
+    dataset_index: str | None,
+    on_problem: Callable[[Problem], None],
+    storage_options: upload.Options,
+) -> DatasetSpec:
+    """Return a spec with its shards as they are described; for arguments see `build_spec`."""
+    describing = describer.indexed(spec.shards, executor, journal, dataset_index, storage_options)
     with describing as (described, indexes):
-        for problem in dataset_problems(indexes, described, dataset_name):
+        for problem in dataset_problems(indexes, described, spec.name):
             on_problem(problem)
     return replace(
         spec,
         shards=described,
-        name=dataset_name,
-        index=dataset_index_path or spec.index,
-        dataset_indexes=() if dataset_index_path else spec.dataset_indexes,
+        index=dataset_index or spec.index,
+        dataset_indexes=() if dataset_index else spec.dataset_indexes,
     )
 
 
@@ -336,8 +271,7 @@ class Describer:
         key_split: As for `build_spec`, like the attributes below.
         repeated: What members of one name are.
         digests: Whether every shard must have a digest.
-        on_cost: Called with what reading remote shards costs; None to log it.
-        executor: Where to do the work.
+        on_cost: Called with what will be downloaded.
         progress: Whether to show a progress bar.
     """
 
@@ -345,14 +279,14 @@ class Describer:
     key_split: KeySplit | None = None
     repeated: Repeated = "error"
     digests: bool = False
-    on_cost: Callable[[IndexingCost], None] | None = None
-    executor: Executor | None = None
+    on_cost: Callable[[DownloadCost], object] = log_cost
     progress: bool | None = None
 
     @contextmanager
     def indexed(
         self,
         shards: Sequence[ShardSpec],
+        executor: Executor | None = None,
         journal: str | os.PathLike[str] | None = None,
         target: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -361,15 +295,16 @@ class Describer:
 
         Args:
             shards: The shards.
-            journal: As for `build_spec`.
+            executor: As for `build_spec`.
+            journal: The same.
             target: Path or URL of the dataset index, published when the block ends; None for a
                 temporary one.
             storage_options: For the server of the dataset index.
         """
-        tasks = self.tasks(shards)
+        tasks = LazySequence(self._task, shards)
         mode = private_mode(shard.url for shard in shards)
         with opened_journal(journal, mode=mode) as log:
-            self.describe(shards, log)
+            self.describe(self.tasks(shards), log, executor)
             described = columns_of(
                 self._with_facts(shard, log.record(task), has_index=target is not None)
                 for shard, task in zip(shards, tasks, strict=True)
@@ -377,64 +312,40 @@ class Describer:
             with new_dataset_index(target, log.indexes(tasks), storage_options) as dataset_index:
                 yield described, dataset_index
 
-    def tasks(self, shards: Sequence[ShardSpec]) -> Sequence[Task]:
-        """Return the tasks of describing shards."""
-        return LazySequence(self._task, shards)
+    def tasks(self, shards: Sequence[ShardSpec]) -> Sequence[ShardTask]:
+        """Return the tasks of describing shards, each once."""
+        tasks = LazySequence(self._task, shards)
+        places = first_places(tasks)
+        return tasks if len(places) == len(tasks) else chosen(tasks, places)
 
-    def _task(self, shard: ShardSpec) -> Task:
-        return shard.url, self.key_split or shard.key_split or "first"
+    def _task(self, shard: ShardSpec) -> ShardTask:
+        rule = self.key_split or shard.key_split or "first"
+        return ShardTask(shard.url, shard.nbytes, None, "", key_split=rule)
 
-    def distinct(self, shards: Sequence[ShardSpec]) -> Sequence[ShardSpec]:
-        """Return the shards whose tasks differ."""
-        places = first_places(self.tasks(shards))
-        return shards if len(places) == len(shards) else chosen(shards, places)
-
-    def missing(self, shards: Sequence[ShardSpec], log: Journal) -> Sequence[ShardSpec]:
-        """Return the shards that the journal does not describe, or not as fully as needed."""
-        return log.missing(
-            *(shards, lambda shard: (self._task(shard), "")),
-            lambda record: record.sha256 is not None or not self.digests,
-        )
-
-    def describe(self, shards: Sequence[ShardSpec], log: Journal) -> None:
-        """Describe the shards that the journal does not have yet."""
-        missing = self.missing(self.distinct(shards), log)
-        nbytes = _known_nbytes(self.fetcher, missing)
+    def describe(self, tasks: Sequence[ShardTask], log: Journal, executor: Executor | None) -> None:
+        """Describe the shards that the journal does not describe, or not as fully as needed."""
+        missing = log.missing(tasks, self._is_enough)
+        nbytes, remote = _known_lengths(self.fetcher, missing)
         with PartsBar("reading shards", len(missing), nbytes, wanted=self.progress) as bar:
-            wanted = () if self.digests else enumerate(missing)
-            numbers = (
-                number
-                for number, shard in wanted
-                if not urls.is_local(shard.url) and urls.scheme(shard.url) != "pipe"
-            )
-            with_ranges = self.tasks(chosen(missing, np.fromiter(numbers, np.int64)))
-            costs = []
-            attempt = partial(_retried, self.fetcher, self.repeated)
-            with (
-                ReadingThreads(_NUM_THREADS, "wids-headers") as threads,
-                closing(results_of(threads, attempt, with_ranges, _name_of)) as attempts,
-            ):
-                for _, (record, cost) in attempts:
-                    costs.append(cost)
-                    if record is not None:
-                        log.add(record)
-                        bar.finish(record.nbytes)
-            if costs:
-                (self.on_cost or _logger.info)(IndexingCost(tuple(costs)))
-                missing = self.missing(missing, log)
+            if remote and not self.digests:
+                self.on_cost(
+                    DownloadCost({u: n and min(n, FIRST_NBYTES) for u, n in remote.items()})
+                )
+                numbers = (n for n, task in enumerate(missing) if task.path in remote)
+                attempt = partial(_by_headers, self.fetcher, self.repeated)
+                with ReadingThreads(_NUM_THREADS, "wids-headers") as threads:
+                    with_ranges = chosen(missing, np.fromiter(numbers, np.int64))
+                    finish(with_ranges, attempt, log, threads, bar)
+                missing = log.missing(missing, self._is_enough)
+            if whole := {task.path: remote[task.path] for task in missing if task.path in remote}:
+                self.on_cost(DownloadCost(whole))
             # Workers report finished shards; this thread also reports progress within a shard.
-            report = None if self.executor else bar.move
-            results = results_of(
-                self.executor,
-                partial(described, self.fetcher, report=report, repeated=self.repeated),
-                self.tasks(missing),
-                _name_of,
-                advice="run it again; what is complete is in the journal, if there is one",
-            )
-            with closing(results):
-                for _, record in results:
-                    log.add(record)
-                    bar.finish(record.nbytes)
+            report = None if executor else bar.move
+            describe = partial(described, self.fetcher, report=report, repeated=self.repeated)
+            finish(missing, describe, log, executor, bar)
+
+    def _is_enough(self, record: ShardRecord) -> bool:
+        return record.sha256 is not None or not self.digests
 
     def _with_facts(self, shard: ShardSpec, record: ShardRecord, *, has_index: bool) -> ShardSpec:
         """Return the entry of a shard with the computed facts in place of the stated ones."""
@@ -451,25 +362,32 @@ class Describer:
         )
 
 
-def _known_nbytes(fetcher: fetch.Fetcher, shards: Sequence[ShardSpec]) -> int | None:
-    """Return the length of all shards, None if it is not known, after asking for unstated ones.
+def _known_lengths(
+    fetcher: fetch.Fetcher, tasks: Sequence[ShardTask]
+) -> tuple[int | None, dict[str, int | None]]:
+    """Return the length of all shards, None if it is not known, and that of each remote one.
 
     Raises:
         NotFoundError: One does not exist.
     """
-    total: int | None = 0
-    for start in range(0, len(shards), _ASKED_TOGETHER):
-        some = shards[start : start + _ASKED_TOGETHER]
-        found = known_sum(known_lengths(fetcher, {s.url: s.nbytes for s in some}).values())
-        total = None if total is None or found is None else total + found
-    return total
+    sums: list[int | None] = []
+    remote: dict[str, int | None] = {}
+    for start in range(0, len(tasks), _ASKED_TOGETHER):
+        some = {task.path: task.nbytes for task in tasks[start : start + _ASKED_TOGETHER]}
+        found = known_lengths(fetcher, some)
+        sums.append(known_sum(found.values()))
+        remote |= {u: n for u, n in found.items() if urls.scheme(u) not in ("", "file", "pipe")}
+    return known_sum(sums), remote
 
 
 def described(
-    fetcher: fetch.Fetcher, task: Task, report: Report | None = None, repeated: Repeated = "error"
+    fetcher: fetch.Fetcher,
+    task: ShardTask,
+    report: Report | None = None,
+    repeated: Repeated = "error",
 ) -> ShardRecord:
     """Describe a shard, local or remote. Runs on the workers of an executor."""
-    url, key_split = task
+    url, key_split = task.path, task.key_split
     with fetch.downloaded(fetcher, url, report) as path:
         try:
             record = describe_shard(path, key_split, repeated)

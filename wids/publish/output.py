@@ -18,19 +18,16 @@ import logging
 import os
 import posixpath
 import re
-import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, get_args
 
-from wids.errors import SpecError, WidsError, message_of
+from wids.errors import SpecError, WidsError
 from wids.publish.journal import Journal, is_journal
-from wids.publish.problems import Problem
 from wids.publish.tar_writer import check_target
-from wids.shards.indexes.dataset_index import MAGIC
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import is_document
@@ -434,9 +431,6 @@ def _sweep(output: Output, min_age_s: float | None) -> None:
         files.sweep_beside(path, min_age_s=min_age_s)
 
 
-_PARQUET: Final = b"PAR1"
-
-
 def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
     """Return the files of a dataset that are not part of the one that replaces some of its shards.
 
@@ -462,44 +456,6 @@ def left_behind(old: DatasetSpec, new: DatasetSpec, document: str) -> list[str]:
         if real_path(url) not in kept
         and (not urls.is_local(url) or os.path.lexists(urls.local_path(url)))
     ]
-
-
-def remove_left_behind(files: Iterable[str], storage_options: upload.Options) -> list[Problem]:
-    """Delete files, and return those that could not be deleted.
-
-    Args:
-        files: Their paths or URLs, as `left_behind` returns them.
-        storage_options: As for `ShardListDataset`.
-    """
-    problems = []
-    for url in files:
-        try:
-            if urls.is_local(url):
-                _remove_local(urls.local_path(url))
-            else:
-                upload.check_writable(url)
-                upload.remove(url, storage_options)
-        except (OSError, ValueError) as error:
-            name = urls.redact(url)
-            reason = message_of(error).removeprefix(f"{name}: ")
-            problems.append(Problem(name, f"not deleted: {reason}"))
-    return problems
-
-
-def _remove_local(path: str) -> None:
-    """Delete a local file that is of a dataset, whatever the document says that names it."""
-    if is_journal(path):
-        log = Journal(path)
-        with log.alone():
-            log.delete()
-        return
-    with open(path, "rb") as file:
-        is_known = file.read(len(MAGIC)).startswith((MAGIC, _PARQUET)) or tarfile.is_tarfile(path)
-    if not is_known:
-        raise ValueError(
-            "expected a shard, a dataset index, a table or a journal, found another file"
-        )
-    os.unlink(path)
 
 
 def _tables(spec: DatasetSpec) -> list[str]:

@@ -11,27 +11,25 @@ import errno
 import hashlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
-from wids.publish.executors import results_of
-from wids.publish.journal import JobPart, Journal, Task
-from wids.publish.new_shard import Publishing, ShardTask
+from wids.publish.job import Job, finish
+from wids.publish.journal import JobPart, Journal, ShardTask
+from wids.publish.new_shard import Publishing
 from wids.publish.output import Output, only_writer
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.index import ShardIndex
 from wids.storage import files, upload
-from wids.storage.progress import Bar
+from wids.storage.progress import PartsBar
 from wids.storage.transport import urls
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ def unfinished_run(
     unwanted: Callable[[Journal], Iterable[str] | None],
     *,
     is_alone: bool = True,
-) -> Iterator[tuple[Journal, Output]]:
+) -> Iterator[Output]:
     """Keep the journal of a run until the block ends and the dataset is complete.
 
     Args:
@@ -55,8 +53,7 @@ def unfinished_run(
         is_alone: Whether no task still writes shards after an error, as one on an executor may.
 
     Yields:
-        The journal, and the output, which overwrites what an interrupted run has left if it is not
-        resumed.
+        The output, which overwrites what an interrupted run has left if it is not resumed.
 
     Raises:
         FileExistsError: The output exists, or is of an interrupted run on other samples.
@@ -68,7 +65,7 @@ def unfinished_run(
             if shards is not None:
                 output = _starting_over(shards, log, output)
             _begin(plan, log, output)
-            yield log, output
+            yield output
         except BaseException:
             # What fails before the first shard, such as a file that is locked, leaves nothing.
             with suppress(OSError):
@@ -129,16 +126,19 @@ def _begin(plan: str, log: Journal, output: Output) -> None:
     log.begin(plan)
 
 
+def plan_of(tasks: Iterable[ShardTask]) -> str:
+    """Return the digest of what all shards are made from."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(task.source.encode("ascii"))
+    return digest.hexdigest()
+
+
 _NOT_RESUMED: Final = (
     "%s: started over: an interrupted run left complete shards (%d), which may have been written "
     "by other functions; pass version= (--version) to resume"
 )
 _KEPT: Final = "%s: shards of the input that are kept where they are: %d of %d"
-_COMMANDS: Final = (
-    "%s: shards that are kept are commands (%d), so it opens only with allow_pipe=True "
-    "(--allow-pipe); leave keep_shards out (--keep-shards) to have files"
-)
-_WHOLE: Final = JobPart(1, 1)
 _MERGED: Final = "%s: already published, and no part is left to merge"
 
 
@@ -156,11 +156,10 @@ class FinalShard:
 
 
 @dataclass(frozen=True)
-class ShardJob:
-    """All that is decided before the first shard is written.
+class ShardJob(Job):
+    """Writing shards: all that is decided before the first one.
 
     Attributes:
-        tasks: The shards.
         output: Where they are written.
         write: Writes one of them, on the workers of an executor, and returns its description; that
             of no samples if it was left out.
@@ -174,7 +173,6 @@ class ShardJob:
         cut_short: Gets the pictures without their end that were written.
     """
 
-    tasks: Sequence[ShardTask]
     output: Output
     write: Callable[..., ShardRecord]
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -183,77 +181,44 @@ class ShardJob:
     originals: Sequence[FinalShard | None] = ()
     cut_short: list[str] = field(default_factory=list)
 
-    @property
-    def plan(self) -> str:
-        """Digest of what all shards are made from."""
-        digest = hashlib.sha256()
-        for task in self.tasks:
-            digest.update(task.source.encode("ascii"))
-        return digest.hexdigest()
-
-    def run(self, *, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
-        """Write the shards that are missing, then the dataset index and the spec.
-
-        Args:
-            executor: Where to write; None for this thread.
-            progress: Whether to show a progress bar.
-
-        Raises:
-            FileExistsError: The output exists, or the journal is of other tasks.
-        """
+    def run(self, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
+        """Write the shards that are missing, then the dataset index and the spec; see `Job`."""
         output, is_alone = self.output, executor is None
         output.make_folder()
         with (
             only_writer(output),
             # Under the locks, so that a run that is not interrupted keeps its journal.
-            unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as (log, target),
+            unfinished_run(output, self.plan, self._unwanted, is_alone=is_alone) as target,
         ):
-            missing = _missing(self.tasks, log, target)
+            missing = self._missing(self.tasks, target)
             replaces = target.if_exists == "replace"
             with target.aside() if replaces and missing else nullcontext():
-                self._write(self.tasks, missing, log, target, executor, progress)
-                spec = self._publish(log, target)
+                self._write(missing, target, executor, progress)
+                spec = self._publish(target)
             if replaces:
                 target.remove_others({shard.url for shard in spec.shards})
         return spec
 
-    def run_part(self, part: JobPart, *, executor: Executor | None) -> Sequence[ShardSpec]:
-        """Write the shards of a part that are missing, and return all of its shards.
-
-        Raises:
-            FileExistsError: The output exists, or the journal of the part is of other tasks.
-        """
-        output, own = self.output, part.of(self.tasks)
-        output.check_unpublished()
-        output.make_folder()
-        log = output.journal
-        with log.part(part, self.plan):
-            _sweep(own, output)
-            missing = _missing(own, log, output)
-            self._write(own, missing, log, output, executor, progress=None)
-            _sweep(own, output)
-            final = self._final(log, part)
-            return columns_of(shard.spec for shard in final)
+    def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
+        """Write the shards of a part that are missing; see `Job`."""
+        self.output.check_unpublished()
+        self.output.make_folder()
+        return super().run_part(part, executor)
 
     def merge(self) -> DatasetSpec:
-        """Publish the dataset index and the spec of the shards that all parts have written.
+        """Publish the shards of all parts; see `Job`.
 
-        A merge that was killed after it deleted the journal's plan counts as complete.
-
-        Raises:
-            FileNotFoundError: A part is missing.
-            FileExistsError: The output exists, or a part is of other tasks.
-            ValueError: A shard has changed since it was written.
+        Nothing is done if they have been merged, or the merge was killed after it had saved the
+        spec and deleted the journal's plan.
         """
         output = self.output
-        if output.journal.plan is None:
-            spec = self.published()
+        if self.journal.plan is None and upload.exists(output.spec_path, output.storage_options):
+            with only_writer(output):  # which deletes what a killed merge has left
+                spec = output.saved_spec()
             if spec is not None:
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
-        output.journal.check_parts(self.plan, self.tasks, _key)
-        # As after an interruption: nothing is left to write.
-        return self.run(executor=None)
+        return super().merge()
 
     def _unwanted(self, log: Journal) -> Iterable[str] | None:
         """Return the shards of an interrupted run that are written again; None to resume it."""
@@ -265,63 +230,53 @@ class ShardJob:
         # All of them, since one may be published and not noted.
         return [task.path for task in self.tasks]
 
+    def _finish(self, tasks: Sequence[ShardTask], executor: Executor | None) -> None:
+        self._write(self._missing(tasks, self.output), self.output, executor)
+
+    def _missing(self, tasks: Sequence[ShardTask], output: Output) -> Sequence[ShardTask]:
+        """Return the tasks whose shards are not in the journal, or not where it says."""
+        log = self.journal
+        # The journal compares the times of local shards only.
+        existing = None if output.is_local or not log.has_records else {*output.existing_shards()}
+
+        def is_complete(record: ShardRecord) -> bool:
+            return not record.nbytes or existing is None or record.url in existing
+
+        missing = log.missing(tasks, is_complete)
+        if len(missing) < len(tasks):
+            kept, name = len(tasks) - len(missing), urls.redact(output.spec_path)
+            _logger.info("%s: resumed; shards kept: %d of %d", name, kept, len(tasks))
+        return missing
+
     def _write(
         self,
         tasks: Sequence[ShardTask],
-        missing: Sequence[ShardTask],
-        log: Journal,
         output: Output,
         executor: Executor | None,
-        progress: bool | None,
+        progress: bool | None = None,
     ) -> None:
-        """Write the missing shards, each of which is in the journal as soon as it is complete."""
-        if len(missing) < len(tasks):
-            kept = len(tasks) - len(missing)
-            name = urls.redact(output.spec_path)
-            _logger.info("%s: resumed; shards kept: %d of %d", name, kept, len(tasks))
-        total = sum(task.nbytes for task in tasks)
-        done = total - sum(task.nbytes for task in missing)
-        with Bar(output.work, total, "B", wanted=progress) as bar:
+        nbytes = sum(task.nbytes or 0 for task in tasks)
+        how = Publishing(output.if_exists == "error", output.storage_options)
+        write = partial(self.write, how=how)
+        with PartsBar(output.work, len(tasks), nbytes, wanted=progress) as bar:
+            finish(tasks, write, self.journal, executor, bar, workers_see_log=output.is_local)
 
-            def advance(nbytes: int) -> None:
-                bar.reach(done + nbytes)
+    def _sweep(self, tasks: Sequence[ShardTask]) -> None:
+        for task in tasks if self.output.is_local else ():
+            # Nobody else writes these shards. Other parts may have the same temporary names.
+            is_own = len(os.path.basename(task.path)) <= files.STEM_LENGTH
+            files.sweep_beside(task.path, min_age_s=0 if is_own else None)
 
-            def watch(running: list[ShardTask]) -> None:
-                files_of = chain.from_iterable(files.temporary_files(task.path) for task in running)
-                advance(sum(nbytes for _, nbytes, _ in files_of))
-
-            # Workers cannot call this process, which watches their files instead.
-            is_new, options = output.if_exists == "error", output.storage_options
-            how = Publishing(is_new, options, None if executor else advance)
-            write = partial(self.write, how=how)
-            results = results_of(
-                *(executor, partial(_recorded, log, write) if output.is_local else write, missing),
-                lambda task: urls.redact(task.path),
-                advice="run it again to resume: complete shards are kept",
-                watch=watch,
-            )
-            with closing(results):
-                for task, record in results:
-                    if not output.is_local:
-                        log.add(record)
-                    done += task.nbytes
-            bar.reach(done)
-
-    def _publish(self, log: Journal, output: Output) -> DatasetSpec:
-        shards = columns_of(shard.spec for shard in self._final(log))
+    def _publish(self, output: Output) -> DatasetSpec:
+        shards = columns_of(shard.spec for shard in self._final())
         if not shards:
             raise no_sample_error(output)
-        schemes: Counter[str] = Counter()
-        for number, task in enumerate(self.tasks):
-            record = log.record(*_key(task))
+        num_kept = 0
+        for record in map(self.journal.record, self.tasks):
             self.cut_short.extend(record.cut_short)
-            if record.is_kept and (original := self.originals[number]) is not None:
-                schemes[urls.scheme(original.spec.url)] += 1
-        name = urls.redact(output.spec_path)
+            num_kept += record.is_kept
         if self.originals:
-            _logger.info(_KEPT, name, sum(schemes.values()), len(shards))
-        if schemes["pipe"]:
-            _logger.warning(_COMMANDS, name, schemes["pipe"])
+            _logger.info(_KEPT, urls.redact(output.spec_path), num_kept, len(shards))
         spec = DatasetSpec(shards, output.name, output.dataset_index_path, self.extras)
         options = output.storage_options
         if output.if_exists == "error" and upload.exists(output.spec_path, options):
@@ -330,40 +285,17 @@ class ShardJob:
             if there is None or (there.name, there.shards) != (spec.name, spec.shards):
                 raise output.already_exists(output.spec_path)
         with upload.publishing(output.dataset_index_path, storage_options=options) as file:
-            write_dataset_index(file, map(_dataset_index_entry, self._final(log)))
+            write_dataset_index(file, map(_dataset_index_entry, self._final()))
         spec.save(output.spec_path, storage_options=options)
         return spec
 
-    def _final(self, log: Journal, part: JobPart = _WHOLE) -> Iterator[FinalShard]:
+    def _final(self) -> Iterator[FinalShard]:
         """Yield the shards that have samples."""
-        originals = part.of(self.originals)
-        for number, task in enumerate(part.of(self.tasks)):
-            record = log.record(*_key(task))
-            kept = originals[number] if record.is_kept else None
-            if record.num_samples:
-                yield kept or FinalShard(record.spec(), partial(log.index, *_key(task)))
-
-    def published(self) -> DatasetSpec | None:
-        """Return the dataset that is published, if its shards have these names and counts."""
-        output = self.output
-        if not upload.exists(output.spec_path, output.storage_options):
-            return None
-        # This also deletes what a killed merge has left.
-        with only_writer(output):
-            spec = output.saved_spec()
-            there = output.existing_shards()
-        found = {} if spec is None else {shard.url: shard.num_samples for shard in spec.shards}
-        kept: set[str] = set()
         for number, task in enumerate(self.tasks):
-            original = self.originals[number] if self.originals else None
-            if original and found.get(original.spec.url) == original.spec.num_samples:
-                kept.add(original.spec.url)  # one shard may be kept several times
-                continue
-            count = task.num_samples
-            num_samples = found.pop(task.path, None if count is None else 0)
-            if count not in (None, num_samples) or (num_samples and task.path not in there):
-                return None
-        return None if found.keys() - kept else spec
+            record = self.journal.record(task)
+            kept = self.originals[number] if record.is_kept else None
+            if record.num_samples:
+                yield kept or FinalShard(record.spec(), partial(self.journal.index, task))
 
 
 def no_sample_error(output: Output) -> PackError:
@@ -376,42 +308,3 @@ def _dataset_index_entry(shard: FinalShard) -> tuple[str, int, ShardIndex]:
     """Return base name, length and index of a shard, as a dataset index takes them."""
     shard_index, nbytes = shard.index()
     return os.path.basename(urls.path_of(shard.spec.url)), nbytes, shard_index
-
-
-def _key(task: ShardTask) -> tuple[Task, str]:
-    """Return what finds the record of a shard in a journal."""
-    return (task.path, "first"), task.source
-
-
-def _recorded(
-    log: Journal, write: Callable[[ShardTask], ShardRecord], task: ShardTask
-) -> ShardRecord:
-    """Write a shard and its record on a worker, which sees the journal beside a local output."""
-    record = write(task)
-    try:
-        log.add(record)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{log.path}: expected the journal of this run on the worker too, found no such folder;"
-            " workers have to see the same files, under the same paths"
-        ) from error
-    return replace(record, blob=b"")
-
-
-def _missing(tasks: Sequence[ShardTask], log: Journal, output: Output) -> Sequence[ShardTask]:
-    """Return the shards that are not in the journal, or were made from something else."""
-    # The journal compares the times of local shards only.
-    existing = None if output.is_local or not log.has_records else {*output.existing_shards()}
-
-    def is_complete(record: ShardRecord) -> bool:
-        return not record.nbytes or existing is None or record.url in existing
-
-    return log.missing(tasks, _key, is_complete)
-
-
-def _sweep(tasks: Sequence[ShardTask], output: Output) -> None:
-    """Delete what killed workers left unfinished of the shards of a part."""
-    for task in tasks if output.is_local else ():
-        # Nobody else writes these shards. Those of other parts may have the same temporary names.
-        is_own = len(os.path.basename(task.path)) <= files.STEM_LENGTH
-        files.sweep_beside(task.path, min_age_s=0 if is_own else None)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from wids.publish.appending import publish_appended, published
 from wids.publish.describe import ShardRecord
-from wids.publish.journal import APPENDING, opened_journal
+from wids.publish.journal import APPENDING, ShardTask, opened_journal
 from wids.publish.new_shard import written_record
 from wids.publish.new_spec import described, new_dataset_index
 from wids.publish.output import Output, ShardNames, only_writer
@@ -229,7 +229,7 @@ class ShardWriter(BlockWriter):
         with Bar("reading existing shards", len(numbers), "shard") as bar:
             for count, number in enumerate(numbers, start=1):
                 path = output.names.path(number)
-                record = described(fetcher, (path, "first"))
+                record = described(fetcher, ShardTask(path, None, None, ""))
                 self._add(record)
                 self.num_samples += record.num_samples
                 bar.reach(count)
@@ -278,7 +278,9 @@ class ShardWriter(BlockWriter):
 
     def _publish_spec(self) -> None:
         path, options = self._output.spec_path, self._output.storage_options
-        indexes = self._journal.indexes((shard.url, "first") for shard in self.shards)
+        indexes = self._journal.indexes(
+            ShardTask(shard.url, shard.nbytes, shard.num_samples, "") for shard in self.shards
+        )
         if self._output.if_exists == "append":
             with new_dataset_index(None, indexes) as dataset_index:
                 publish_appended(path, tuple(self.shards), dataset_index, storage_options=options)

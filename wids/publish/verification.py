@@ -133,11 +133,6 @@ def verify_spec(
         dataset_indexes, index_problems = _opened_indexes(
             stack, fetcher, all_dataset_indexes, on_remark
         )
-        # The dataset index of all shards has all their keys, unlike dataset indexes of parts; and
-        # no others, unless more are being appended. Without sound tables of keys it has none.
-        whole = None if spec.index is None or 0 not in dataset_indexes else dataset_indexes[0][1]
-        if whole is not None and (len(whole) > len(spec.shards) or not whole.has_sound_keys()):
-            whole = None
         # Workers report finished shards; this thread also reports progress within a shard.
         report = None if executor else bar.move
         examine = partial(_examined, fetcher, locate, decode, report=report)
@@ -151,16 +146,14 @@ def verify_spec(
                 problems.extend(found)
                 if record is not None:
                     index_problems.extend(_index_mismatch(dataset_indexes, number, record))
-                    if whole is None and (shard_index := record.index()) is not None:
+                    if (shard_index := record.index()) is not None:
                         indexed.append(shard)
                         yield os.path.basename(urls.path_of(shard.url)), record.nbytes, shard_index
                 bar.finish(sizes[shard.url])
 
+        # Of what the shards have, since a published dataset index may be wrong, or have others.
         made = stack.enter_context(new_dataset_index(None, indexes()))
-        if whole is None:
-            in_several = dataset_problems(made, indexed, spec.name)
-        else:  # a wrong dataset index proves nothing
-            in_several = [] if index_problems else dataset_problems(whole, spec.shards, spec.name)
+        in_several = dataset_problems(made, indexed, spec.name)
     remarks = [problem for problem in problems if problem.severity == "remark"]
     if len(remarks) > 1:  # one for all shards, which may be many
         others = f"such members are in {len(remarks) - 1:,} of the other shards too"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,18 @@ def test_samples_are_never_cut_in_two(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 3, 19])
 def test_the_length_of_a_shard_is_known_before(name: str, count: int, tmp_path: Path) -> None:
     """A shard gets the length that was planned, whatever headers its names need (PACK-13)."""
-    from wids.publish.packing.packed_folder import prepare_job
+    tasks: list[Any] = []
+
+    class Noting(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            tasks.extend(args)
+            future: Future[Any] = Future()
+            future.set_result(fn(*args, **kwargs))
+            return future
 
     make_tree(tmp_path / "in", {f"{name}{n}.txt": "x" * 511 * n for n in range(count)})
-    job = prepare_job(tmp_path / "in", tmp_path / "out", 100, "1GB", 0, None, "last", None, "error")
-    job.run(executor=None)
-    (task,) = job.writing.tasks
+    pack_folder(tmp_path / "in", tmp_path / "out", executor=Noting())
+    (task,) = tasks
     assert task.nbytes == os.path.getsize(task.path)
 
 

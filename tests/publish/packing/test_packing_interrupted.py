@@ -269,20 +269,26 @@ def test_a_spec_of_something_else_beside_a_journal(source: Path, tmp_path: Path)
     assert (tmp_path / "new" / "out.json").read_text() == "mine"
 
 
-def test_readers_find_no_spec_while_shards_are_replaced(tmp_path: Path) -> None:
+def test_readers_find_no_spec_while_shards_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that fails leaves no mixture, and one that replaced nothing the dataset."""
     source = make_tree(tmp_path / "in", {f"{n}.txt": "old" for n in range(3)})
     pack_folder(source, tmp_path / "out", maxcount=1, seed=None)
     old = (tmp_path / "out.json").read_bytes()
     make_tree(source, {"0.txt": "newer", "1.txt": "newer", "2.txt": "newer"})
 
+    cut = packed_folder.cut
+
     def fail(at: str) -> None:
-        job = packed_folder.prepare_job(
-            source, tmp_path / "out", 1, "1GB", None, None, "last", None, "replace"
-        )
-        os.truncate(source / at, 1)
-        with pytest.raises(FetchError):
-            job.run(executor=None)
+        def late(*plan: Any) -> Any:  # the folder has been listed
+            os.truncate(source / at, 1)
+            return cut(*plan)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(packed_folder, "cut", late)
+            with pytest.raises(FetchError):
+                pack_folder(source, tmp_path / "out", maxcount=1, seed=None, if_exists="replace")
         (source / at).write_text("newer")
 
     fail("0.txt")

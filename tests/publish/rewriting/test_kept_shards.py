@@ -395,10 +395,8 @@ def test_readers_of_a_remote_spec_could_not_open_local_shards(published: Path) -
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_commands_that_are_kept(
-    restarts: bool, published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The spec names them, which a warning says, after an interruption too.
+def test_commands_that_are_kept(restarts: bool, published: Path, tmp_path: Path) -> None:
+    """The spec names them, after an interruption too.
 
     A run that ended after it had published everything is resumed, or starts over.
     """
@@ -422,18 +420,12 @@ def test_commands_that_are_kept(
         with pytest.raises(PermissionError):
             run(resume=True)
     assert {"new.partial/plan", "new.json"} <= contents(folder).keys()
-    caplog.clear()
     spec = run(resume=not restarts)
     assert [shard.url for shard in spec.shards] == [
         commands[0],
         f"{folder}/new-000001.tar",
         commands[3],
     ]
-    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.getMessage() == (
-        f"{folder}/new.json: shards that are kept are commands (2), so it opens only with "
-        "allow_pipe=True (--allow-pipe); leave keep_shards out (--keep-shards) to have files"
-    )
     assert sorted(contents(folder)) == ["new-000001.tar", "new.index", "new.json"]
     with raises(wids.SpecError, "allow_pipe=True"):
         opened(folder / "new.json")

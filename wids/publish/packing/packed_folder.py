@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from wids.errors import FetchError, PackError, local_error
 from wids.publish.describe import ShardRecord
-from wids.publish.new_shard import Publishing, ShardTask, ThreadedTar, write_published
+from wids.publish.journal import ShardTask
+from wids.publish.new_shard import Publishing, ThreadedTar, write_published
 from wids.publish.output import IfExists, Output, prefix_of
 from wids.publish.packing.folder_listing import ListedFile, is_inside
-from wids.publish.packing.pack_plan import Generated, PackReport, Plan, Sample, Source, plan_folder
-from wids.publish.shard_job import ShardJob
+from wids.publish.packing.pack_plan import Generated, PackReport, Sample, Source, plan_folder
+from wids.publish.shard_job import ShardJob, plan_of
 from wids.publish.tar_writer import finished_nbytes, header_function
 from wids.shards.fields.images import ends_early
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, padded, to_bytes
@@ -262,64 +263,6 @@ def pack_folder(
         >>> sample[".txt"], sample[".cls"]
         ('a dog', 1)
     """
-    job = prepare_job(
-        *(folder, output, maxcount, maxsize, seed, classes, key_split, name, if_exists),
-        storage_options=storage_options,
-    )
-    return job.run(executor=executor, progress=progress)
-
-
-@dataclass(frozen=True)
-class PackJob:
-    """All that is decided before anything is written.
-
-    Attributes:
-        spec_path: Path or URL of the spec, as the caller named it.
-        plan: The samples.
-        writing: Writes the shards.
-    """
-
-    spec_path: str
-    plan: Plan
-    writing: ShardJob
-
-    def run(self, *, executor: Executor | None, progress: bool | None = None) -> PackReport:
-        """Write the dataset, or what is missing of it."""
-        plan = self.plan
-        spec = self.writing.run(executor=executor, progress=progress)
-        remarks = list(plan.remarks)
-        names = sorted(self.writing.cut_short)
-        if names:
-            verb = "picture ends" if len(names) == 1 else "pictures end"
-            remarks.append(
-                f"{len(names):,} {verb} early: {first_of(names)}; `wids verify --decode "
-                f"{urls.redact(self.spec_path)}` names all that cannot be decoded"
-            )
-        remark = self.writing.output.remark_on_others({shard.url for shard in spec.shards})
-        counts = Counter(field for sample in plan.samples for field, _ in sample.members)
-        return PackReport(
-            self.spec_path,
-            spec,
-            dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-            plan.skipped,
-            (*remarks, *([remark] if remark else [])),
-        )
-
-
-def prepare_job(
-    folder: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    maxcount: int,
-    maxsize: int | str,
-    seed: int | None,
-    classes: bool | Sequence[str] | None,
-    key_split: KeySplit,
-    name: str | None,
-    if_exists: IfExists,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-) -> PackJob:
-    """Decide what to write; the arguments are those of `wids.pack_folder`."""
     limit = parse_nbytes(maxsize, "maxsize")
     if not (maxcount >= 1 and limit):  # also NaN
         raise ValueError(
@@ -344,4 +287,20 @@ def prepare_job(
         for number, (samples, nbytes) in enumerate(shards)
     ]
     extras = {"classes": list(plan.classes)} if plan.classes else {}
-    return PackJob(prefix + ".json", plan, ShardJob(tasks, target, write_shard, extras))
+    job = ShardJob(tasks, target.journal, plan_of(tasks), target, write_shard, extras)
+    spec = job.run(executor, progress)
+    remarks = list(plan.remarks)
+    if names := sorted(job.cut_short):
+        verb = "picture ends" if len(names) == 1 else "pictures end"
+        remarks.append(
+            f"{len(names):,} {verb} early: {first_of(names)}; `wids verify --decode "
+            f"{urls.redact(prefix)}.json` names all that cannot be decoded"
+        )
+    if remark := target.remark_on_others({shard.url for shard in spec.shards}):
+        remarks.append(remark)
+    counts = Counter(field for sample in plan.samples for field, _ in sample.members)
+    return PackReport(
+        *(prefix + ".json", spec),
+        dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+        *(plan.skipped, tuple(remarks)),
+    )

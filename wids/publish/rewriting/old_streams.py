@@ -266,7 +266,7 @@ def rewrite_streams(
     def unwanted(_: Journal) -> list[str] | None:
         return None if resume else output.existing_shards()
 
-    with unfinished_run(output, source, unwanted) as (_, target):
+    with unfinished_run(output, source, unwanted) as target:
         writer = ShardWriter(
             pattern,
             maxcount=count,

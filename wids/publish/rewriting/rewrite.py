@@ -33,7 +33,7 @@ from wids.publish.rewriting.rewrite_plan import (
     plan_shards,
 )
 from wids.publish.rewriting.rewritten_shard import RewriteTask, rewrite_shard
-from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error
+from wids.publish.shard_job import FinalShard, ShardJob, no_sample_error, plan_of
 from wids.shards.fields.decode import Decoder
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import IndexedDataset, required_access
@@ -211,7 +211,7 @@ def rewrite(
         resume=resume,
         storage_options=storage_options,
     )
-    return job.run(executor=executor, progress=progress)
+    return job.run(executor, progress)
 
 
 def prepare_rewrite(
@@ -297,7 +297,10 @@ def prepare_rewrite(
     originals = LazySequence(original_of, range(len(plan))) if keep_shards else ()
     extras = {name: value for name, value in dataset.spec.extras.items() if name != "__kind__"}
     is_comparable = version is not None or not has_functions
-    return ShardJob(tasks, output, rewrite_shard, extras, resume, is_comparable, originals)
+    return ShardJob(
+        *(tasks, output.journal, plan_of(tasks), output, rewrite_shard, extras),
+        *(resume, is_comparable, originals),
+    )
 
 
 def limits(maxcount: int | None, maxsize: int | str | None) -> tuple[int, int | None]:

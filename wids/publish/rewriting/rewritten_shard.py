@@ -19,7 +19,8 @@ import numpy as np
 
 from wids.errors import PackError, WidsError
 from wids.publish.describe import ShardRecord
-from wids.publish.new_shard import PIECE_NBYTES, Publishing, ShardTask, ThreadedTar, write_published
+from wids.publish.journal import ShardTask
+from wids.publish.new_shard import PIECE_NBYTES, Publishing, ThreadedTar, write_published
 from wids.publish.rewriting.rewrite_plan import (
     Rename,
     SampleOrigin,
@@ -332,7 +333,7 @@ def _renamed(
 
 def _batches(task: RewriteTask, length: int) -> Iterator[range]:
     """Yield the samples of a shard in batches."""
-    mean_nbytes = max(task.nbytes // max(length, 1), 1)
+    mean_nbytes = max((task.nbytes or 0) // max(length, 1), 1)
     width = max(1, min(_MAX_BATCH, _BATCH_NBYTES // mean_nbytes))
     for start in range(0, length, width):
         yield range(start, min(start + width, length))
