@@ -464,10 +464,6 @@ class ObjectStores(Transport):
         bucket = self._by_http(url)
         return None if bucket is None else bucket.by_http(url)
 
-    def streams_parts(self, url: str) -> bool:
-        """Return whether an object is read by HTTP or by obstore."""
-        return self._by_http(url) is not None or self.driver(url) is None
-
     def _by_http(self, url: str) -> Bucket | None:
         """Return the bucket of an object that is read by HTTP."""
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
