@@ -17,7 +17,7 @@ import pytest
 from conftest import raises
 from events import LONG_S, after, wait_for
 from loopback import Fault, Mirrors, Page, Request, Server
-from transfers import DATA, saved
+from transfers import DATA, saved, turn_of
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import Download, Expected
@@ -330,7 +330,7 @@ def test_a_file_that_a_reader_waits_for_is_first(
     """All of its parts come before those of files that are fetched ahead, the first one first."""
     known = gate().server(server.url)
     monkeypatch.setattr(known, "takes_another", lambda: known.num_in_flight < 1)
-    held = gate().enter(server.url, 0)
+    held = turn_of(gate(), server.url)
     urls = [server.page(path, DATA) for path in ("/ahead", "/later", "/awaited")]
     cancels = [threading.Event(), threading.Event(), None]
     threads = []

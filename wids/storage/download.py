@@ -508,9 +508,8 @@ class PartRequests:
         def attempt() -> None:
             start = download.resume_at(part)
             try:
-                stream = self._transports.open(
-                    download.url, start, None, download.tag if start else None, place=self._place
-                )
+                tag = download.tag if start else None
+                stream = self._transports.open(download.url, start, None, tag)
             except PastEndError as error:
                 # All bytes had arrived, but not the end of the response; or the file is shorter.
                 raise ReplacedError(str(error)) from error
