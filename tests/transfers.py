@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
+from wids.storage.transport.gate import Gate, Turn
 
 DATA = random.Random(1).randbytes(5_000_000)
 
@@ -21,6 +22,18 @@ def saved(url: str, expected: Expected | None = None, **arguments: object) -> by
     file = io.BytesIO()
     Fetcher(**arguments).save(url, file, expected or Expected())
     return file.getvalue()
+
+
+def turn_of(gate: Gate, server: str, nbytes: int = 0, *, is_awaited: bool = False) -> Turn:
+    """Wait for the turn of a request, as `range_loop` does beside other work."""
+    turn = gate.ask(server, nbytes, ("GET", server), is_awaited=is_awaited)
+    try:
+        while not turn.is_counted:
+            gate.wait_a_moment(turn)
+    except BaseException:
+        gate.withdraw(turn)
+        raise
+    return turn
 
 
 def waited_s(error: BaseException) -> float:

@@ -24,7 +24,6 @@ from typing import IO, Any, TypeAlias
 import pytest
 
 from wids.errors import WidsError
-from wids.storage import download
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import gate, http, range_loop, retry
@@ -393,7 +392,6 @@ def run(
     monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
     # One thread after the other, so that a seed determines what happens.
-    monkeypatch.setattr(download, "in_threads", lambda tasks, _: [task() for task in tasks])
     started_s, num_complete = time.monotonic(), 0
     for seed in range(first_seed, first_seed + num_servers):
         if time.monotonic() - started_s > seconds:

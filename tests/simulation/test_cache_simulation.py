@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import IO, Any
@@ -24,7 +24,7 @@ import pytest
 from fake_system import FakeFile, Inode, OpenFile, Process, System
 
 from wids.errors import FetchError, MismatchError
-from wids.storage import download, files, locks
+from wids.storage import files, locks
 from wids.storage.cache import cache_names, eviction, leases, store, verified
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
@@ -36,7 +36,6 @@ from wids.storage.transport.stream import Stream, TransientError
 
 SIZE = 1000
 CHUNK = 300
-PART = 400
 FOLDER = "/cache"
 SHARDS = f"{FOLDER}/shards"
 MODULES = (files, eviction, leases, cache_names, store, verified)
@@ -55,7 +54,7 @@ class History:
         self.stop_rate = self.rng.choice([0, 0, 0.0005])
         self.user_rate = self.rng.choice([0, 0, 0.001])
         self.fault_rate = self.rng.choice([0, 0.2])
-        self.has_parts = self.rng.random() < 0.7
+        self.has_ranges = self.rng.random() < 0.7
         self.system.locks_work = self.rng.random() > 0.1
         self.versions = [0] * self.num_files
         self.fetching: dict[str, list[Process]] = {}
@@ -232,9 +231,7 @@ class History:
         self.writers[self.system.file(file.fileno()).inode] = process
         try:
             download = Download(url, file, expected, report)
-            transport: Any = SimpleNamespace(
-                by_http=lambda _: None, streams_parts=lambda _: self.has_parts
-            )
+            transport: Any = SimpleNamespace(by_http=lambda _: None)
             plan = Plan(url, transport, Patience("http://server", 5.0), may_hedge=False)
             transports: Any = SimpleNamespace(open=self.open_url, plan=lambda _: plan)
             PartRequests(transports, download).run()
@@ -243,18 +240,16 @@ class History:
             if process in others:
                 others.remove(process)
 
-    def open_url(
-        self, url: str, start: int, stop: int | None, tag: str | None, **_: object
-    ) -> Stream:
-        """Return what the server sends: all, a part, or less than that."""
+    def open_url(self, url: str, start: int, _: None, tag: str | None, **__: object) -> Stream:
+        """Return what the server sends: all, the rest, or less than that."""
         number = int(url.rpartition("/")[2].removesuffix(".tar"))
         version = self.versions[number]
         body, total, found = self.body(number, version), self.rng.choice([None, SIZE]), None
-        if self.has_parts:
+        if self.has_ranges:
             total, found = SIZE, f'"{version}"'
-        if stop is None or tag not in (None, found):
-            start, stop = 0, None
-        sent = body[start:stop]
+        if not self.has_ranges or tag not in (None, found):
+            start = 0
+        sent = body[start:]
         if self.rng.random() < self.fault_rate:
             if total is not None and self.rng.random() < 0.7:
                 sent = sent[: self.rng.randrange(len(sent))]
@@ -266,13 +261,7 @@ class History:
                 self.system.sleep(self.rng.choice([0, 0.01, 1]))
                 yield sent[at : at + CHUNK]
 
-        return Stream(chunks(), start, total, found, stop=stop and min(stop, SIZE))
-
-    def in_threads(self, tasks: Iterable[Callable[[], None]], _: str) -> None:
-        """Receive parts in any order."""
-        parts = list(tasks)
-        for task in self.rng.sample(parts, len(parts)):
-            task()
+        return Stream(chunks(), start, total, found)
 
     # Laws.
 
@@ -383,8 +372,6 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
         patch.setattr(leases, "_PATIENCE_S", 20.0)
-        patch.setattr(Download, "part_nbytes", PART)
-        patch.setattr(download, "in_threads", history.in_threads)
         patch.setattr(files, "flushed_early", nullcontext)
         patch.setattr(retry, "random", history.rng)
         patch.setattr(retry, "time", system.time)
@@ -516,7 +503,7 @@ MUTANTS = [
     ),
     pytest.param(eviction, "_evicted", lambda _: 0, id="nothing is evicted"),
     pytest.param(Download, "verify", lambda _: None, id="digests are not compared"),
-    pytest.param(Download, "_compare", lambda *_: None, id="versions of parts are not compared"),
+    pytest.param(Download, "compare", lambda *_: None, id="versions are not compared"),
 ]
 
 

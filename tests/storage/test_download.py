@@ -6,7 +6,6 @@ import hashlib
 import io
 import random
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -19,7 +18,6 @@ from wids.errors import MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport.retry import CancelledError
-from wids.storage.transport.stream import Stream
 
 LAST = Download.part_nbytes - 1
 
@@ -161,19 +159,3 @@ def test_cancel_ends_a_fetch(server: Server) -> None:
     assert server.num_sent < len(DATA) / 2
     with raises(CancelledError):
         Fetcher().save(server.page("/b", DATA, 503), io.BytesIO(), cancel=cancel)
-
-
-def test_what_comes_after_the_end_is_not_written() -> None:
-    """The file may belong to the next attempt; a thread of the last one raises its error."""
-    file = io.BytesIO()
-    download = Download("mem://host/a", file, Expected(), lambda *_: None)
-
-    def chunks() -> Iterator[bytes]:
-        yield b"early"
-        download.end(MismatchError("the first error"))
-        yield b"late"
-
-    part = download.begin(Stream(chunks(), total_nbytes=9, stop=9))
-    with raises(MismatchError, "the first error"):
-        download.take(part, Stream(chunks(), total_nbytes=9, stop=9))
-    assert file.getvalue() == b"early"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import queue
 import signal
@@ -10,15 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from events import LONG_S, wait_for
+from events import LONG_S
 
 from wids.storage.reading_threads import ReadingThreads, in_threads
-from wids.storage.transport.gate import num_threads
-from wids.storage.transport.request_limit import MOST
 
 
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +84,7 @@ def test_ctrl_c_reaches_a_process_that_was_stopped() -> None:
 
 
 def test_no_more_threads_than_requests() -> None:
-    """Tasks share the threads that the gate can use, and their results are in order."""
+    """Tasks share some threads, and their results are in order."""
     threads = set()
 
     def task(number: int) -> int:
@@ -97,44 +93,43 @@ def test_no_more_threads_than_requests() -> None:
 
     found = in_threads([partial(task, number) for number in range(3000)], "test")
     assert found == list(range(3000))
-    assert len(threads) <= min(MOST, num_threads())
+    assert len(threads) <= 32
 
 
-def test_tasks_are_made_when_a_thread_is_free() -> None:
-    """An iterator without end is not read ahead, and the first error ends its use."""
-    num_made = 0
-
-    def tasks() -> Iterator[Callable[[], float]]:
-        nonlocal num_made
-        while True:
-            num_made += 1
-            yield partial(operator.truediv, 1, 100 - num_made)
-
-    with pytest.raises(ZeroDivisionError):
-        in_threads(tasks(), "test-tasks")
-    wait_for(lambda: not any(t.name == "test-tasks" for t in threading.enumerate()))
-    num_then = num_made
-    assert next(tasks())() < 0
-    assert num_made == num_then + 1
-
-
-def test_threads_within_threads_share_the_limit() -> None:
-    """Tasks that run tasks of their own have no more threads than others, together."""
-    most, lock = 0, threading.Lock()
+def test_no_threads_within_threads() -> None:
+    """A task runs its own tasks one after another."""
+    most = 0
 
     def inner(number: int) -> int:
         nonlocal most
-        with lock:
-            most = max(most, sum(t.name.startswith("nested") for t in threading.enumerate()))
-        time.sleep(0.001)
+        most = max(most, sum(t.name == "nested" for t in threading.enumerate()))
         return number
 
     def outer(number: int) -> list[int]:
         return in_threads([partial(inner, number * 100 + k) for k in range(100)], "nested")
 
-    found = in_threads([partial(outer, number) for number in range(30)], "nested")
-    assert found == [[number * 100 + k for k in range(100)] for number in range(30)]
-    assert most <= 5 * min(MOST, num_threads())
+    found = in_threads([partial(outer, number) for number in range(50)], "nested")
+    assert found == [[number * 100 + k for k in range(100)] for number in range(50)]
+    assert most <= 32
+
+
+def test_an_error_ends_the_tasks_that_have_not_begun() -> None:
+    """It is raised though the first task has not ended; that one is waited for a moment."""
+    is_over, num_begun = threading.Event(), 0
+
+    def task(number: int) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if number == 0:
+            is_over.wait(LONG_S)
+        elif number == 1:
+            raise ZeroDivisionError
+        time.sleep(0.001)
+
+    with pytest.raises(ZeroDivisionError):
+        in_threads([partial(task, number) for number in range(10**5)], "test")
+    is_over.set()
+    assert num_begun < 10**5
 
 
 def test_any_error_of_a_task_is_raised() -> None:

@@ -471,4 +471,4 @@ class FetchWindow:
         # Nor does one know yet which parts a shard has that just began.
         latest, nbytes = fetching[-1]
         is_known = nbytes <= Download.part_nbytes or latest.received_nbytes > 0
-        return is_known and has_room(server)
+        return is_known and has_room(server, len(fetching))

@@ -2,8 +2,8 @@
 
 `Download` is the file: it writes what arrives, in any order, and neither opens URLs nor waits for
 servers. A thread of its own computes the digests over the beginning of the file, as far as it is
-complete. `PartRequests` makes the requests: by HTTP one thread receives all parts (`range_loop`),
-by other transports one thread each.
+complete. `PartRequests` makes the requests, in one thread: by HTTP for many parts at a time
+(`range_loop`), by other transports for one stream.
 
 The first request is for the first part: its response states the length and the tag of the file at
 no extra round trip, and the other parts are requested while it arrives. If the server sends whole
@@ -16,17 +16,16 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
 
 from wids.errors import MismatchError
-from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.storage.transport.gate import part_nbytes
-from wids.storage.transport.retry import CancelledError, cancellation, with_retries
+from wids.storage.transport.retry import cancellation, check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Data, PastEndError, Stream, TransientError
 
@@ -109,7 +108,7 @@ class _Hashes:
 class Download:
     """One file that is arriving, over any number of attempts.
 
-    Any number of threads may each take a part.
+    One thread writes it, and another one reads it behind, to hash it.
 
     Attributes:
         tag: The version of the file that is arriving; None if the server does not say, or if a
@@ -133,11 +132,9 @@ class Download:
         self.received_nbytes = 0
         self.is_single = True
         self._hashes = _Hashes(expected)
-        # Those that were handed out and have not arrived, in the order of the file. What is not
-        # here may not write: the thread of an earlier attempt may still have a response.
+        # Those that were handed out and have not arrived, in the order of the file.
         self._parts: list[DownloadPart] = []
         self._next_start: int | None = None  # of the part to hand out next
-        self._error: Exception | None = None
         # Held while the file is written, too: the file has one position, and one end.
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)  # waited for by the thread that hashes
@@ -159,7 +156,6 @@ class Download:
         with self._lock:
             self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
-            self._error = None
             self.is_single = stream.is_whole
             self._forget_hashes()
             self._next_start = stream.stop
@@ -211,10 +207,11 @@ class Download:
             TransientError: It is cut off.
             ReplacedError: It belongs to another version of the file, or is not what was requested.
             MismatchError: It is longer than expected, or of another length.
-            CancelledError: The download was cancelled, or has ended with an error.
+            CancelledError: The event of `cancelled_by` was set meanwhile.
         """
         self.compare(part, stream, part.position)
         for chunk in stream.chunks:
+            check_waits()
             self.write(part, part.position, chunk)
         self.finish(part)
 
@@ -275,13 +272,9 @@ class Download:
         Raises:
             ReplacedError: They are beyond the part.
             MismatchError: They are beyond the expected length.
-            CancelledError: The download was cancelled, or has ended with an error.
         """
-        event, stop = cancellation(), position + len(data)
+        stop = position + len(data)
         with self._lock:
-            if part not in self._parts or (event is not None and event.is_set()):
-                message = f"{urls.redact(self.url)}: the fetch was cancelled"
-                raise self._error or CancelledError(message)
             if stop > (part.stop or math.inf):
                 raise ReplacedError(
                     f"{urls.redact(self.url)}: expected the bytes from {part.start} to "
@@ -343,11 +336,9 @@ class Download:
         self._written.notify_all()
         self._hashes = _Hashes(self.expected)
 
-    def end(self, error: BaseException) -> None:
-        """Refuse what still arrives; the threads that bring it raise the first error too."""
+    def end(self) -> None:
+        """Forget what has arrived."""
         with self._lock:
-            if self._error is None and isinstance(error, Exception):
-                self._error = error
             self._parts, self._next_start = [], None
             self._forget_hashes()
 
@@ -410,8 +401,7 @@ class PartRequests:
         self._download = download
         self._plan = transports.plan(download.url)
         nbytes = download.expected.nbytes
-        is_large = nbytes is None or nbytes > download.part_nbytes
-        self._in_parts = is_large and self._plan.transport.streams_parts(self._plan.url)
+        self._in_parts = nbytes is None or nbytes > download.part_nbytes
         self._is_stream = False  # whether the server's responses are not for `range_loop`
         # What is fetched ahead comes after what a reader waits for.
         self._place = cancellation() is not None, time.monotonic()
@@ -430,10 +420,10 @@ class PartRequests:
         download = self._download
         try:
             if not self._receive_by_http():
-                self._receive_by_streams()
+                self._receive_by_stream()
             check_complete(download.url, download.received_nbytes, download.total_nbytes)
         except BaseException as error:
-            download.end(error)
+            download.end()
             if not isinstance(error, ReplacedError):
                 raise
             self._in_parts = False
@@ -511,51 +501,24 @@ class PartRequests:
         is_enough = stream.tag is not None or stream.is_whole
         return stream.stop is None or (is_as_asked and is_enough)
 
-    def _receive_by_streams(self) -> None:
-        """Receive the file by one stream, or a stream and a thread for each part."""
-        download = self._download
-        opened = [self._opened()]
-        try:
-            first = download.begin(opened[0])
-            if download.is_single:
-                self._take(first, opened)
-            else:
-                self._take_all(first, opened)
-        finally:
-            # Not a stream that a thread has taken: to close it would wait for the next bytes.
-            for stream in opened:
-                stream.close()
+    def _receive_by_stream(self) -> None:
+        """Receive the file by one stream after another, each from where the previous one ended."""
+        download, part = self._download, DownloadPart()
 
-    def _opened(self) -> Stream:
-        """Request the first part of the file, or all of it if others cannot be requested."""
-        nbytes = self._first_nbytes()
-        if self._in_parts:
-            with suppress(PastEndError):  # an empty file has no first byte
-                stream = self._open(0, nbytes)
-                if self._is_usable(stream, nbytes):
-                    return stream
-                stream.close()
-        return self._open(0, None)
-
-    def _open(self, start: int, stop: int | None, tag: str | None = None) -> Stream:
-        return self._transports.open(self._download.url, start, stop, tag, place=self._place)
-
-    def _take_all(self, first: DownloadPart, opened: list[Stream]) -> None:
-        """Receive all parts, as many at a time as the gate of the server lets pass."""
-
-        def take(part: DownloadPart) -> None:
+        def attempt() -> None:
+            start = download.resume_at(part)
             try:
-                self._take(part, opened if part is first else [])
-            except BaseException as error:
-                self._download.end(error)  # so that the other threads end too
-                raise
+                tag = download.tag if start else None
+                stream = self._transports.open(download.url, start, None, tag)
+            except PastEndError as error:
+                # All bytes had arrived, but not the end of the response; or the file is shorter.
+                raise ReplacedError(str(error)) from error
+            with stream:
+                if not download.is_arriving:
+                    download.begin(stream, part)
+                download.take(part, stream)
 
-        def parts() -> Iterator[DownloadPart]:
-            yield first
-            while part := self._download.next_part(self._part_nbytes()):
-                yield part
-
-        in_threads((partial(take, part) for part in parts()), "wids-part")
+        self._with_retries(attempt)
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
@@ -563,27 +526,6 @@ class PartRequests:
     def _first_nbytes(self) -> int:
         is_long = self._download.expected.nbytes is not None
         return self._part_nbytes() if is_long else self._download.part_nbytes
-
-    def _take(self, part: DownloadPart, opened: list[Stream]) -> None:
-        """Receive one part, over as many streams as it takes; the first may be open already."""
-
-        def attempt() -> None:
-            with opened.pop() if opened else self._rest(part) as stream:
-                self._download.take(part, stream)
-
-        self._with_retries(attempt)
-
-    def _rest(self, part: DownloadPart) -> Stream:
-        """Request what is missing of a part."""
-        download = self._download
-        at = download.resume_at(part)
-        # A file that starts over is requested whole: its former length may have been a lie.
-        stop = part.stop if at or not download.is_single else None
-        try:
-            return self._open(at, stop, download.tag)
-        except PastEndError as error:
-            # All bytes had arrived, but not the end of the response; or the file is shorter.
-            raise ReplacedError(str(error)) from error
 
     def _with_retries(self, attempt: Callable[[], None]) -> None:
         download = self._download

@@ -187,9 +187,9 @@ class Fetcher:
     ) -> None:
         """Write all bytes of a URL to an empty file, and verify them as they arrive.
 
-        A long file arrives in parts, several at a time, if the server can send parts of the same
-        version; after a cut each is resumed. Otherwise the file arrives as one part, and starts
-        over after a cut.
+        By HTTP a long file arrives in parts, several at a time, if the server can send parts of the
+        same version. Otherwise it arrives as one stream. After a cut, what is missing is requested
+        if a tag or a digest tells versions apart; else the file starts over.
 
         Args:
             url: Path or URL.

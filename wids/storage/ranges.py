@@ -129,7 +129,7 @@ class RangeReader:
     def _attempt(self, start: int, stop: int) -> memoryview:
         tag = self._tag()
         try:
-            opened = self._transports.open(self._url, start, stop, tag, is_collected=True)
+            opened = self._transports.open(self._url, start, stop, tag)
         except PastEndError:
             # The first byte says why: the file is encoded on its way, or has another length.
             with self._transports.open(self._url, 0, 1) as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -16,14 +16,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from wids.storage.stages import fetching
-from wids.storage.transport.gate import num_threads
-from wids.storage.transport.request_limit import MOST
-from wids.storage.transport.retry import CancelledError, cancellation, cancelled_by, check_waits
+from wids.storage.transport.retry import cancelled_by, check_waits
 
 _T = TypeVar("_T")
 Name = TypeVar("Name", bound=Hashable)
 Thing = TypeVar("Thing")
 
+_NUM_THREADS: Final = 32
+"""Tasks at a time: enough for servers that take long to answer."""
 _PATIENCE_S: Final = 1.0
 """How long to wait, after an error, for requests in flight."""
 _POLL_S: Final = 0.25
@@ -98,70 +98,49 @@ class ReadingThreads(Executor):
                 del task  # or its result would stay in memory until the next task
 
 
-def in_threads(tasks: Iterable[Callable[[], _T]], name: str) -> list[_T]:
+def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
     """Run tasks that read remote files at the same time; return their results in order.
 
-    There are as many threads as the gate can use, and more as it lets more requests pass.
-    They end with the tasks: in a process that is forked later they would be missing. The first
-    error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`.
+    The threads end with the tasks: in a process that is forked later they would be missing. The
+    first error, Ctrl-C included, drops the other tasks, and so does the event of `cancelled_by`. A
+    task that calls this itself runs its own tasks one after another.
 
     Args:
-        tasks: Called without arguments, in order. An iterator is asked for the next one, by one
-            thread at a time, when a thread is free.
+        tasks: Called without arguments, in order.
         name: Name of the threads, for debugging.
 
     Raises:
         CancelledError: The event of `cancelled_by` was set meanwhile.
     """
-    most = min(len(tasks), MOST) if isinstance(tasks, Sequence) else MOST
-    if most <= 1:
+    if len(tasks) <= 1 or hasattr(_this_thread, "has_tasks"):
         return [task() for task in tasks]
     numbered, is_taken = enumerate(tasks), threading.Lock()
     results: dict[int, _T] = {}
-    ends: SimpleQueue[BaseException | None] = SimpleQueue()
-    num_started = num_ended = 0
-    around = getattr(_this_thread, "beside", lambda: 1)
-    cancel = cancellation()
-
-    def start() -> None:
-        nonlocal num_started
-        threads.submit(work)
-        num_started += 1
-
-    def taken() -> tuple[int, Callable[[], _T]] | None:
-        """Take a task; start a thread for the next one, if it may soon pass the gate."""
-        with is_taken:
-            check_waits()
-            found = next(numbered, None)
-            wanted = num_threads() // around()
-            if found is not None and num_started < min(most, wanted):
-                start()
-            return found
+    ended: SimpleQueue[Future[None]] = SimpleQueue()
 
     def work() -> None:
-        # Threads that a task starts for itself share what is left by the threads of other tasks.
-        _this_thread.beside = lambda: around() * max(1, num_started - num_ended)
-        try:
-            while found := taken():
-                results[found[0]] = found[1]()
-        except BaseException as error:  # noqa: BLE001 - it is raised by the caller's thread
-            ends.put(error)
-        else:
-            ends.put(None)
+        _this_thread.has_tasks = True
+        while True:
+            check_waits()
+            with is_taken:
+                number, task = next(numbered, (0, None))
+            if task is None:
+                return
+            results[number] = task()
 
-    with fetching(), ReadingThreads(most, name) as threads:
-        with is_taken:  # so that the first thread is counted before it starts another
-            start()
-        while num_ended < num_started:
-            error = None
+    num_left = min(len(tasks), _NUM_THREADS)
+    with fetching(), ReadingThreads(num_left, name) as threads:
+        for _ in range(num_left):
+            threads.submit(work).add_done_callback(ended.put)
+        while num_left:
+            thread = None
             with suppress(Empty):
-                error = ends.get(timeout=_POLL_S)
-                num_ended += 1
-            if error is not None:
-                raise error
-            if cancel is not None and cancel.is_set():
-                raise CancelledError("the fetch was cancelled")
-    return [results[number] for number in range(len(results))]
+                thread = ended.get(timeout=_POLL_S)
+            if thread is not None:
+                thread.result()
+                num_left -= 1
+            check_waits()
+    return [results[number] for number in range(len(tasks))]
 
 
 def _start(thread: threading.Thread) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, TypeAlias, TypeVar
 from wids.errors import FetchError, UploadError
 from wids.storage import files
 from wids.storage.transport import fsspec, object_store, urls
-from wids.storage.transport.gate import logged
+from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for, retry_s
 from wids.storage.transport.stream import driver_error, error_text

@@ -6,8 +6,6 @@ import math
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from conftest import raises
 from events import LONG_S, wait_for
 from loopback import Fault, Server, has_unread
-from transfers import answering
+from transfers import answering, turn_of
 
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
@@ -95,9 +93,7 @@ def test_a_wait_for_a_turn_ends_at_the_deadline(
     """Requests of others count too."""
     monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
     url = server.page("/a", b"abc")
-    with ThreadPoolExecutor(FIRST_AWAITED) as threads:
-        enter = partial(gate().enter, server.url, 0, is_awaited=True)
-        turns = list(threads.map(lambda _: enter(), range(FIRST_AWAITED)))
+    turns = [turn_of(gate(), server.url, is_awaited=True) for _ in range(FIRST_AWAITED)]
     with raises(TimeoutError, "deadline_s", "for its turn"):
         Fetcher({"deadline_s": 1}).read(url, 3)
     for turn in turns:

@@ -1,17 +1,13 @@
-"""The gate through which all requests pass: turns, memory, cancellation, forks."""
+"""The gate of requests by HTTP: turns, memory, cancellation, forks."""
 
 from __future__ import annotations
 
 import gc
 import io
-import logging
 import math
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -19,10 +15,11 @@ import pytest
 from conftest import in_child, optional
 from events import LONG_S, after, wait_for
 from loopback import Fault, Page, Request, Server
-from transfers import saved
+from transfers import saved, turn_of
 
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
+from wids.storage.ranges import bytes_of, read_all
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport.gate import (
     NODE_NBYTES,
@@ -32,13 +29,11 @@ from wids.storage.transport.gate import (
     _Server,
     _share_nbytes,
     gate,
-    num_threads,
+    has_room,
     part_nbytes,
-    through_gate,
 )
 from wids.storage.transport.request_limit import FIRST, FIRST_AWAITED
 from wids.storage.transport.retry import CancelledError, cancelled_by, server_at
-from wids.storage.transport.stream import Stream
 
 SERVER = "https://server"
 NOTE_SPEED = _Server.note_speed
@@ -46,9 +41,8 @@ NOTE_SPEED = _Server.note_speed
 
 
 def fill(gate: Gate, count: int = FIRST, nbytes: int = 0) -> list[Turn]:
-    """Take turns in threads that end: this thread holds none of them."""
-    with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(lambda _: gate.enter(SERVER, nbytes), range(count)))
+    """Take turns."""
+    return [turn_of(gate, SERVER, nbytes) for _ in range(count)]
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def test_as_many_pass_as_the_limit_allows() -> None:
     passed = threading.Event()
 
     def wait() -> None:
-        turn = gate.enter(SERVER, 0)
+        turn = turn_of(gate, SERVER)
         passed.set()
         turn.leave()
 
@@ -87,7 +81,7 @@ def test_servers_are_met_while_turns_end() -> None:
     def work() -> None:
         try:
             while not is_over.is_set():
-                gate.enter(SERVER, 0).leave()
+                turn_of(gate, SERVER).leave()
         except RuntimeError as error:
             errors.append(error)
 
@@ -115,7 +109,7 @@ def test_a_wait_is_cancelled() -> None:
     thread = after(lambda: gate.server(SERVER).waiting, event.set)
 
     with cancelled_by(event), pytest.raises(CancelledError):
-        gate.enter(SERVER, 0)
+        turn_of(gate, SERVER)
     thread.join()
     for turn in turns:
         turn.leave()
@@ -135,24 +129,9 @@ def test_a_cancelled_wait_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("wids.storage.transport.gate.check_waits", cancel)
     with pytest.raises(CancelledError):
-        gate.enter(SERVER, 0)
+        turn_of(gate, SERVER)
     assert stages.counted()["requests"] == num_before + FIRST
     assert gate.server(SERVER).num_in_flight == 0
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_thread_with_a_turn_passes() -> None:
-    """It may be what the others wait for, so it never waits itself."""
-    gate = Gate()
-    event = threading.Event()
-    timer = threading.Timer(LONG_S, event.set)
-    timer.start()
-    with cancelled_by(event):
-        turns = [gate.enter(SERVER, 0) for _ in range(2 * FIRST)]
-    timer.cancel()
-    timer.join()
-    for turn in turns:
-        turn.leave()
 
 
 def test_idle_turns_do_not_block_others() -> None:
@@ -160,7 +139,7 @@ def test_idle_turns_do_not_block_others() -> None:
     gate = Gate()
     started_s = time.monotonic()
     turns = fill(gate)
-    turn = gate.enter(SERVER, 0)
+    turn = turn_of(gate, SERVER)
     assert 2 < time.monotonic() - started_s < LONG_S
     for held in [*turns, turn]:
         held.leave()
@@ -171,7 +150,7 @@ def test_a_forgotten_turn_is_returned() -> None:
     gate = Gate()
     for _ in range(3 * FIRST):
         fill(gate, 1)
-    turn = gate.enter(SERVER, 0)
+    turn = turn_of(gate, SERVER)
     assert gate.server(SERVER).num_in_flight == 1
     turn.leave()
 
@@ -184,7 +163,7 @@ def test_bytes_in_flight_are_limited() -> None:
     passed = threading.Event()
 
     def wait() -> None:
-        turn = gate.enter("https://another", 1 << 20)
+        turn = turn_of(gate, "https://another", 1 << 20)
         passed.set()
         turn.leave()
 
@@ -213,7 +192,7 @@ class Limits:
         return 2
 
     def __getitem__(self, _: int) -> int:
-        gate().enter(SERVER, 0).leave()
+        turn_of(gate(), SERVER).leave()
         return gate()._limit_nbytes
 
 
@@ -301,14 +280,14 @@ def test_who_is_refused_gets_half_of_the_server(
         wait_for(lambda: gate().server(server.url, is_awaited=is_awaited).num_rejected)
         return True
 
-    turns = [gate().enter(server.url, 0) for _ in range(FIRST // 2)]
+    turns = [turn_of(gate(), server.url) for _ in range(FIRST // 2)]
     assert ahead()
     assert in_child(is_refused)
     assert not ahead()
     assert ahead(SERVER)
     turns.pop().leave()
     assert ahead()
-    turns.append(gate().enter(server.url, 0))
+    turns.append(turn_of(gate(), server.url))
     assert not ahead()
     stages.here.common[server_at(server.url, stages.REFUSALS)] = 0.0  # the time is over
     assert ahead()
@@ -316,61 +295,19 @@ def test_who_is_refused_gets_half_of_the_server(
         turn.leave()
 
 
-@pytest.mark.usefixtures("quick_retries")
-def test_each_request_is_one_line_of_the_log(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Method, host, status, bytes and times are in it, and no secret (SEC-4)."""
-    url = server.page("/a", bytes(1000), faults=[Fault(503), Fault(after_nbytes=100)])
-    signed = url.replace("http://", "http://me:SECRET@") + "?signature=SECRET"
-    fetcher = Fetcher({"headers": {"Authorization": "SECRET"}})
-    with caplog.at_level(logging.DEBUG, "wids"):
-        assert fetcher.read(signed, 1000) == bytes(1000)
-        assert fetcher.nbytes(signed) == 1000
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
-    parts = ["expected HTTP status 200, found 503, 0 bytes in ", " bytes arrived, 100 bytes in ",
-             "status 206, 900 bytes in ", "status 200, 0 bytes in "]  # fmt: skip
-    assert len(lines) == 4
-    for line, method, part in zip(lines, ["GET", "GET", "GET", "HEAD"], parts, strict=True):
-        assert line.startswith(f"{method} {url}?…: ")
-        assert part in line
-        assert line.endswith(" ms for its turn")
-    assert "SECRET" not in caplog.text
-
-
-@pytest.mark.usefixtures("quick_retries")
-def test_requests_are_counted(server: Server) -> None:
-    """Requests, bytes and attempts after a failed one; a child begins at zero."""
-    faults = [Fault(503), Fault(after_nbytes=100)]
-    url = server.page("/a", bytes(1000), faults=faults)
-    Fetcher().read(server.page("/b", b"b"), 1)
-
-    def counts() -> bool:
-        assert Fetcher().read(url, 1000) == bytes(1000)
-        found = stages.counted()
-        return [found[name] for name in ("requests", "retries", "nbytes")] == [3, 2, 1000]
-
-    assert in_child(counts)  # where nothing else reads
-
-
-def test_a_stream_that_is_closed_early_teaches_no_time() -> None:
-    """All of the answer would have taken longer. That of HEAD has no more."""
+def test_a_request_that_is_cut_off_teaches_no_time() -> None:
+    """All of the answer would have taken longer."""
     gate = Gate()
     limit = gate.server(SERVER, is_awaited=True).limit
-
-    def teaches(method: str, num_pieces: int) -> bool:
-        value = limit.value
-        turn = gate.enter(SERVER, 0, (method, ""), is_awaited=True)
-        with through_gate(turn, Stream(repeat(b"", num_pieces))) as stream:
-            next(stream.chunks, None)
-        # However long it took, one more is in flight, or the processor is the limit.
-        return limit.value > value or limit.is_prompt
-
-    assert not teaches("GET", 1)
-    assert teaches("HEAD", 1)
-    gate.servers.clear()
-    limit = gate.server(SERVER, is_awaited=True).limit
-    assert teaches("GET", 0)
+    turn, value = turn_of(gate, SERVER, is_awaited=True), limit.value
+    turn.answered()
+    turn.leave()
+    assert (limit.value, limit.is_prompt) == (value, False)
+    turn = turn_of(gate, SERVER, is_awaited=True)
+    turn.answered()
+    turn.ended(10)
+    # However long it took, one more is in flight, or the processor is the limit.
+    assert limit.value > value or limit.is_prompt
 
 
 @pytest.mark.usefixtures("patient")
@@ -379,44 +316,34 @@ def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("wids.storage.transport.gate._POLL_S", threading.TIMEOUT_MAX)
     gate = Gate()
     turns = fill(gate)
-    thread = threading.Thread(target=lambda: gate.enter(SERVER, 0).leave(), daemon=True)
+    thread = threading.Thread(target=lambda: turn_of(gate, SERVER).leave(), daemon=True)
     thread.start()
     known = gate.server(SERVER)
     wait_for(lambda: known.waiting)
-    streams = [through_gate(turn, Stream(repeat(bytes(1000)))) for turn in turns]
+    for turn in turns:
+        turn.answered()
     assert known.limit.value > FIRST
     thread.join(LONG_S)
     assert not thread.is_alive()
-    for stream in streams:
-        stream.close()
+    for turn in turns:
+        turn.leave()
 
 
 def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C then is no other error, and counts no request."""
     gate = Gate()
-    monkeypatch.setattr(gate, "num_held", interrupt)
+    clock = SimpleNamespace(monotonic=interrupt)
+    monkeypatch.setattr("wids.storage.transport.gate.time", clock)
     with pytest.raises(KeyboardInterrupt):
-        gate.enter(SERVER, 0)
+        turn_of(gate, SERVER)
     monkeypatch.undo()
     gc.collect()  # an error in a finalizer fails the test
-    gate.enter(SERVER, 0).leave()
+    turn_of(gate, SERVER).leave()
     assert gate.server(SERVER).num_in_flight == 0
 
 
 def interrupt() -> NoReturn:
     raise KeyboardInterrupt
-
-
-def test_threads_wait_unless_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as many as may be in flight, for the server that is worth most of them."""
-    monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
-    assert num_threads() == FIRST_AWAITED * 3 // 2
-    gate().server(SERVER).limit.note_request(0.001)
-    assert num_threads() == FIRST
-    gate().server("https://another").limit.note_request(1.0)
-    assert num_threads() == FIRST * 3 // 2
-    gate().server("https://another", is_awaited=True)
-    assert num_threads() == FIRST_AWAITED * 3 // 2
 
 
 def test_a_part_is_what_a_request_brings_in_half_a_second(
@@ -452,13 +379,13 @@ def test_what_is_awaited_does_not_wait_for_what_is_fetched_ahead() -> None:
     """It passes though others wait, until as many pass as may be awaited."""
     gate = Gate()
     turns = fill(gate)
-    threads = [threading.Thread(target=lambda: turns.append(gate.enter(SERVER, 0)))]
+    threads = [threading.Thread(target=lambda: turns.append(turn_of(gate, SERVER)))]
     threads[0].start()
     wait_for(lambda: gate.server(SERVER).waiting)
     awaited = gate.server(SERVER, is_awaited=True)
     for _ in range(FIRST_AWAITED + 1):
         threads.append(
-            threading.Thread(target=lambda: turns.append(gate.enter(SERVER, 0, is_awaited=True)))
+            threading.Thread(target=lambda: turns.append(turn_of(gate, SERVER, is_awaited=True)))
         )
         threads[-1].start()
     wait_for(lambda: len(turns) == FIRST + FIRST_AWAITED)
@@ -486,8 +413,21 @@ class Together(Page):
 
 def test_all_ranges_of_a_batch_are_in_flight_at_once(server: Server) -> None:
     """None waits for another, once a smaller batch was answered."""
-    read = Fetcher().range_reader(f"{server.url}/a", 1000)
+    reader = Fetcher().range_reader(f"{server.url}/a", 1000)
     for count in (FIRST_AWAITED, 2 * FIRST_AWAITED, 4 * FIRST_AWAITED):
         server.pages["/a"] = Together(bytes(1000), threading.Barrier(count))
-        found = in_threads([partial(read, n, n + 10) for n in range(count)], "test")
-        assert found == [bytes(10)] * count
+        parts = [(reader, n, n + 10) for n in range(count)]
+        assert read_all(parts, lambda _, arrived: bytes_of(arrived)) == [bytes(10)] * count
+
+
+def test_files_that_arrive_as_streams_are_few() -> None:
+    """Where no request is in flight here, so many files may begin; else one for each and more."""
+    assert has_room("sftp://host", 7)
+    assert not has_room("sftp://host", 8)
+    turns = [turn_of(gate(), SERVER) for _ in range(FIRST - 1)]
+    assert has_room(SERVER, 7 + len(turns))
+    assert not has_room(SERVER, 8 + len(turns))
+    turns.append(turn_of(gate(), SERVER))
+    assert not has_room(SERVER, FIRST)
+    for turn in turns:
+        turn.leave()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import re
@@ -24,7 +23,6 @@ from wids.storage.reading_threads import in_threads
 from wids.storage.transport import hedging
 from wids.storage.transport.gate import gate
 from wids.storage.transport.hedging import Pace
-from wids.storage.transport.schemes import Transports
 
 DATA = bytes(range(256)) * 4000
 SILENT, STALLED = Fault(how="silent"), Fault(after_nbytes=100_000, how="stall")
@@ -167,21 +165,6 @@ def test_a_whole_file_may_come_in_place_of_its_rest(server: Server) -> None:
         return True if asked(server) == [None, f"bytes=300000-{len(DATA) - 1}"] else None
 
     in_time(attempt)
-
-
-def test_a_stream_that_is_dropped_ends_at_once(server: Server) -> None:
-    """Its turn and its connection are free again without a search for cycles."""
-    url = server.page("/a", DATA)
-    gc.disable()
-    try:
-        stream = Transports({}).open(url, 0, len(DATA), is_collected=True)
-        next(stream.chunks)
-        del stream
-        turn = gate().enter(server.url, 1)
-        assert gate().server(server.url).num_in_flight == 1
-        turn.leave()
-    finally:
-        gc.enable()
 
 
 class Uneven(Page):

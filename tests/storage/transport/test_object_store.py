@@ -146,6 +146,20 @@ def test_a_large_object_arrives_in_parts(
     assert '" 200 ' not in log.read_text()
 
 
+def test_what_obstore_reads_arrives_as_one_stream(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download by obstore is one request, however large the object is."""
+    monkeypatch.setattr(Download, "part_nbytes", len(DATA) // 4)
+    file = io.BytesIO()
+    fetcher = Fetcher({**KEYS, "endpoint_url": site, "read_timeout": "9s"})
+    fetcher.save(URL, file, Expected(len(DATA), sha256=hashlib.sha256(DATA).hexdigest()))
+    assert file.getvalue() == DATA
+    log = tmp_path / "access.log"
+    wait_for(lambda: "GET" in log.read_text(), "the line of the log")
+    assert log.read_text().count("GET") == log.read_text().count('" 200 ') == 1
+
+
 def test_an_object_that_is_replaced_between_two_parts(site: str, tmp_path: Path) -> None:
     """The store compares the tag, and the second part is an error (CACHE-30)."""
     reader = Fetcher({**KEYS, "endpoint_url": site}).range_reader(URL, len(DATA))

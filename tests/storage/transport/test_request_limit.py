@@ -233,16 +233,6 @@ def test_an_outage_is_forgotten() -> None:
     assert seconds < 10
 
 
-def test_prompt_requests() -> None:
-    """Where requests take a few milliseconds, the processor is the limit; at first nobody knows."""
-    limit = RequestLimit()
-    assert not limit.is_prompt
-    limit.note_request(0.005)
-    assert limit.is_prompt
-    limit.note_request(1.0)
-    assert not limit.is_prompt
-
-
 def test_awaited_requests_have_a_limit_without_trials() -> None:
     """It grows with each answer, unless the processor is the limit; chance lowers it by little."""
     limit = AwaitedLimit()

@@ -1,4 +1,4 @@
-"""Let each request to a server wait for its turn, so that no server gets more than it can take.
+"""Say when a request may be sent by HTTP, so that no server gets more than it can take.
 
 A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
 how many requests are in flight; the others wait by their places: what is read first comes first.
@@ -20,17 +20,16 @@ import threading
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from wids.errors import WidsError, printable
+from wids.errors import printable
 from wids.storage import stages
-from wids.storage.transport import urls
 from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
-from wids.storage.transport.retry import check_waits, left_s, server_at, waiting_for
-from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError
+from wids.storage.transport.request_log import log_request
+from wids.storage.transport.retry import check_waits, left_s, server_at
+from wids.storage.transport.stream import CHUNK_NBYTES, TransientError
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +56,9 @@ NODE_NBYTES: Final = 1 << 30
 
 _STREAM_NBYTES: Final = 2 * CHUNK_NBYTES
 """What a response occupies whose reader takes it in pieces: one here, and one in the system."""
+
+_MOST_STREAMS: Final = 8
+"""Files to receive at a time as streams, of which each is read by a thread."""
 
 _SILENT_S: Final = 2.0
 """Silence of a server after which one more request may pass: those in flight may belong to readers
@@ -160,15 +162,12 @@ class Turn:
         self._gate = gate
         self._server = server
         self._request = request
-        self._error: BaseException | None = None
         self._received_nbytes = 0
-        # A response to HEAD ends with its beginning.
-        self._is_whole = request[0] == "HEAD"
+        self._is_whole = False
         self.nbytes = nbytes
         self.asked_s = time.monotonic()
         self.waited_s = self.sent_s = 0.0
         self.status: int | None = None
-        self.num_held = gate.num_held()
         self.passed = threading.Lock()
         self.generation = 0
         self.since_s = self._latency_s = self._answered_s = 0.0
@@ -178,23 +177,6 @@ class Turn:
         """Note the beginning of the response."""
         self.note(0)
         self._has_answered = True
-
-    def received(self, chunks: Iterator[Data]) -> Iterator[Data]:
-        """Yield the pieces of the response, and leave after the last one."""
-        while True:
-            try:
-                with waiting_for("bytes"):
-                    chunk = next(chunks, None)
-            except BaseException as error:
-                self._error = error
-                raise
-            if chunk is None:
-                break
-            self.note(len(chunk))
-            check_waits()
-            yield chunk
-        self._is_whole = True
-        self.leave()
 
     def ended(self, nbytes: int) -> None:
         """Note all bytes of the response at once, and leave."""
@@ -208,7 +190,6 @@ class Turn:
         # A child does not have the requests of its parent, nor the thread that holds this lock.
         if gate.pid != os.getpid():
             return
-        error = error or self._error
         with gate.lock:
             if not self.is_counted:
                 return
@@ -243,7 +224,7 @@ class Turn:
         # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
         # this thread may hold it.
         if self.is_counted:
-            self._gate.abandoned.append((self._server, self.nbytes, self.num_held))
+            self._gate.abandoned.append((self._server, self.nbytes))
 
     def note(self, nbytes: int) -> None:
         """Note bytes of the response."""
@@ -253,10 +234,6 @@ class Turn:
         with gate.lock:
             if not self.is_counted:
                 return
-            # The thread that reads holds it, whichever has sent the request.
-            self.num_held[0] -= 1
-            self.num_held = gate.num_held()
-            self.num_held[0] += 1
             was_full = not server.takes_another()
             self._measure(nbytes, has_ended=False)
             if was_full and server.takes_another():
@@ -298,44 +275,11 @@ class Gate:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.RLock()  # a download that is collected while it is held takes it too
-        self.abandoned: deque[tuple[_Server, int, list[int]]] = deque()
+        self.abandoned: deque[tuple[_Server, int]] = deque()
         self.most_nbytes = 0
         self.servers: dict[tuple[str, bool], _Server] = {}
-        self._threads = threading.local()
         self._nbytes = 0
         self._limit_nbytes = 0
-
-    def num_held(self) -> list[int]:
-        """Return how many turns this thread holds, in a list that other threads can change."""
-        held: list[int] = vars(self._threads).setdefault("num_held", [0])
-        return held
-
-    def enter(
-        self,
-        name: str,
-        nbytes: int,
-        request: tuple[str, str] = ("GET", ""),
-        *,
-        is_awaited: bool = False,
-        place: Place = FIRST_PLACE,
-    ) -> Turn:
-        """Wait until a request to a server may be sent.
-
-        Args:
-            name: The server.
-            nbytes: Bytes that the response may occupy in memory.
-            request: Method and URL, for the log.
-            is_awaited: Whether a reader waits for it, and not for a file of which it is a part.
-            place: Its place among those that wait.
-
-        Raises:
-            CancelledError: The event of `cancelled_by` was set meanwhile.
-            DeadlineError: The deadline of the read has passed.
-        """
-        turn = self.ask(name, nbytes, request, is_awaited=is_awaited, place=place)
-        if not turn.is_counted:
-            self.wait(turn)
-        return turn
 
     def ask(
         self,
@@ -343,50 +287,29 @@ class Gate:
         nbytes: int,
         request: tuple[str, str],
         *,
-        is_awaited: bool,
-        may_block: bool = True,
+        is_awaited: bool = False,
         place: Place = FIRST_PLACE,
     ) -> Turn:
-        """Return a turn that has come, or one that `wait` waits for.
+        """Return a turn that has come, or one that `wait_a_moment` waits for.
 
         Args:
-            name: As for `enter`.
-            nbytes: The same.
-            request: The same.
-            is_awaited: The same.
-            may_block: Whether this thread may wait, while it has requests in flight, for others
-                that wait for these: then its turn comes at once.
-            place: As for `enter`.
+            name: The server.
+            nbytes: Bytes that the response may occupy in memory.
+            request: Method and URL, for the log.
+            is_awaited: Whether a reader waits for it, and not for a file of which it is a part.
+            place: Its place among those that wait.
         """
         server = self.server(name, is_awaited=is_awaited)
         turn = Turn(self, server, nbytes, request, place)
         with self.lock:
             if self.abandoned:
                 self.admit()
-            is_held = may_block and turn.num_held[0] > 0
-            if is_held or (not server.waiting and self._has_room(turn, server)):
+            if not server.waiting and self._has_room(turn, server):
                 self._let_pass(turn, server)
             else:
                 turn.passed.acquire()
                 insort(server.waiting, turn, key=lambda each: each.place)
         return turn
-
-    def wait(self, turn: Turn) -> None:
-        """Wait until a turn comes; after an error it is withdrawn.
-
-        Raises:
-            CancelledError: The event of `cancelled_by` was set meanwhile.
-            DeadlineError: The deadline of the read has passed.
-        """
-        try:
-            with waiting_for("its turn at the server"):
-                while not self.wait_a_moment(turn):
-                    pass
-        except BaseException:
-            self.withdraw(turn)
-            raise
-        finally:
-            turn.waited_s = time.monotonic() - turn.asked_s
 
     def withdraw(self, turn: Turn) -> None:
         """End a turn for which nothing was sent."""
@@ -407,7 +330,7 @@ class Gate:
     def give_back(self, turn: Turn) -> None:
         """End a turn, and let those pass that waited for it; call it with the lock."""
         turn.is_counted = False
-        self._subtract(turn._server, turn.nbytes, turn.num_held)  # noqa: SLF001 - of this module
+        self._subtract(turn._server, turn.nbytes)  # noqa: SLF001 - of this module
         self.admit()
 
     def admit(self) -> None:
@@ -446,30 +369,15 @@ class Gate:
         turn.is_counted = True
         server.num_in_flight += 1
         self._nbytes += turn.nbytes
-        turn.num_held[0] += 1
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
         turn.sent_s = turn.since_s = server.event_s = time.monotonic()
         turn.generation = server.limit.generation
         if server.num_in_flight >= server.limit.value:
             server.full_s = turn.since_s
 
-    def _subtract(self, server: _Server, nbytes: int, num_held: list[int]) -> None:
+    def _subtract(self, server: _Server, nbytes: int) -> None:
         server.num_in_flight = max(0, server.num_in_flight - 1)
         self._nbytes = max(0, self._nbytes - nbytes)
-        num_held[0] -= 1
-
-
-def num_threads() -> int:
-    """Return how many threads are worth sending requests to one server, for any server.
-
-    Half as many more than may be in flight: where nobody waits, the gate rarely has as many
-    requests as it lets pass, and does not learn that more may. Where the processor is the limit,
-    each request that waits here only costs it more.
-    """
-    limits = [known.limit for known in list(gate().servers.values())] or [AwaitedLimit()]
-    return max(
-        limit.value + (0 if limit.is_prompt else max(1, limit.value // 2)) for limit in limits
-    )
 
 
 def part_nbytes(server: str) -> int:
@@ -478,35 +386,22 @@ def part_nbytes(server: str) -> int:
     return max(CHUNK_NBYTES, wanted - wanted % CHUNK_NBYTES)
 
 
-def has_room(server: str) -> bool:
+def has_room(server: str, num_files: int) -> bool:
     """Return whether one more file may begin: no request for another one waits for its turn.
 
     Args:
         server: Scheme and host, as `urls.origin` returns them.
+        num_files: How many files are arriving; those without a request here are streams.
     """
     known = gate().server(server)
-    return not known.waiting and known.num_in_flight < known.limit.value
+    num_streams = num_files - known.num_in_flight
+    is_free = not known.waiting and known.num_in_flight < known.limit.value
+    return is_free and num_streams < _MOST_STREAMS
 
 
 def gate() -> Gate:
     """Return the gate of this process."""
     return _gates[0]
-
-
-def through_gate(turn: Turn, stream: Stream) -> Stream:
-    """Return a stream that ends the turn of its request."""
-    close_stream = stream.close
-
-    def close() -> None:
-        try:
-            close_stream()
-        finally:
-            turn.leave()
-
-    turn.status = stream.status
-    turn.answered()
-    stream.chunks, stream.close = turn.received(iter(stream.chunks)), close
-    return stream
 
 
 def response_nbytes(start: int, stop: int | None, *, is_collected: bool) -> int:
@@ -546,50 +441,3 @@ def _make_again() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_make_again)
-
-
-def log_request(
-    method: str,
-    url: str,
-    sent_s: float,
-    *,
-    status: int | None = None,
-    nbytes: int = 0,
-    waited_s: float = 0.0,
-    error: BaseException | None = None,
-) -> None:
-    """Write the line of a request that has ended.
-
-    Args:
-        method: Its method; or one like it, for what a driver may send as several requests.
-        url: What was requested.
-        sent_s: When it was sent.
-        status: The status of the response, if the driver states it.
-        nbytes: Bytes of the response, or of what was written.
-        waited_s: Seconds that it waited for its turn.
-        error: What went wrong, if anything.
-    """
-    if not _logger.isEnabledFor(logging.DEBUG):
-        return
-    # Errors of wids have no secrets; those of others may.
-    outcome = str(error) if isinstance(error, WidsError) else type(error).__name__
-    if error is None:
-        outcome = "done" if status is None else f"status {status}"
-    _logger.debug(
-        "%s %s: %s, %d bytes in %.1f ms, after %.1f ms for its turn",
-        *(method, urls.redact(url), outcome, nbytes),
-        1e3 * (time.monotonic() - sent_s),
-        1e3 * waited_s,
-    )
-
-
-@contextmanager
-def logged(method: str, url: str, nbytes: int = 0) -> Iterator[None]:
-    """Write a line about what the block requests, which waits for no turn."""
-    sent_s = time.monotonic()
-    try:
-        yield
-    except BaseException as error:
-        log_request(method, url, sent_s, error=error)
-        raise
-    log_request(method, url, sent_s, nbytes=nbytes)

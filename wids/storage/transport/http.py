@@ -244,10 +244,6 @@ class Http(Transport):
             response.close()
             raise
 
-    def streams_parts(self, url: str) -> bool:  # noqa: ARG002
-        """Return True, for all URLs."""
-        return True
-
     def by_http(self, url: str) -> tuple[Http, str] | None:
         """Return this one; None where bytes cannot be waited for: by TLS inside TLS to a proxy."""
         address = self.address(url)

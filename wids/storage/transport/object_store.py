@@ -7,10 +7,6 @@ has no counterpart in obstore, and where only its driver is installed.
 
 obstore cannot be used in a process that was forked from one that has used it, such as the workers
 of a DataLoader on Linux.
-
-obstore has a class for a missing object, a refused access and a refused version. The status of all
-other answers stands only in its text, which is parsed here and nowhere else (specs/decisions/0096).
-An error whose text is not understood counts as an outage, which is retried.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import errno
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
@@ -37,16 +32,14 @@ from wids.storage.transport.http import Http, stream_of
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
+from wids.storage.transport.store_errors import right_region, store_error
 from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig, location_of
 from wids.storage.transport.stream import (
     TRANSIENT_STATUSES,
     AccessError,
     Entry,
-    PastEndError,
     Stream,
     Transport,
-    not_found,
-    transient_error,
 )
 
 _logger = logging.getLogger(__name__)
@@ -287,128 +280,6 @@ def _error_text(response: Response) -> str:
     return data[:_MAX_ERROR_NBYTES].decode(errors="replace")
 
 
-_STATUS: Final = re.compile(r"status code: (\d{3})")
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
-_REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
-_ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in \S+ - ")
-_KIND: Final = re.compile(r"kind: ([A-Z]\w+)")
-_CERTIFICATE: Final = re.compile(r"InvalidCertificate\((\w+)|CaUsedAsEndEntity|UnknownIssuer")
-_WRONG_REGION: Final = frozenset(
-    ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
-)
-_BARE_REDIRECT: Final = "redirect without LOCATION"
-_MACHINE: Final = ("169.254.169.254", "metadata.google.internal", "fd00:ec2::254")
-"""Addresses that only machines of a cloud have, where obstore looks for credentials last."""
-
-_KEYS: Final = {
-    "s3": "pass key and secret, profile, or anon=True for a public bucket, in storage_options or "
-    "$WIDS_STORAGE_OPTIONS, or set $AWS_ACCESS_KEY_ID or $AWS_PROFILE",
-    "gcs": "pass token, or anon=True for a public bucket, in storage_options or "
-    "$WIDS_STORAGE_OPTIONS, or set $GOOGLE_APPLICATION_CREDENTIALS",
-    "azure": "pass account_name with account_key or sas_token, or anon=True for a public "
-    "container, in storage_options or $WIDS_STORAGE_OPTIONS, or set $AZURE_STORAGE_ACCOUNT_KEY",
-}
-
-
-def right_region(text: str) -> str | None:
-    """Return the region to sign for, if a refusal says that a request was signed for another one.
-
-    Return ``""`` if it does not say for which, and None for any other text.
-    """
-    code, region = _found(_CODE, text), _found(_REGION, text)
-    is_wrong = _BARE_REDIRECT in text or code in _WRONG_REGION
-    # This one is about a region only if it names one.
-    return region if is_wrong or (region and code == "AuthorizationQueryParametersError") else None
-
-
-def store_error(
-    kind: str, url: str, error: Exception, expected: str = "a readable object"
-) -> FetchError:
-    """Return the error of wids for one that obstore raised, or that has a refusal as its text.
-
-    Args:
-        kind: Kind of store, a key of `store_settings.NAMES`.
-        url: The object.
-        error: The error.
-        expected: What was expected.
-    """
-    if isinstance(error, FetchError):
-        return error
-    text, name = str(error), urls.redact(url)
-    status, code = int(_found(_STATUS, text) or 0), _found(_CODE, text)
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
-        if code not in ("NoSuchBucket", "ContainerNotFound"):
-            missing = not_found(url)
-        else:
-            missing = NotFoundError(
-                f"{name}: expected the bucket {urls.origin(url)} to exist, found none ({code}); "
-                "check its name and the endpoint, or create it"
-            )
-        return missing
-    if status == 416:
-        return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
-    refusal = _refusal(kind, url, error, status)
-    if refusal is not None:
-        return refusal
-    reason = f"{status} {code}".strip() if status else _reason(error, text, url)
-    message = f"{name}: expected {expected}, found: {reason}"
-    # A value that cannot be used will not become better.
-    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
-        return FetchError(message)
-    is_cut = not status and "request or response body error" in text
-    return transient_error(message, error, status, is_cut=is_cut)
-
-
-def _found(pattern: re.Pattern[str], text: str) -> str:
-    """Return what a pattern finds in a text, or nothing."""
-    match = pattern.search(text)
-    return match[1] if match else ""
-
-
-def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
-    """Return the error for a request that credentials or settings would have to change."""
-    text, name, bucket = str(error), urls.redact(url), urls.origin(url)
-    region = right_region(text)
-    if region is not None:
-        return FetchError(
-            f"{name}: expected the region of {bucket}, found another"
-            + (f"; it is {region}" if region else "")
-            + '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
-        )
-    if any(address in text for address in _MACHINE):
-        return FetchError(
-            f"{name}: expected credentials for {bucket}, found none, also not from the machine; "
-            + _KEYS[kind]
-        )
-    if status in (401, 403):
-        found = f"{status} {_found(_CODE, text)}".rstrip()
-        advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
-        return AccessError(
-            f"{name}: expected access to {bucket}, found: {found}; {_KEYS[kind]}{advice}"
-        )
-    certificate = _CERTIFICATE.search(text)
-    if certificate is None:
-        return None
-    return FetchError(
-        f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
-        "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
-    )
-
-
-_PERMANENT: Final = frozenset(
-    ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
-)
-
-
-def _reason(error: Exception, text: str, url: str) -> str:
-    """Return what a message without a status says: its first line, and the innermost kind."""
-    line = _ATTEMPT.sub(r"\1: ", text.partition("\n")[0])
-    kinds = [kind for kind in _KIND.findall(text) if kind not in ("Request", "Body")]
-    inner = f" ({kinds[-1]})" if kinds else ""
-    dns = " (the name of the server is unknown)" if "dns error" in text else ""
-    return f"{type(error).__name__}: {urls.without_secrets(line, url):.200}{dns or inner}"
-
-
 _T = TypeVar("_T")
 _CHUNK_NBYTES: Final = 256 << 10
 """Size of the pieces of a stream: smaller ones cost more calls, larger ones a copy more."""
@@ -463,10 +334,6 @@ class ObjectStores(Transport):
         """Return the bucket of an object, and the address to request; None if obstore reads it."""
         bucket = self._by_http(url)
         return None if bucket is None else bucket.by_http(url)
-
-    def streams_parts(self, url: str) -> bool:
-        """Return whether an object is read by HTTP or by obstore."""
-        return self._by_http(url) is not None or self.driver(url) is None
 
     def _by_http(self, url: str) -> Bucket | None:
         """Return the bucket of an object that is read by HTTP."""

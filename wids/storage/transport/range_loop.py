@@ -274,7 +274,6 @@ class _Loop:
                     response_nbytes(wanted.start, stop, is_collected=is_awaited),
                     ("GET", wanted.url),
                     is_awaited=is_awaited,
-                    may_block=False,
                     place=wanted.place,
                 )
                 server.asked = read, turn

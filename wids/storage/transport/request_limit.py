@@ -30,7 +30,7 @@ _ANSWERS: Final = 16
 and after `_MOST_ANSWERS` in any case."""
 _MOST_ANSWERS: Final = 200
 MOST: Final = 256
-"""Requests in flight to one server at most; a thread each."""
+"""Requests in flight to one server at most."""
 
 _ROUND_S: Final = 0.06
 """Time over which every request in flight is measured, before the limit may change."""
@@ -40,9 +40,6 @@ _SHORT_ROUND_S: Final = 0.02
 """The same where requests are short, and as many as the limit have ended."""
 _ROUND_LATENCIES: Final = 4.0
 """A round is at least this many waits for a response: new connections begin slowly."""
-
-_PROMPT_S: Final = 0.02
-"""The first limit allows 800 requests of this length a second; a processor sends 3,000 at most."""
 
 _GAIN: Final = 0.25
 """Part of a proportional gain that pays: a quarter more requests, for 6 % more bytes."""
@@ -102,11 +99,6 @@ class RequestLimit:
         self._first_speed: float | None = None  # of a trial that is measured once more
         self._refused_at = 0
         self._has_measured = False  # since the latest refusal
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether requests are so short that the processor limits them, and not their number."""
-        return 0 < self._request_s < _PROMPT_S
 
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""

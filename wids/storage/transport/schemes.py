@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -248,45 +249,24 @@ class Transports:
         start: int = 0,
         stop: int | None = None,
         tag: str | None = None,
-        *,
-        is_collected: bool = False,
-        place: tuple[bool, float] = (False, 0.0),
     ) -> Stream:
-        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`.
-
-        The request waits for its turn at the gate of its server, and keeps it until the stream has
-        ended or is closed.
-
-        Args:
-            url: Path or URL.
-            start: As for a `stream.Transport`.
-            stop: The same.
-            tag: The same.
-            is_collected: Whether the caller keeps all bytes in memory, and not only a piece.
-            place: Its `gate.Place` among the requests that wait for their turn.
-        """
+        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`."""
         target, transport = self._rewritten(url)
         server = urls.origin(target)
         if not server:
             return transport.open(target, start, stop, tag)
-        from wids.storage.transport.gate import gate, response_nbytes, through_gate
+        from wids.storage.transport.request_log import log_request, noted
 
-        turn = gate().enter(
-            server,
-            response_nbytes(start, stop, is_collected=is_collected),
-            ("HEAD" if stop == 0 else "GET", target),
-            is_awaited=is_collected or stop == 0,
-            place=place,
-        )
+        method, sent_s = "HEAD" if stop == 0 else "GET", time.monotonic()
+        stages.count(stages.REQUESTS)
         try:
             with retry.waiting_for("a connection or a response"):
                 stream = transport.open(target, start, stop, tag)
-            stream = through_gate(turn, stream)
         except BaseException as error:
-            turn.leave(error)
+            log_request(method, target, sent_s, error=error)
             raise
         retry.note_answer(server)
-        return stream
+        return noted(method, target, stream, sent_s)
 
     def patience(self, url: str) -> retry.Patience:
         """Return how long to wait for the server of a URL."""
@@ -347,7 +327,7 @@ class Transports:
         target, transport = self._rewritten(folder)
         if not urls.origin(target):
             return transport.entries(target)
-        from wids.storage.transport.gate import logged
+        from wids.storage.transport.request_log import logged
 
         with logged("LIST", target):
             return transport.entries(target)

@@ -158,10 +158,6 @@ class Transport(ABC):
             FetchError: It cannot be read, or the options cannot be used.
         """
 
-    def streams_parts(self, url: str) -> bool:  # noqa: ARG002 - it can depend on the bucket
-        """Return whether a part of a file arrives in pieces, with the tag of its version."""
-        return False
-
     def by_http(self, url: str) -> tuple[Transport, str] | None:  # noqa: ARG002
         """Return the `http.Http` that reads a file, and the address it has for that; else None.
 
