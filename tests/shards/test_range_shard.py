@@ -113,6 +113,32 @@ def test_another_tar_is_an_error(path: Path, tmp_path: Path) -> None:
     assert shard[20][".txt"] == b"text 20"
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_damage_on_the_way_may_be_transient(path: Path, times: int) -> None:
+    """What differs from its checksum is read once more, from the damaged sample on."""
+    shard, recorder = remote(path)
+    whole = recorder.data
+
+    def damaged(start: int, stop: int) -> bytes:
+        recorder.data = whole
+        if len(recorder.spans) < times:
+            recorder.data = whole.replace(b"text 8", b"TEXT 8")
+        return recorder(start, stop)
+
+    for read in (
+        lambda: [sample[".txt"] for sample in shard.read_many([7, 8])],
+        lambda: shard.read_members(shard.index.members_of(".txt")[1][7:9]),
+    ):
+        recorder.spans.clear()
+        shard._read_range = damaged
+        if times == 1:
+            assert read() == [b"text 7", b"text 8"]
+        else:
+            with raises(ShardFormatError, "s00008.txt"):
+                read()
+        assert len(recorder.spans) == 2
+
+
 def test_an_index_without_checksums_is_refused(path: Path) -> None:
     """With nothing to compare it with, a tar that has changed would go unnoticed."""
     shard, recorder = remote(path)

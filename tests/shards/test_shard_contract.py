@@ -202,6 +202,40 @@ def test_every_read_compares_headers_with_a_published_index(
             READS[name](shard)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_damaged_member_is_named(tmp_path: Path, is_local: bool) -> None:
+    """Whole samples and bulk reads raise the same error; other samples are read."""
+    data = bytearray(write_tar(tmp_path / "a.tar", sample_members(0, 9)).read_bytes())
+    index = index_tar(bytes(data), path="a.tar", checksums=True)
+    data[data.index(b"text 4")] ^= 1
+    (tmp_path / "a.tar").write_bytes(data)
+    with (
+        Shard(tmp_path / "a.tar", find_index=lambda *_: index)
+        if is_local
+        else RemoteShard("a.tar", index, len(data), lambda start, stop: bytes(data[start:stop]))
+    ) as shard:
+        for read in (
+            lambda: shard.read(4, verify=True),
+            lambda: shard.read_many([2, 4, 1], verify=True),
+            lambda: shard.read_members(index.members_of(".txt")[1], verify=True),
+        ):
+            with raises(ShardFormatError, 'a.tar: member "s00004.txt": expected bytes with'):
+                read()
+        assert shard.read_many([2, 5], verify=True) == [EXPECTED[2], EXPECTED[5]]
+
+
+def test_labels(make: Make) -> None:
+    """They say where a sample is, also where labels change or a sample is repeated."""
+    with make() as shard:
+        for labels in ((100, "a.tar", "train"), (7, "b.tar", "test"), None):
+            added = {} if labels is None else {"__shard__": labels[1], "__dataset__": labels[2]}
+            for n, sample in zip(
+                (50, 3, 3), shard.read_many([50, 3, 3], labels=labels), strict=True
+            ):
+                places = {} if labels is None else {"__index__": labels[0] + n, "__shardindex__": n}
+                assert sample == EXPECTED[n] | added | places
+
+
 @pytest.mark.parametrize("outside", [63, -64, 10**9, 2**70])
 def test_out_of_range(make: Make, outside: int) -> None:
     """An index that does not exist is an `IndexError` that names the shard and its length."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from wids.errors import WidsError
-from wids.shards.remote_shard import MemberRange, RemoteShard, Value
+from wids.shards.remote_shard import Part, Received, RemoteShard
+from wids.shards.tars.tar_shard import Span
 from wids.storage.ranges import Arrived, read_all
 from wids.storage.reading_threads import in_threads
 
@@ -43,32 +44,34 @@ def fly(
     answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
     shards = dict(zip(others, answers, strict=True))
     found: dict[int, RemoteShard | WidsError] = {}
-    ranges: list[tuple[RemoteShard, int, MemberRange]] = []
+    parts: list[tuple[RemoteShard, int, Part]] = []
     for number in wanted:
         shard = shards[number] if number in shards else opened(number)
         if shard is None:
             continue
         if not isinstance(shard, WidsError):
             try:
-                own = shard.ranges(wanted[number])
+                own = shard.parts(wanted[number])
             except WidsError as error:
                 shard = error
             else:
-                if not shard.takes(sum(each.stop - each.start for each in own)):
+                if not shard.takes(sum(part.stop - part.start for part in own)):
                     continue
-                ranges += [(shard, number, each) for each in own]
+                parts += [(shard, number, part) for part in own]
         found[number] = shard
-    arrived: dict[int, dict[int, Value]] = {number: {} for number in found}
+    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in found}
 
-    def use(place: int, data: Arrived) -> None:
-        shard, number, each = ranges[place]
+    def use(at: int, data: Arrived) -> None:
+        shard, number, part = parts[at]
         try:
-            arrived[number].update(shard.members_of(each, data))
+            arrived[number].update(shard.take(part, data))
         except WidsError as error:
-            arrived[number].update(dict.fromkeys(each.members, error))
+            arrived[number].update(dict.fromkeys(part.spans, error))
 
-    read_all([shard.to_read(each) for shard, _, each in ranges], use)
+    read_all([part[:3] for _, _, part in parts], use)
     return {
-        number: shard.with_values(arrived[number]) if isinstance(shard, RemoteShard) else shard
+        number: shard.with_arrived(Received(arrived[number]))
+        if isinstance(shard, RemoteShard)
+        else shard
         for number, shard in found.items()
     }

@@ -1,7 +1,8 @@
 """Read samples and fields of remote tars by byte range, where that is less than the shard.
 
-Only the members of the requested samples are read, each with the headers before it, which must be
-those that the index was made from. A callable reads the ranges.
+Only the members of the requested samples are read, each with the headers before it. What arrived is
+sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
+ranges.
 """
 
 from __future__ import annotations
@@ -11,24 +12,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from wids.errors import MismatchError, NotFoundError, WidsError
-from wids.shards.tars.headers import BLOCK_NBYTES
+from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsError
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import (
-    WRAP,
-    Labels,
-    Raw,
-    RawSample,
-    changed_payload_error,
-    label,
-)
+from wids.shards.tars.raw_samples import Labels, Raw, RawSample
+from wids.shards.tars.samples import sample_readers
 from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
-from wids.storage.files import fastest_crc32
 from wids.storage.ranges import (
     GAP_NBYTES,
     Arrived,
@@ -39,19 +32,34 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
-from wids.storage.stages import checked
 from wids.storage.transport.stream import PastEndError
 
-Value: TypeAlias = "bytes | WidsError"
-"""A member that was read and compared with the index, or why it cannot be returned."""
 
+class Part(NamedTuple):
+    """A range to request, and the spans in it that are wanted."""
 
-class MemberRange(NamedTuple):
-    """A range to read, and the members in it."""
-
+    read: Read
     start: int
     stop: int
-    members: list[int]
+    spans: list[Span]
+
+
+class Received:
+    """The bytes of some spans of a tar; it is sliced as the whole tar would be.
+
+    Args:
+        values: The bytes of each span, or why it could not be read.
+    """
+
+    def __init__(self, values: Mapping[Span, bytes | WidsError]) -> None:
+        self._values = values
+
+    def __getitem__(self, span: slice) -> bytes:
+        """Return the bytes of a span that was requested, or raise why they were not read."""
+        value = self._values[span.start, span.stop]
+        if isinstance(value, WidsError):
+            raise value
+        return value
 
 
 _OTHER_VERSION: Final = MismatchError, NotFoundError, PastEndError
@@ -108,11 +116,15 @@ class RemoteShard(TarShard):
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
-        self._arrived: Mapping[int, Value] = {}
+        self._arrived: Received | None = None
         self._fields = None if fields is None else frozenset(fields)
-        self._raw: Raw = raw
         if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
+        # Each read receives other bytes, so nothing of them is known from the one before.
+        unread = bytes(len(index))
+        self._read = sample_readers(
+            name, Received({}), index, self._fields, raw, unread, lambda *_: None
+        )[1]
 
     def read_many(
         self,
@@ -129,20 +141,19 @@ class RemoteShard(TarShard):
             FetchError: The tar cannot be read.
         """
         self.check()
-        local_indices = list(map(operator.index, local_indices))  # numpy integers may be narrow
-        members = {i: self._members_of(i) for i in local_indices}
-        # A set, so that a sample that is repeated in a batch is read once.
-        wanted, values = {member for some in members.values() for member in some}, self._arrived
-        if not wanted <= values.keys():
-            values = self._read_ranges(self._ranges(wanted))
-        samples = [self._sample(i, members[i], values) for i in local_indices]
-        if labels is not None:
-            for local_index, sample in zip(local_indices, samples, strict=True):
-                label(sample, local_index, labels)
+        samples: list[RawSample] = []
+        if not len(local_indices):
+            return samples
+        source = self._arrived or self._received(local_indices)
+        try:
+            self._read(local_indices, labels, samples.append, source)
+        except (ShardFormatError, KeyError):  # transient damage, or none of what was requested
+            left = local_indices[len(samples) :]
+            self._read(left, labels, samples.append, self._received(left))
         return samples
 
-    def ranges(self, local_indices: Sequence[int]) -> list[MemberRange]:
-        """Return the ranges that `read_many` reads for some samples.
+    def parts(self, local_indices: Sequence[int]) -> list[Part]:
+        """Return what `read_many` requests for some samples.
 
         Raises:
             WidsError: The shard is known to be broken.
@@ -150,26 +161,34 @@ class RemoteShard(TarShard):
         self.check()
         with self._watch():
             pass
-        return self._ranges({member for i in local_indices for member in self._members_of(i)})
+        # A set, so that a sample that is repeated in a batch is read once; of plain integers.
+        places = sorted(self._places(set(map(operator.index, local_indices))))
+        members = [(head, stop) for head, _, stop in places]
+        spans = [span for head, body, stop in places for span in ((head, body), (body, stop))]
+        ranges = joined(members, frugal_gap_nbytes(members))
+        return _parts(self._read_range, ranges, spans)
 
-    def to_read(self, wanted: MemberRange) -> tuple[Read, int, int]:
-        """Return what `read_all` needs to read a range, which the caller has had counted."""
-        return self._read_range, wanted.start, wanted.stop
-
-    def members_of(self, wanted: MemberRange, arrived: Arrived) -> dict[int, Value]:
-        """Return the members of a range that was read.
+    def take(self, part: Part, arrived: Arrived) -> dict[Span, bytes]:
+        """Return the spans of a part that was requested.
 
         Raises:
             WidsError: It could not be read.
         """
-        with self._watch():
+        # If a checksum covers what `read_part` reads, an error decides nothing: the whole member is
+        # read then.
+        decides = part.read is self._read_range or not len(self.index.payload_crcs)
+        with self._watch() if decides else nullcontext():
             view = bytes_of(arrived)
-        return {member: self._value(member, wanted.start, view) for member in wanted.members}
+        # Copies: parts of what was read would keep the whole range in memory, and have no hash,
+        # since a buffer for received bytes has none.
+        return {
+            span: bytes(view[span[0] - part.start : span[1] - part.start]) for span in part.spans
+        }
 
-    def with_values(self, values: Mapping[int, Value]) -> RemoteShard:
-        """Return the same shard, with members that were read."""
+    def with_arrived(self, arrived: Received) -> RemoteShard:
+        """Return the same shard, with spans that were read."""
         shard = copy(self)
-        shard._arrived = values  # noqa: SLF001 - of this class
+        shard._arrived = arrived  # noqa: SLF001 - of this class
         return shard
 
     def read_members(
@@ -184,10 +203,10 @@ class RemoteShard(TarShard):
             MismatchError, ShardFormatError: The tar or the index has changed.
             FetchError: The tar cannot be read.
         """
-        self.check()
-        wanted = members.tolist()
-        values = self._read_ranges(self._ranges(wanted, GAP_NBYTES))
-        return [_intact(values[member]) for member in wanted]
+        try:
+            return super().read_members(members, verify=True)
+        except ShardFormatError:  # damage on the way may be transient
+            return super().read_members(members, verify=True)
 
     def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
         """Return the first bytes of members, given in ascending order; neighbors share a request.
@@ -248,111 +267,41 @@ class RemoteShard(TarShard):
         if version is not None:
             self._known_heads[member] = version
 
-    def _read_ranges(self, ranges: Sequence[MemberRange]) -> dict[int, Value]:
-        """Return the members of ranges."""
-        with self._watch():  # nothing is requested of a broken shard
-            pass
-        self._count(sum([each.stop - each.start for each in ranges]))
-        values: dict[int, Value] = {}
-        for members in read_all(
-            [self.to_read(each) for each in ranges],
-            lambda number, arrived: self.members_of(ranges[number], arrived),
-        ):
-            values.update(members)
-        return values
+    def _received(self, local_indices: Sequence[int]) -> Received:
+        return Received(self._request(self.parts(local_indices)))
 
-    def _buffers(self, spans: list[Span]) -> list[memoryview]:
-        """Return bytes that no checksum covers; near spans share a request.
-
-        If one does cover the member, an error decides nothing: the whole member is read then.
-        """
-        ranges = joined(sorted(spans))
-        self._count(sum([stop - start for start, stop in ranges]))
-        watch = nullcontext if len(self.index.payload_crcs) else self._watch
-
-        def use(_: int, arrived: Arrived) -> memoryview:
-            with watch():
-                return bytes_of(arrived)
-
-        views = read_all([(self._read_part, *each) for each in ranges], use)
-        starts, found = [start for start, _ in ranges], []
-        for start, stop in spans:
-            at = bisect_right(starts, start) - 1
-            found.append(views[at][start - starts[at] : stop - starts[at]])
-        return found
-
-    def _count(self, nbytes: int) -> None:
-        """Have bytes that will be read counted.
+    def _request(self, parts: Sequence[Part]) -> dict[Span, bytes]:
+        """Return the spans of parts, which are requested together.
 
         Raises:
             SpentError: The tar should be fetched instead.
+            FetchError: It cannot be read.
         """
-        if not self.takes(nbytes):
+        if not self.takes(sum([part.stop - part.start for part in parts])):
             raise SpentError(
                 f"{self.name}: expected a shard of which little is read, found one of which so "
                 "much was read that it has to be fetched"
             )
+        found: dict[Span, bytes] = {}
+        for spans in read_all(
+            [part[:3] for part in parts], lambda at, arrived: self.take(parts[at], arrived)
+        ):
+            found.update(spans)
+        return found
 
-    def _members_of(self, local_index: int) -> list[int]:
-        """Return the members of a sample to read."""
-        members, wanted = self.index.members(local_index), self._fields
-        if wanted is None:
-            return list(members.values())
-        return [member for field, member in members.items() if field in wanted]
-
-    def _ranges(self, members: Iterable[int], gap_nbytes: float | None = None) -> list[MemberRange]:
-        """Return the ranges to read for members, with gaps of at most so many bytes."""
-        places = sorted((self._span(member), member) for member in members)
-        spans = [span for span, _ in places]
-        gap_nbytes = frugal_gap_nbytes(spans) if gap_nbytes is None else gap_nbytes
-        ranges = [MemberRange(*span, []) for span in joined(spans, gap_nbytes)]
-        starts = [each.start for each in ranges]
-        for (start, _), member in places:
-            ranges[bisect_right(starts, start) - 1].members.append(member)
-        return ranges
-
-    def _span(self, member: int) -> tuple[int, int]:
-        """Return where the headers of a member begin and where its bytes end."""
-        start, size = int(self.index.blocks[member]) * BLOCK_NBYTES, int(self.index.sizes[member])
-        return start - int(self.index.head_blocks[member]) * BLOCK_NBYTES, start + size
-
-    def _is_intact(self, member: int, value: memoryview) -> bool:
-        """Whether these bytes have a member's checksum; True if the index has none."""
-        crcs = self.index.payload_crcs
-        return not len(crcs) or checked(fastest_crc32(), value) == crcs[member]
-
-    def _sample(
-        self, local_index: int, members: list[int], values: Mapping[int, Value]
-    ) -> RawSample:
-        """Return a sample of members that were read."""
-        wrap, sample = memoryview if self._raw == "view" else WRAP[self._raw], RawSample()
-        for member in members:
-            field = self.index.fields[self.index.field_ids[member]]
-            value = _intact(values[member])
-            sample[field] = value if wrap is None else wrap(value)
-        sample["__key__"] = self.index.key(local_index)
-        return sample
-
-    def _value(self, member: int, start: int, view: memoryview) -> Value:
-        """Take a member out of a range that begins at ``start``, and compare it with the index."""
-        head, stop = self._span(member)
-        body = int(self.index.blocks[member]) * BLOCK_NBYTES
-        try:
-            self._check_head(member, head, view[head - start : body - start])
-            value = view[body - start : stop - start]
-            if not self._is_intact(member, value):
-                with self._watch():
-                    value = memoryview(self._read_range(body, stop))  # damage may be transient
-                if not self._is_intact(member, value):
-                    return changed_payload_error(self.name, self.index.member_name(member))
-        except WidsError as error:  # concerns the samples of this member alone
-            return error
-        # A copy, also for a view: that of what was read would keep the whole range in memory, and
-        # have no hash, since a buffer for received bytes has none.
-        return bytes(value)
+    def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
+        """Return the bytes of spans; near ones share a request."""
+        with self._watch():  # nothing is requested of a broken shard
+            pass
+        read = self._read_range if is_compared else self._read_part
+        found = self._request(_parts(read, joined(sorted(spans)), spans))
+        return [found[span] for span in spans]
 
 
-def _intact(value: Value) -> bytes:
-    if isinstance(value, WidsError):
-        raise value
-    return value
+def _parts(read: Read, ranges: Sequence[Span], spans: Iterable[Span]) -> list[Part]:
+    """Return ranges with the spans in them."""
+    parts = [Part(read, *each, []) for each in ranges]
+    starts = [start for start, _ in ranges]
+    for span in spans:
+        parts[bisect_right(starts, span[0]) - 1].spans.append(span)
+    return parts

@@ -23,10 +23,10 @@ Labels: TypeAlias = tuple[int, str, str]
 the path or URL of the shard, and the name of the dataset."""
 WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "bytes": None,
-    "view": None,
+    "view": memoryview,
     "stream": io.BytesIO,
 }
-"""Converts the bytes or the view of a field to its form; None if no conversion is needed."""
+"""Converts the bytes of a field to its form; None if no conversion is needed."""
 
 
 def label(sample: RawSample, local_index: int, labels: Labels) -> None:

@@ -1,7 +1,8 @@
-"""Make the loop that reads the samples of a mapped tar.
+"""Make the loop that reads the samples of a tar, mapped or by range.
 
-The first read of a sample finds out its fields, and compares its headers with the index if that has
-checksums of them. A number notes this, so that later reads do neither.
+It slices its source: the map, or the bytes that arrived. The first read of a sample finds out its
+fields, and compares its headers with the index if that has checksums of them. A number notes this,
+so that later reads of the same map do neither.
 
 The functions are closures because local variables are faster than attributes, and they index
 memoryviews because these return plain ints several times faster than arrays do. They calculate only
@@ -11,11 +12,10 @@ that would be a reference cycle, which keeps the file open.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,14 +30,22 @@ from wids.shards.tars.raw_samples import (
     changed_payload_error,
     label,
 )
-from wids.storage.files import advise, fastest_crc32
+from wids.storage.files import fastest_crc32
 from wids.storage.stages import checked
+
+
+class Source(Protocol):
+    """The bytes of a tar, or those that were requested of it."""
+
+    def __getitem__(self, span: slice, /) -> Any:
+        """Return the bytes of a span, which has a start and a stop."""
+
 
 Append: TypeAlias = Callable[["RawSample"], None]
 
 ReadSamples: TypeAlias = Callable[..., RawSample]
 """Reads samples by their indices, which must be 0 or more, with labels if given; passes each to a
-callable if given; and returns the last one."""
+callable if given; slices another source if given; and returns the last one."""
 
 Members: TypeAlias = list[tuple[str, int]]
 """The fields to read of a sample, each with the number of its member in the sample."""
@@ -47,7 +55,7 @@ Shape: TypeAlias = tuple[Callable[[], RawSample], Members, bool]
 shard share, since setting these takes a tenth of the time; its members; and whether one is large.
 """
 
-Look: TypeAlias = Callable[[int, "Labels | None", "list[Shape | None]"], Shape]
+Look: TypeAlias = Callable[[int, "Labels | None", "list[Shape | None]", Source], Shape]
 """Returns the shape of a sample, and adds it to the shapes that have these labels."""
 
 LARGE_NBYTES: Final = 16 << 10
@@ -61,42 +69,45 @@ _UNCOMPARED: Final = UNREAD, _UNREAD_UNIFORM
 
 
 def sample_readers(
-    path: str,
-    data: mmap.mmap,
-    view: memoryview,
+    name: str,
+    source: Source,
     index: ShardIndex,
     wanted: frozenset[str] | None,
     raw: Raw,
-    known: bytearray,
+    known: bytes | bytearray,
+    hint: Callable[[int, int], object],
 ) -> tuple[ReadSamples, ReadSamples]:
     """Return the function that reads samples, and one that also compares members with the index.
 
     Args:
-        path: The name of the tar in messages.
-        data: Its bytes.
-        view: The same bytes, of which slices are not copies.
+        name: The name of the tar in messages.
+        source: Its bytes; a memoryview for views of them.
         index: Where its samples are.
         wanted: The only fields to read, or None for all.
         raw: The form of a field.
         known: What is known of each sample, which reads add to: `UNREAD` at first, or what
-            `known_at_first` returns.
+            `known_at_first` returns. `bytes` stay unread, for sources that differ.
+        hint: Called with the start and the length of a large member before it is read.
     """
     starts, blocks, sizes = index.member_starts.data, index.blocks.data, index.sizes.data
     key_starts, key_stops = index.key_starts.data, index.key_starts.data[1:]
     text, text_start, text_stop = index.text, index.text_start, index.text_start - 1
-    source: mmap.mmap | memoryview = view if raw == "view" else data
-    wrap, crc32 = WRAP[raw], fastest_crc32()
+    wrap = None if isinstance(source, memoryview) else WRAP[raw]
+    crc32 = fastest_crc32()
     timed_crc32 = partial(checked, crc32)
 
-    compare = _compare(path, view, index, blocks) if len(index.head_crcs) else None
-    look = _look(data, index, wanted, known, (starts, blocks, sizes), compare)
+    compare = _compare(name, index, blocks) if len(index.head_crcs) else None
+    look = _look(index, wanted, known, (starts, blocks, sizes), compare, hint)
 
     def reader(crcs: memoryview | None) -> ReadSamples:
         # One tuple, so that threads with different labels cannot mix them up.
         latest: tuple[Any, list[Shape | None]] = (), []
 
         def read(
-            local_indices: Sequence[int], labels: Labels | None, append: Append | None = None
+            local_indices: Sequence[int],
+            labels: Labels | None,
+            append: Append | None = None,
+            source: Source = source,
         ) -> RawSample:
             nonlocal latest
             shared = latest
@@ -104,11 +115,11 @@ def sample_readers(
                 shared = latest = labels, [None] * _END
             shapes = shared[1]
             for local_index in local_indices:
-                shape = shapes[known[local_index]] or look(local_index, labels, shapes)
+                shape = shapes[known[local_index]] or look(local_index, labels, shapes, source)
                 new_sample, members, is_large = shape
                 sample, first = new_sample(), starts[local_index]
                 if is_large:
-                    _hint(data, blocks, sizes, first, members)
+                    _hint(hint, blocks, sizes, first, members)
                 for field, at in members:
                     member = first + at
                     offset = blocks[member] * BLOCK_NBYTES
@@ -116,7 +127,7 @@ def sample_readers(
                     if crcs is not None:
                         computed = timed_crc32(value) if is_large else crc32(value)
                         if computed != crcs[member]:
-                            raise changed_payload_error(path, index.member_name(member))
+                            raise changed_payload_error(name, index.member_name(member))
                     sample[field] = value if wrap is None else wrap(value)
                 start, stop = text_start + key_starts[local_index], key_stops[local_index]
                 sample["__key__"] = text[start : text_stop + stop].decode(errors="surrogateescape")
@@ -134,37 +145,41 @@ def sample_readers(
 
 
 def _hint(
-    data: mmap.mmap, blocks: memoryview, sizes: memoryview, first: int, members: Members
+    hint: Callable[[int, int], object],
+    blocks: memoryview,
+    sizes: memoryview,
+    first: int,
+    members: Members,
 ) -> None:
-    """Advise the system to read ahead the large members of a sample."""
+    """Hint at the large members of a sample."""
     for _, at in members:
         if sizes[first + at] > LARGE_NBYTES:
-            advise(data, "WILLNEED", blocks[first + at] * BLOCK_NBYTES, sizes[first + at])
+            hint(blocks[first + at] * BLOCK_NBYTES, sizes[first + at])
 
 
 def _compare(
-    path: str, view: memoryview, index: ShardIndex, blocks: memoryview
-) -> Callable[[int, Members], None]:
+    name: str, index: ShardIndex, blocks: memoryview
+) -> Callable[[int, Members, Source], None]:
     """Return the function that compares the headers of a sample with the index."""
     heads, crcs, crc32 = index.head_blocks.data, index.head_crcs.data, fastest_crc32()
 
-    def compare(first: int, members: Members) -> None:
+    def compare(first: int, members: Members, source: Source) -> None:
         for field, at in members:
             body = blocks[first + at] * BLOCK_NBYTES
             head = body - heads[first + at] * BLOCK_NBYTES
-            if crc32(view[head:body]) != crcs[first + at]:
-                raise changed_header_error(path, head, field)
+            if crc32(source[head:body]) != crcs[first + at]:
+                raise changed_header_error(name, head, field)
 
     return compare
 
 
 def _look(
-    data: mmap.mmap,
     index: ShardIndex,
     wanted: frozenset[str] | None,
-    known: bytearray,
+    known: bytes | bytearray,
     columns: tuple[memoryview, memoryview, memoryview],
-    compare: Callable[[int, Members], None] | None,
+    compare: Callable[[int, Members, Source], None] | None,
+    hint: Callable[[int, int], object],
 ) -> Look:
     """Return the function that is called for samples whose shape is not known with their labels."""
     starts, blocks, sizes = columns
@@ -172,7 +187,9 @@ def _look(
     numbers: dict[bytes, int] = {}
     new_number = count(_UNIFORM + 2, 2)
 
-    def look(local_index: int, labels: Labels | None, shapes: list[Shape | None]) -> Shape:
+    def look(
+        local_index: int, labels: Labels | None, shapes: list[Shape | None], source: Source
+    ) -> Shape:
         state, first = known[local_index], starts[local_index]
         number = _UNIFORM if state == _UNREAD_UNIFORM else state & ~1
         if not number:
@@ -192,16 +209,17 @@ def _look(
         if compare is not None and state in _UNCOMPARED:
             if is_large:
                 # So that the headers are not waited for alone.
-                _hint(data, blocks, sizes, first, members)
-            compare(first, members)
+                _hint(hint, blocks, sizes, first, members)
+            compare(first, members, source)
         if number >= _END:
-            known[local_index] = _UNNUMBERED
-            return shape[0], members, is_large
-        shapes[number] = shape
-        if is_large:
-            number += 1
-            shape = shapes[number] = shape[0], members, True
-        known[local_index] = number
+            number, shape = _UNNUMBERED, (shape[0], members, is_large)
+        else:
+            shapes[number] = shape
+            if is_large:
+                number += 1
+                shape = shapes[number] = shape[0], members, True
+        if isinstance(known, bytearray):
+            known[local_index] = number
         return shape
 
     return look

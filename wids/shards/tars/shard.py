@@ -11,12 +11,13 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from time import monotonic
 from typing import Final, TypeAlias
 
 from wids.errors import FetchError, ShardFormatError, local_error
-from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit
+from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated, ShardIndex, TarIdentity, index_tar
 from wids.shards.tars.raw_samples import (
     Labels,
@@ -241,7 +242,13 @@ class Shard(TarShard):
         self._known = bytearray(len(self.index))
         # Instance attributes are the fastest to look up.
         self._read, self._read_verified = sample_readers(
-            self.path, self._map, self._view, self.index, self._fields, raw, self._known
+            self.path,
+            self._view if raw == "view" else self._map,
+            self.index,
+            self._fields,
+            raw,
+            self._known,
+            partial(advise, self._map, "WILLNEED"),
         )
         # On average: then hints for all samples of a batch cost little compared with copying them.
         self._is_large = self.nbytes > len(self.index) * LARGE_NBYTES
@@ -300,23 +307,20 @@ class Shard(TarShard):
 
     def hint(self, local_indices: Iterable[int]) -> None:
         """Advise the system to read ahead these samples together."""
-        names, wanted = self.index.fields, self._fields
-        starts, field_ids = self.index.member_starts.data, self.index.field_ids.data
-        stops = starts[1:]
-        blocks, sizes = self.index.blocks.data, self.index.sizes.data
-        heads = self.index.head_blocks.data
-        for local_index in local_indices:
-            start = stop = 0
-            for member in range(starts[local_index], stops[local_index]):
-                if wanted is None or names[field_ids[member]] in wanted:
-                    head = (blocks[member] - heads[member]) * BLOCK_NBYTES  # may be compared
-                    if not stop or head - stop > mmap.PAGESIZE:  # not next to the previous member
-                        advise(self._map, "WILLNEED", start, stop - start)
-                        start = head
-                    stop = blocks[member] * BLOCK_NBYTES + sizes[member]
-            advise(self._map, "WILLNEED", start, stop - start)
+        start = stop = 0
+        for head, _, end in self._places(local_indices):  # headers too, which may be compared
+            if not 0 <= head - stop <= mmap.PAGESIZE:  # not next to the previous member
+                advise(self._map, "WILLNEED", start, stop - start)
+                start = head
+            stop = end
+        advise(self._map, "WILLNEED", start, stop - start)
 
-    def _buffers(self, spans: list[Span]) -> Sequence[bytes | memoryview]:
+    def _buffers(
+        self,
+        spans: list[Span],
+        *,
+        is_compared: bool = False,  # noqa: ARG002 - all spans are of one file
+    ) -> Sequence[bytes | memoryview]:
         if len(spans) <= _FEW:
             return [self._view[start:stop] for start, stop in spans]
         return read_spans(self._map, self.path, self.identity.inode, spans)

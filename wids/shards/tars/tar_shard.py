@@ -1,18 +1,19 @@
 """Read the members of an open tar by its index, wherever its bytes come from.
 
-Headers, checksums and errors are the same for a mapped file and for one that is read by range; only
-`TarShard._buffers` differs. Whole samples are read by each in its own way: a mapped file in one
-loop for many of them (`samples.py`), ranges in as few requests as possible.
+Fields, headers, checksums, labels and errors are the same for a mapped file and for one that is
+read by range: whole samples come from the loop of `samples.py`, which slices the map or what
+arrived, and parts of them from here.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.raw_samples import (
     RawSample,
     ReadableShard,
@@ -38,10 +39,31 @@ class TarShard(ReadableShard):
     """
 
     nbytes: int
+    _fields: frozenset[str] | None
 
-    def _buffers(self, spans: list[Span]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of spans, which mostly ascend."""
+    def _buffers(
+        self, spans: list[Span], *, is_compared: bool = False
+    ) -> Sequence[bytes | memoryview]:
+        """Return the bytes of spans, which mostly ascend.
+
+        Args:
+            spans: The spans.
+            is_compared: Whether the caller compares them with the checksums in the index, if it has
+                any, so that these decide whether they are of the indexed version.
+        """
         raise NotImplementedError
+
+    def _places(self, local_indices: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield where the headers, the bytes and the end of each member to read of samples are."""
+        index, wanted = self.index, self._fields
+        starts, field_ids, names = index.member_starts.data, index.field_ids.data, index.fields
+        heads, blocks, sizes = index.head_blocks.data, index.blocks.data, index.sizes.data
+        stops = starts[1:]
+        for local_index in local_indices:
+            for member in range(starts[local_index], stops[local_index]):
+                if wanted is None or names[field_ids[member]] in wanted:
+                    body = blocks[member] * BLOCK_NBYTES
+                    yield body - heads[member] * BLOCK_NBYTES, body, body + sizes[member]
 
     def _knows_head(self, member: int) -> bool:  # noqa: ARG002 - a file may change at any time
         """Whether the headers of a member need not be compared again."""
@@ -52,7 +74,7 @@ class TarShard(ReadableShard):
 
     def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
         """Return the bytes of members, given in ascending order."""
-        values, index = self._bodies(members), self.index
+        values, index = self._bodies(members, is_compared=True), self.index
         if verify and len(index.payload_crcs):
             crcs = list(map(fastest_crc32(), values))
             for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
@@ -63,7 +85,9 @@ class TarShard(ReadableShard):
         """Return the first bytes of members, given in ascending order, or all of shorter ones."""
         return self._bodies(members, nbytes)
 
-    def _bodies(self, members: IntArray, most_nbytes: int | None = None) -> list[bytes]:
+    def _bodies(
+        self, members: IntArray, most_nbytes: int | None = None, *, is_compared: bool = False
+    ) -> list[bytes]:
         self.check()
         has_crcs = len(self.index.head_crcs) > 0
         heads, bodies, stops = self.index.spans(members)
@@ -71,7 +95,8 @@ class TarShard(ReadableShard):
             stops = np.minimum(stops, bodies + most_nbytes)
         # With the headers, which are compared if the index is a published one.
         starts = heads if has_crcs else bodies
-        values = self._buffers(list(zip(starts.tolist(), stops.tolist(), strict=True)))
+        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        values = self._buffers(spans, is_compared=is_compared)
         self.check()  # the bytes are complete if the file still has its length
         if has_crcs:
             lengths = (bodies - starts).tolist()
