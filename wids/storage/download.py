@@ -455,14 +455,18 @@ class PartRequests:
 
         try:
             read_ranges([self._range(first)], raise_error, more)
-        except UnusualError:
+        except UnusualError as unusual:
+            stream = unusual.stream
+            if stream is not None and (download.is_arriving or stream.stop is not None):
+                stream.close()
+                stream = None
             if download.is_arriving:
                 raise ReplacedError(
                     f"{urls.redact(download.url)}: expected a part of the file, found a response "
                     "that has none"
                 ) from None
             self._in_parts, self._is_stream = False, True
-            return False
+            self._receive_by_streams(stream)
         return True
 
     def _range(self, part: DownloadPart) -> Range:
@@ -511,10 +515,10 @@ class PartRequests:
         is_enough = stream.tag is not None or stream.is_whole
         return stream.stop is None or (is_as_asked and is_enough)
 
-    def _receive_by_streams(self) -> None:
-        """Receive the file by one stream, or a stream and a thread for each part."""
+    def _receive_by_streams(self, first_stream: Stream | None = None) -> None:
+        """Receive the file by one stream, which may be open, or a stream and a thread a part."""
         download = self._download
-        opened = [self._opened()]
+        opened = [first_stream or self._opened()]
         try:
             first = download.begin(opened[0])
             if download.is_single:

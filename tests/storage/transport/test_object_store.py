@@ -348,7 +348,7 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
     """SlowDown lowers the limit of the gate, as 503 does by HTTP."""
     more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
     with object_server(tmp_path, more=more) as address:
-        with raises(FetchError, "found 503"):
+        with raises(FetchError, "503 SlowDown"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
     assert gate().server("s3://slow", is_awaited=True).limit.value < FIRST_AWAITED
 
@@ -445,6 +445,16 @@ def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: S
     with raises(PermissionError, "s3://bucket/b.tar", "403"):
         fetcher.head("s3://bucket/b.tar")
     assert "X-Amz" not in "".join(server.requests[3:])
+
+
+def test_keys_that_a_store_does_not_know(server: Server, strict: StrictPage) -> None:
+    """The error says what to pass, at once and without the keys."""
+    strict.refusal = lambda _: (403, "InvalidAccessKeyId")  # type: ignore[method-assign]
+    wrong = {"endpoint_url": server.url, "key": "wrong-key", "secret": "wrong-secret"}
+    with raises(FetchError, URL, "found: 403", "WIDS_STORAGE_OPTIONS") as caught:
+        wids.build_spec([URL], storage_options=wrong)
+    assert "wrong-" not in str(caught.value)
+    assert "tried" not in str(caught.value)
 
 
 def test_what_only_obstore_reads(monkeypatch: pytest.MonkeyPatch) -> None:
