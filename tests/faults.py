@@ -99,9 +99,11 @@ def interrupting(fault: Fault, *packages: str) -> Iterator[None]:
         code, place = frame.f_code, frame.f_lasti
         if not code.co_filename.startswith(folders) or event not in ("call", "c_return"):
             return
-        # Nor is there one where a generator is closed, or an error is raised in it. One that comes
-        # to a finalizer is lost, as every error of it.
-        is_thrown = event == "call" and place >= 0 and code.co_code[place] == _YIELD
+        # Nor is there one where a generator is closed, or an error is raised in it; that looks as
+        # if it goes on since Python 3.13. One that comes to a finalizer is lost, as every error of
+        # it.
+        at = place - 2 if sys.version_info >= (3, 13) else place
+        is_thrown = event == "call" and at >= 0 and code.co_code[at] == _YIELD
         if is_thrown or code.co_name == "__del__":
             return
         times[code, place] += 1
@@ -111,16 +113,19 @@ def interrupting(fault: Fault, *packages: str) -> Iterator[None]:
                 raise KeyboardInterrupt
 
     previous = sys.getprofile()
-    try:
-        sys.setprofile(on_event)
-        yield
-    except KeyboardInterrupt:
-        assert fault.where
-    else:
-        sys.setprofile(previous)
-        assert not fault.where, f"{fault.where}: KeyboardInterrupt did not come out"
-    finally:
-        sys.setprofile(previous)
+    with warnings.catch_warnings():
+        # A file that was opened, and that no name refers to yet.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            sys.setprofile(on_event)
+            yield
+        except KeyboardInterrupt:
+            assert fault.where
+        else:
+            sys.setprofile(previous)
+            assert not fault.where, f"{fault.where}: KeyboardInterrupt did not come out"
+        finally:
+            sys.setprofile(previous)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from cli.command import run
-from conftest import write_shards
+from conftest import optional, write_shards
 from loopback import Fault, Request, Server
 from servers import free_port
 
@@ -543,6 +543,7 @@ def test_signatures_of_buckets(
 
     The server repeats the request in its refusals.
     """
+    optional("obstore")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-SECRET")

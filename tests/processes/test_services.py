@@ -207,7 +207,7 @@ def test_a_bucket_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
         options = {"endpoint_url": f"http://127.0.0.1:{port}"}
         wrong = {**options, "key": "wrong-key", "secret": "wrong-secret"}
         for some, reason in ((wrong, "found: 403"), (options, "expected credentials")):
-            # moto cannot compare signatures in addresses, as objects are read by: it answers 500.
+            # moto answers 500 to signatures in addresses; test_object_store has keys for those.
             for work in (wids.load_spec, *[wids.build_spec] * (some is options)):
                 shards = "s3://bucket/data/" if work is wids.load_spec else ["s3://bucket/a.tar"]
                 with pytest.raises(wids.FetchError) as caught:

@@ -445,14 +445,18 @@ class PartRequests:
 
         try:
             read_ranges([self._range(first)], raise_error, more)
-        except UnusualError:
+        except UnusualError as unusual:
+            stream = unusual.stream
+            if stream is not None and (download.is_arriving or stream.stop is not None):
+                stream.close()
+                stream = None
             if download.is_arriving:
                 raise ReplacedError(
                     f"{urls.redact(download.url)}: expected a part of the file, found a response "
                     "that has none"
                 ) from None
             self._in_parts, self._is_stream = False, True
-            return False
+            self._receive_by_stream(stream)
         return True
 
     def _range(self, part: DownloadPart) -> Range:
@@ -501,15 +505,19 @@ class PartRequests:
         is_enough = stream.tag is not None or stream.is_whole
         return stream.stop is None or (is_as_asked and is_enough)
 
-    def _receive_by_stream(self) -> None:
-        """Receive the file by one stream after another, each from where the previous one ended."""
+    def _receive_by_stream(self, opened: Stream | None = None) -> None:
+        """Receive the file by one stream after another, each from where the previous one ended.
+
+        The first one may be open.
+        """
         download, part = self._download, DownloadPart()
+        given = iter([opened] if opened else [])
 
         def attempt() -> None:
             start = download.resume_at(part)
             try:
                 tag = download.tag if start else None
-                stream = self._transports.open(download.url, start, None, tag)
+                stream = next(given, None) or self._transports.open(download.url, start, None, tag)
             except PastEndError as error:
                 # All bytes had arrived, but not the end of the response; or the file is shorter.
                 raise ReplacedError(str(error)) from error

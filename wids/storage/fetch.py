@@ -152,16 +152,18 @@ class Fetcher:
         plan = self._transports.plan(url)
 
         def attempt() -> tuple[Stream, bytes]:
-            found = read_first(plan, stop, most_nbytes, check)
-            if found is None:
-                with self._transports.open(url, 0, stop) as stream:
+            stream, data = read_first(plan, stop, most_nbytes, check) or (
+                self._transports.open(url, 0, stop),
+                None,
+            )
+            if data is None:
+                with stream:
                     check(stream)
-                    found = stream, bytes(stream.collected(most_nbytes) if most_nbytes else b"")
+                    data = bytes(stream.collected(most_nbytes) if most_nbytes else b"")
             # A cut is retried here; a parser would report a malformed document.
-            stream, nbytes = found[0], len(found[1])
-            if most_nbytes and nbytes <= most_nbytes and nbytes < (stop or math.inf):
-                check_complete(url, nbytes, stream.total_nbytes)
-            return found
+            if most_nbytes and len(data) <= most_nbytes and len(data) < (stop or math.inf):
+                check_complete(url, len(data), stream.total_nbytes)
+            return stream, data
 
         return with_retries(attempt, plan.patience)
 

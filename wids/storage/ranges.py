@@ -79,9 +79,12 @@ class RangeReader:
         """
         return read_all([(self, start, stop)], lambda _, arrived: bytes_of(arrived))[0]
 
-    def by_stream(self, start: int, stop: int) -> memoryview:
-        """Do what `view` does, by a stream of the transport."""
-        return with_retries(lambda: self._attempt(start, stop), self.plan.patience.again())
+    def by_stream(self, start: int, stop: int, opened: Stream | None = None) -> memoryview:
+        """Do what `view` does, by streams of the transport; the first one may be open already."""
+        given = iter([opened] if opened else [])
+        return with_retries(
+            lambda: self._attempt(start, stop, next(given, None)), self.plan.patience.again()
+        )
 
     @property
     def plan(self) -> Plan:
@@ -126,10 +129,10 @@ class RangeReader:
     def _tag(self) -> str | None:
         return None if self._is_compared else self._tags.get(self._url)
 
-    def _attempt(self, start: int, stop: int) -> memoryview:
+    def _attempt(self, start: int, stop: int, opened: Stream | None) -> memoryview:
         tag = self._tag()
         try:
-            opened = self._transports.open(self._url, start, stop, tag)
+            opened = opened or self._transports.open(self._url, start, stop, tag)
         except PastEndError:
             # The first byte says why: the file is encoded on its way, or has another length.
             with self._transports.open(self._url, 0, 1) as stream:
@@ -203,11 +206,16 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
     def take(number: int, arrived: Arrived) -> None:
         made[number] = use(number, arrived)
 
+    streams: dict[int, Stream] = {}
+
     def read(number: int) -> None:
         call, start, stop = parts[number]
         arrived: Arrived
         try:
-            arrived = (call.by_stream if isinstance(call, RangeReader) else call)(start, stop)
+            if isinstance(call, RangeReader):
+                arrived = call.by_stream(start, stop, streams.get(number))
+            else:
+                arrived = call(start, stop)
         except CancelledError:
             raise
         except WidsError as error:
@@ -228,8 +236,13 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
             lambda number, arrived: take(requests[number][0], arrived),
         )
         others.update(requests[number][0] for number in left)
+        streams.update((requests[number][0], stream) for number, stream in left.items() if stream)
     if others:
-        in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+        try:
+            in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+        finally:
+            for stream in streams.values():
+                stream.close()
     return [made[number] for number in range(len(parts))]
 
 
@@ -241,8 +254,11 @@ def _request(reader: RangeReader, start: int, stop: int) -> Range | None:
 
 def read_first(
     plan: Plan, stop: int | None, most_nbytes: int, check: Callable[[Stream], None]
-) -> tuple[Stream, bytes] | None:
-    """Return a response from the beginning of a file, and its bytes; None if a stream must do it.
+) -> tuple[Stream, bytes | None] | None:
+    """Return a response from the beginning of a file, and its bytes; or None.
+
+    The bytes are None if the response is a stream that has them still. A stream has to be opened if
+    all is None.
 
     Args:
         plan: How the file is read.
@@ -280,8 +296,10 @@ def read_first(
         plan.patience,
         plan.may_hedge,
     )
-    is_left = read_ranges([wanted], raise_error)
-    return None if is_left else found[-1]
+    left = read_ranges([wanted], raise_error)
+    if not left:
+        return found[-1]
+    return None if left[0] is None else (left[0], None)
 
 
 def bytes_of(arrived: Arrived) -> memoryview:

@@ -362,7 +362,7 @@ def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
     """SlowDown lowers the limit of the gate, as 503 does by HTTP."""
     more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
     with object_server(tmp_path, more=more) as address:
-        with raises(FetchError, "found 503"):
+        with raises(FetchError, "503 SlowDown"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
     assert gate().server("s3://slow", is_awaited=True).limit.value < FIRST_AWAITED
 
@@ -416,6 +416,7 @@ class StrictPage(Page):
 @pytest.fixture
 def strict(server: Server, monkeypatch: pytest.MonkeyPatch) -> StrictPage:
     """The object of a strict store."""
+    optional("obstore")
     page = StrictPage(DATA)
     server.pages["/bucket/a.tar"] = page
     monkeypatch.setattr(
@@ -451,7 +452,6 @@ def test_clocks_that_differ(server: Server, strict: StrictPage, hours: int) -> N
 
 def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: StrictPage) -> None:
     """Then obstore reads, by headers; where nobody may read, that is an error."""
-    optional("obstore")
     strict.wants_headers = True
     fetcher = Fetcher({**KEYS, "endpoint_url": server.url})
     assert read_both(fetcher, server) == [3, 16]
@@ -461,8 +461,19 @@ def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: S
     assert "X-Amz" not in "".join(server.requests[3:])
 
 
+def test_keys_that_a_store_does_not_know(server: Server, strict: StrictPage) -> None:
+    """The error says what to pass, at once and without the keys."""
+    strict.refusal = lambda _: (403, "InvalidAccessKeyId")  # type: ignore[method-assign]
+    wrong = {"endpoint_url": server.url, "key": "wrong-key", "secret": "wrong-secret"}
+    with raises(FetchError, URL, "found: 403", "WIDS_STORAGE_OPTIONS") as caught:
+        wids.build_spec([URL], storage_options=wrong)
+    assert "wrong-" not in str(caught.value)
+    assert "tried" not in str(caught.value)
+
+
 def test_what_only_obstore_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that it has to find, options of its client, and some names (docs)."""
+    optional("obstore")
     monkeypatch.setattr(store_credentials, "_by_botocore", lambda _: None)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/none")

@@ -18,6 +18,7 @@ import pytest
 from conftest import raises
 from events import in_time, wait_for
 from loopback import Fault, Page, Request, Server
+from transfers import answering
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
@@ -328,3 +329,71 @@ def test_no_error_keeps_what_callers_hold(server: Server) -> None:
         assert held_by_caller(lambda: Fetcher().save(url, io.BytesIO()))() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<Error><Code>SlowDown</Code></Error>", "found 503 SlowDown; waited"),
+        ("<html><title>503 Not now</title>", "found 503: 503 Not now; waited"),
+        ("too many\r\nrequests by " + "token" * 9, "found 503: too many requests by …; waited"),
+        ("", "found 503; waited"),
+    ],
+)
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_refusal_says_what_its_text_says(text: str, found: str, is_chunked: bool) -> None:
+    """Also if it comes later than its head, and in pieces."""
+    length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(text)}"
+    body = f"{len(text):x}\r\n{text}\r\n0\r\n\r\n" if is_chunked and text else text
+    body = body or ("0\r\n\r\n" if is_chunked else "")
+
+    def respond(connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(f"HTTP/1.1 503 Busy\r\n{length}\r\n\r\n".encode())
+        for at in range(0, len(body), 16):
+            connection.sendall(body[at : at + 16].encode())
+
+    with answering(respond) as url:
+        reader = Fetcher({"retry_s": 0}).range_reader(f"{url}/a", len(DATA))
+        with raises(FetchError, found):
+            reader(3, 9)
+
+
+def test_a_refusal_whose_text_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the error, and not the silence."""
+    monkeypatch.setattr(range_loop, "_TEXT_S", 0.0)
+    head = b"HTTP/1.1 500 Error\r\nContent-Length: 100\r\n\r\nwho "
+    with answering(lambda connection: connection.sendall(head)) as url:
+        reader = Fetcher({"retry_s": 0}).range_reader(f"{url}/a", len(DATA))
+        with raises(FetchError, "found 500: who; waited"):
+            reader(3, 9)
+
+
+def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
+    """Its connection is handed over to a stream, and is used again after the last chunk."""
+    url = server.page("/a", DATA, is_chunked=True, has_ranges=False)
+    fetcher = Fetcher()
+    for _ in range(2):
+        assert fetcher.read(url, len(DATA)) == DATA
+        saved = io.BytesIO()
+        fetcher.save(url, saved)
+        assert saved.getvalue() == DATA
+    assert (len(server.log), len({request.port for request in server.log})) == (4, 1)
+    wait_for(lambda: gate().server(server.url).num_in_flight == 0)
+
+
+def test_parts_in_chunks() -> None:
+    """A part may be of unknown length, if its range is stated."""
+    part = f"HTTP/1.1 206 Part\r\nContent-Range: bytes 3-8/{len(DATA)}\r\n"
+    head = f"{part}Transfer-Encoding: chunked\r\n\r\n6\r\n".encode()
+    tail = DATA[3:9] + b"\r\n0\r\n\r\n"
+    num_asked = []
+
+    def respond(connection: socket.socket) -> None:
+        num_asked.append(1)
+        connection.sendall(head + tail)
+
+    with answering(respond) as url:
+        reader = Fetcher().range_reader(f"{url}/a", len(DATA))
+        assert [reader(3, 9) for _ in range(2)] == [DATA[3:9]] * 2
+    assert len(num_asked) == 2

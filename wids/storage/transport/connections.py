@@ -320,8 +320,27 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        if method in ("HEAD", "CONNECT"):
+            return Response(
+                head.status, head.headers, iter(()), self, on_end if head.is_kept else None
+            )
+        return self._response(head, on_end)
+
+    def resumed(self, head: Head, arrived: bytes, on_end: Callable[[Connection], None]) -> Response:
+        """Return a response whose head arrived by the socket of `begin`.
+
+        Args:
+            head: The head.
+            arrived: What has arrived after it.
+            on_end: As for `exchange`.
+        """
+        self._waited_s, self._received_nbytes, self._overhead_nbytes = 0.0, 0, 0
+        self._buffer = arrived
+        return self._response(head, on_end)
+
+    def _response(self, head: Head, on_end: Callable[[Connection], None]) -> Response:
         is_kept, length = head.is_kept, head.headers.get("content-length")
-        if method in ("HEAD", "CONNECT") or head.status in (204, 304):
+        if head.status in (204, 304):
             body: Iterator[Data] = iter(())
         elif "chunked" in head.headers.get("transfer-encoding", "").lower():
             body = self._chunked()

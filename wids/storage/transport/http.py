@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import urljoin
 
-from wids.errors import FetchError
+from wids.errors import FetchError, printable
 from wids.storage.transport import connections, retry, urls
 from wids.storage.transport.connections import (
     Address,
@@ -151,6 +151,13 @@ _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 MAX_REDIRECTS: Final = 10
 REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
+TEXT_NBYTES: Final = 4096
+"""Bytes of the text of a refusal that are read."""
+_TEXT_LENGTH: Final = 200
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_TITLE: Final = re.compile(r"<title>([^<]*)", re.IGNORECASE)
+_SECRET: Final = re.compile(r"\S{24,}")
+"""Long words, which may be tokens that a server repeats."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
@@ -480,21 +487,51 @@ def _chunks(url: str, response: Response) -> Iterator[Data]:
 
 
 def _check_status(url: str, response: Response) -> None:
+    if response.status not in (200, 206):
+        raise refusal_error(url, response)
+
+
+def refusal_error(url: str, response: Response) -> FetchError:
+    """Return the error that a response without a file stands for."""
     status = response.status
-    if status in (200, 206):
-        return
     if status in (404, 410):
-        raise not_found(url, f" (HTTP status {status})")
-    message = f"{urls.redact(url)}: expected HTTP status 200, found {status}"
+        return not_found(url, f" (HTTP status {status})")
+    said = _said(url, refusal_text(response))
+    message = f"{urls.redact(url)}: expected HTTP status 200, found {status}{said}"
     if status in TRANSIENT_STATUSES:
         asked_s = _number(response.headers.get("retry-after"))
         wait_s = None if asked_s is None else min(asked_s, _MAX_RETRY_AFTER_S)
-        raise TransientError(message, wait_s, is_answer=True, is_refusal=status in REFUSAL_STATUSES)
+        is_refusal = status in REFUSAL_STATUSES
+        return TransientError(message, wait_s, is_answer=True, is_refusal=is_refusal)
     if status in (401, 403):
         message += "; pass headers or tokens as storage_options, or renew the signature of the URL"
     if status == 416:
-        raise PastEndError(f"{message}; the file is shorter than expected")
-    raise FetchError(message)
+        return PastEndError(f"{message}; the file is shorter than expected")
+    return FetchError(message)
+
+
+def refusal_text(response: Response) -> str:
+    """Return the beginning of the text of a refusal."""
+    data = b""
+    with suppress(OSError), closing(response):
+        for piece in response.pieces:
+            data += piece
+            if len(data) >= TEXT_NBYTES:
+                break
+    retry.check_waits()  # raises if it was cut short
+    return data[:TEXT_NBYTES].decode(errors="replace")
+
+
+def _said(url: str, text: str) -> str:
+    """Return what the text of a refusal adds to its status: a store's code, a title, or words."""
+    if code := _CODE.search(text):
+        return f" {code[1]}"
+    if text.lstrip().startswith("<"):  # a page or a document
+        title = _TITLE.search(text)
+        text = title[1] if title else ""
+    words = _SECRET.sub("…", " ".join(text.split()))
+    said = printable(urls.without_secrets(words, url))
+    return f": {said:.{_TEXT_LENGTH}}" if said else ""
 
 
 def connection_error(url: str, error: OSError, *, has_begun: bool = False) -> FetchError:

@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -28,7 +28,7 @@ from urllib.parse import quote
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import fsspec, store_settings, urls
 from wids.storage.transport.connections import Response
-from wids.storage.transport.http import Http, stream_of
+from wids.storage.transport.http import Http, refusal_text, stream_of
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
@@ -50,7 +50,6 @@ _BACK_S: Final = 300
 """How long before now a signature is dated: clocks differ."""
 
 _MOST_SIGNED: Final = 4096
-_MAX_ERROR_NBYTES: Final = 64 << 10
 _PACKAGES: Final = {"s3": "botocore", "gcs": "google-auth"}
 _BY_OBSTORE: Final = frozenset(
     ("allow_invalid_certificates", "connect_timeout", "proxy_url", "proxy_excludes",
@@ -221,7 +220,7 @@ class Bucket(Http):
                     return stream
                 stream.close()
                 return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
-            text = _error_text(response)
+            text = refusal_text(response)
             if status == 412:
                 # As a server does for If-Range: the whole file, whose tag says it is another.
                 return self.open(url, 0, None, None)
@@ -266,18 +265,6 @@ def _with_token(headers: Mapping[str, str], provider: Provider) -> tuple[dict[st
     """Return headers with a token, and the Unix time at which to ask for the next one."""
     found = provider()
     return {**headers, "Authorization": f"Bearer {found['token']}"}, found["expires_at"].timestamp()
-
-
-def _error_text(response: Response) -> str:
-    """Return the document of a refusal, or the beginning of it."""
-    data = b""
-    with suppress(OSError), closing(response):
-        for piece in response.pieces:
-            data += piece
-            if len(data) > _MAX_ERROR_NBYTES:
-                break
-    check_waits()  # raises if it was cut short
-    return data[:_MAX_ERROR_NBYTES].decode(errors="replace")
 
 
 _T = TypeVar("_T")

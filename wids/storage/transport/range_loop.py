@@ -7,13 +7,14 @@ more, and the first answer is used (`hedging`). Where the version of an answer i
 request is for the bytes that are missing of it. Only connecting is left to other threads: looking
 up a name cannot be interrupted.
 
-What is neither of known length nor an error nor a redirect, such as a chunked response, is left to
-`http`, which reads it in a thread.
+A response of unknown length, such as a chunked one, is handed over with its connection as a stream,
+which a thread reads.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import selectors
 import socket
 import time
@@ -23,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -46,8 +47,10 @@ from wids.storage.transport.gate import Turn, gate, response_nbytes
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
+    TEXT_NBYTES,
     Route,
     connection_error,
+    refusal_error,
     stream_of,
 )
 from wids.storage.transport.range_reads import END, Range, Read
@@ -60,6 +63,10 @@ _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
+_TEXT_S: Final = 1.0
+"""How long the text of a refusal may take; the refusal matters more."""
+_CHUNK_SIZE: Final = re.compile(rb"(?:\A|\r\n)[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n")
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a turn may stay unnoticed that comes while this thread waits for bytes."""
@@ -72,7 +79,14 @@ no view are where the next ones are received: fresh memory costs as much as all 
 
 
 class UnusualError(Exception):
-    """A response that `http` has to read."""
+    """A response that `http` has to read.
+
+    Args:
+        stream: The response, if it need not be requested again.
+    """
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream
 
 
 @dataclass(eq=False)
@@ -105,6 +119,7 @@ class _Exchange:
         heard_s: When something arrived last.
         window: Since when its speed is measured, and the bytes that had arrived then.
         head: The bytes of the head, until it is complete; then those that came with it.
+        refusal: The head of a refusal, whose text follows.
         head_nbytes: Bytes that arrived as heads, also interim ones.
         stream: The response, when its head was read.
         is_kept: Whether the connection can be used again.
@@ -117,6 +132,7 @@ class _Exchange:
 
     stream: Stream | None = None
     head = b""
+    refusal: Head | None = None
     is_kept = False
     memory = bytearray()
     head_nbytes = size = nbytes = noted_nbytes = 0
@@ -151,8 +167,8 @@ class _Exchange:
 
 def read_ranges(
     ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] = lambda: None
-) -> list[int]:
-    """Read ranges; return the numbers of those that `http` has to read.
+) -> dict[int, Stream | None]:
+    """Read ranges; return the numbers of those that `http` has to read, with what it has to read.
 
     Args:
         ranges: The ranges.
@@ -164,6 +180,9 @@ def read_ranges(
         CancelledError: The event of `cancelled_by` was set meanwhile.
         DeadlineError: The deadline of a read has passed of which these are a part.
         UnusualError: `http` has to read a file that is being written.
+
+    Returns:
+        A stream from the beginning of a range, or of its file; None if there is none yet.
     """
     with stages.fetching():
         loop = _Loop(take, more)
@@ -186,7 +205,7 @@ class _Loop:
         self._take, self._more = take, more
         self._num_left = 0
         self._numbers = count()
-        self._unusual: list[int] = []
+        self._unusual: dict[int, Stream | None] = {}
         self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, _Server] = {}
         self._busy: dict[socket.socket, _Exchange] = {}
@@ -198,7 +217,7 @@ class _Loop:
         self._window = memoryview(b"")
         self._tick_s = 0.0
 
-    def run(self, ranges: Sequence[Range]) -> list[int]:
+    def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
         """Do what `read_ranges` does."""
         self._num_left = len(ranges)
         for wanted in ranges:
@@ -212,7 +231,8 @@ class _Loop:
                 self._queue(heappop(self._later)[2])
             if now_s >= self._tick_s:
                 self._tick(now_s)
-        return self._unusual
+        unusual, self._unusual = self._unusual, {}
+        return unusual
 
     def close(self) -> None:
         """Drop what is in flight."""
@@ -221,6 +241,8 @@ class _Loop:
                 read.waits("")  # for the error of a deadline that has passed
         for exchange in list(self._busy.values()):
             self._end(exchange)
+        for stream in filter(None, self._unusual.values()):
+            stream.close()
         for server in self._servers.values():
             for _, turn in [*server.passed, *([server.asked] if server.asked else [])]:
                 gate().withdraw(turn)
@@ -381,9 +403,12 @@ class _Loop:
         is_again = False
         try:
             is_again = is_new and not self._has_head(exchange)
-        except UnusualError:
-            self._end(exchange)
-            self._leave_to_http(exchange.read)
+        except UnusualError as unusual:
+            if unusual.stream is None:
+                self._end(exchange)
+            else:
+                self._forget(exchange)
+            self._leave_to_http(exchange.read, unusual.stream)
             return
         except (OSError, WidsError) as found:
             error = _freed(found)
@@ -423,6 +448,8 @@ class _Loop:
 
     def _has_head(self, exchange: _Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
+        if exchange.refusal is not None:
+            self._refuse(exchange, exchange.refusal)
         while True:
             nbytes = exchange.sock.recv_into(self._scratch)
             if not nbytes:
@@ -453,9 +480,11 @@ class _Loop:
         response = Response(head.status, head.headers, iter(()))
         if head.is_malformed or head.status in wanted.http.left_statuses:
             raise UnusualError
+        if head.status >= 400:
+            exchange.refusal = head
+            self._refuse(exchange, head)
         if length < 0 and head.status in (200, 206):
-            stream_of(wanted.url, wanted.start, response)  # which may raise an error
-            raise UnusualError
+            raise UnusualError(self._handed_over(exchange, head))
         start = self._accept(exchange, response, length)
         exchange.size = min(start + length, wanted.stop) - wanted.start
         exchange.nbytes = exchange.noted_nbytes = start - wanted.start
@@ -467,6 +496,26 @@ class _Loop:
             exchange.memory = _memory(exchange.size)
         exchange.read.waits("bytes")
         return True
+
+    def _refuse(self, exchange: _Exchange, head: Head) -> NoReturn:
+        """Receive the beginning of the text of a refusal; raise the error that it stands for."""
+        most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
+        while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
+            nbytes = exchange.sock.recv_into(self._scratch)
+            if not nbytes:
+                break
+            exchange.head += self._scratch[:nbytes]
+        raise _refusal(exchange, head)
+
+    def _handed_over(self, exchange: _Exchange, head: Head) -> Stream | None:
+        """Return a response of unknown length as a stream; None if it has too little."""
+        wanted = exchange.read.wanted
+        if exchange.arrived is not None and head.status == 206:
+            return None
+        on_end = exchange.server.idle.append
+        response = exchange.connection.resumed(head, exchange.head, on_end)
+        exchange.turn.leave()  # a stream has none
+        return stream_of(wanted.url, wanted.start, response)
 
     def _accept(self, exchange: _Exchange, response: Response, length: int) -> int:
         """Compare a response with what was requested; return where it begins."""
@@ -536,8 +585,7 @@ class _Loop:
         read, stream, server = exchange.read, exchange.stream, exchange.server
         if stream is None:
             return
-        del self._busy[exchange.sock]
-        self._selector.unregister(exchange.sock)
+        self._forget(exchange)
         exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(exchange.sent_s)
@@ -581,18 +629,23 @@ class _Loop:
         self._end_read(read)
         self._take(read.number, error)
 
-    def _leave_to_http(self, read: Read) -> None:
+    def _leave_to_http(self, read: Read, stream: Stream | None = None) -> None:
         if read.wanted.write is not None:  # the whole file is
-            raise UnusualError
+            raise UnusualError(stream)
         if not read.is_done:
+            self._unusual[read.number] = stream
+            read.num_racing -= 1
             self._end_read(read)
-            self._unusual.append(read.number)
 
-    def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
-        """Drop a request and its connection."""
+    def _forget(self, exchange: _Exchange) -> None:
+        """Wait no longer for a connection."""
         self._busy.pop(exchange.sock, None)
         with suppress(KeyError):  # Ctrl-C came before it was registered
             self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
+
+    def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
+        """Drop a request and its connection."""
+        self._forget(exchange)
         exchange.connection.close()
         if exchange.nbytes > exchange.noted_nbytes:
             exchange.turn.note(exchange.nbytes - exchange.noted_nbytes)
@@ -601,6 +654,8 @@ class _Loop:
     def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:
         """Drop a request that failed, and queue its read again or hand out the error."""
         read, spent_s = exchange.read, time.monotonic() - exchange.sent_s
+        if exchange.refusal is not None and not isinstance(error, WidsError):
+            error = _refusal(exchange, exchange.refusal)  # without the rest of its text
         if isinstance(error, WidsError):
             self._end(exchange, error)
             if isinstance(error, PastEndError):
@@ -662,6 +717,8 @@ class _Loop:
             if exchange.sock not in self._busy:
                 continue
             timeout_s, (since_s, nbytes) = exchange.read.wanted.http.timeout_s, exchange.window
+            if exchange.refusal is not None:
+                timeout_s = min(timeout_s, _TEXT_S)
             if now_s - exchange.heard_s >= timeout_s:
                 self._fail(exchange, SilenceError(f"no bytes for {timeout_s:g} s"))
             elif now_s - since_s >= WINDOW_TIMEOUTS * timeout_s:
@@ -731,6 +788,14 @@ def _freed(error: Error) -> Error:
     Until garbage is collected, they would keep open shards, whose files the cache cannot evict.
     """
     return error.with_traceback(None)
+
+
+def _refusal(exchange: _Exchange, head: Head) -> WidsError:
+    """Return the error that a refusal stands for, with what has arrived of its text."""
+    is_chunked = "transfer-encoding" in head.headers
+    text = _CHUNK_SIZE.sub(b"", exchange.head) if is_chunked else exchange.head
+    response = Response(head.status, head.headers, iter((text,)))
+    return _freed(refusal_error(exchange.read.wanted.url, response))
 
 
 def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:
