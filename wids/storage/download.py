@@ -85,7 +85,7 @@ class _Hashes:
         stated: What they must be, by name.
         nbytes: Bytes that they are of.
         thread: What computes them behind the download.
-        is_over: Whether it must end.
+        is_over: Whether nothing more is written.
     """
 
     def __init__(self, expected: Expected) -> None:
@@ -308,24 +308,16 @@ class Download:
         complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
         return complete_nbytes - self._hashes.nbytes
 
-    def _hash(self, hashes: _Hashes, *, is_rest: bool = False) -> None:
-        """Hash the complete beginning of the file.
-
-        Args:
-            hashes: The digests.
-            is_rest: Whether nothing more is written; otherwise more is waited for.
-        """
+    def _hash(self, hashes: _Hashes) -> None:
+        """Hash the complete beginning of the file, until nothing more is written."""
         while True:
             with self._lock:
-                while True:
-                    nbytes = min(self._nbytes_to_hash(), _PIECE_NBYTES)
-                    if nbytes <= 0 if is_rest else hashes.is_over:
-                        return
-                    if is_rest or nbytes == _PIECE_NBYTES:
-                        break
+                while (nbytes := self._nbytes_to_hash()) < _PIECE_NBYTES and not hashes.is_over:
                     self._written.wait()
+                if nbytes <= 0 or hashes is not self._hashes:
+                    return
                 self.file.seek(hashes.nbytes)
-                data = self.file.read(nbytes)
+                data = self.file.read(min(nbytes, _PIECE_NBYTES))
             if not data:  # the digest reveals that the file was truncated meanwhile
                 return
             hashes.update(data)
@@ -348,26 +340,22 @@ class Download:
         Raises:
             MismatchError: Its length or a digest differs.
         """
-        self._hash_rest()
+        hashes = self._hashes
+        with self._lock:
+            hashes.is_over = True
+            self._written.notify_all()
+        if hashes.thread is not None:
+            hashes.thread.join()
+        if hashes.stated:
+            self._hash(hashes)  # what the thread has left
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
-        for name, stated in self._hashes.stated.items():
-            if (found := self._hashes.found(name)) != stated:
+        for name, stated in hashes.stated.items():
+            if (found := hashes.found(name)) != stated:
                 raise MismatchError(
                     f"{urls.redact(self.url)}: expected the {name} {stated}, found {found}; file "
                     "and spec are from different versions"
                 )
-
-    def _hash_rest(self) -> None:
-        """Hash what the thread has left."""
-        hashes = self._hashes
-        if hashes.thread is not None:
-            with self._lock:
-                hashes.is_over = True
-                self._written.notify_all()
-            hashes.thread.join()
-        if hashes.stated:
-            self._hash(hashes, is_rest=True)
 
     def _check_length(self, nbytes: int | None) -> None:
         stated = self.expected.nbytes
@@ -403,6 +391,7 @@ class PartRequests:
         nbytes = download.expected.nbytes
         self._in_parts = nbytes is None or nbytes > download.part_nbytes
         self._is_stream = False  # whether the server's responses are not for `range_loop`
+        self._whole = DownloadPart()
         # What is fetched ahead comes after what a reader waits for.
         self._place = cancellation() is not None, time.monotonic()
 
@@ -413,20 +402,23 @@ class PartRequests:
             MismatchError: It is longer than expected, or of another length.
             FetchError: It cannot be read.
         """
-        self._with_retries(self._receive)
+        download = self._download
+        try:
+            with_retries(self._receive, self._plan.patience, lambda: download.received_nbytes)
+        except BaseException:
+            download.end()
+            raise
 
     def _receive(self) -> None:
-        """Receive the file from its beginning."""
+        """Receive the file by HTTP from its beginning; or what is missing of it by a stream."""
         download = self._download
         try:
             if not self._receive_by_http():
                 self._receive_by_stream()
             check_complete(download.url, download.received_nbytes, download.total_nbytes)
-        except BaseException as error:
+        except ReplacedError as error:
             download.end()
-            if not isinstance(error, ReplacedError):
-                raise
-            self._in_parts = False
+            self._in_parts, self._whole = False, DownloadPart()
             raise TransientError(str(error), is_outage=False) from error
 
     def _receive_by_http(self) -> bool:
@@ -502,23 +494,19 @@ class PartRequests:
         return stream.stop is None or (is_as_asked and is_enough)
 
     def _receive_by_stream(self) -> None:
-        """Receive the file by one stream after another, each from where the previous one ended."""
-        download, part = self._download, DownloadPart()
-
-        def attempt() -> None:
-            start = download.resume_at(part)
-            try:
-                tag = download.tag if start else None
-                stream = self._transports.open(download.url, start, None, tag)
-            except PastEndError as error:
-                # All bytes had arrived, but not the end of the response; or the file is shorter.
-                raise ReplacedError(str(error)) from error
-            with stream:
-                if not download.is_arriving:
-                    download.begin(stream, part)
-                download.take(part, stream)
-
-        self._with_retries(attempt)
+        """Receive what is missing of the file by one stream."""
+        download, part = self._download, self._whole
+        start = download.resume_at(part)
+        try:
+            tag = download.tag if start else None
+            stream = self._transports.open(download.url, start, None, tag)
+        except PastEndError as error:
+            # All bytes had arrived, but not the end of the response; or the file is shorter.
+            raise ReplacedError(str(error)) from error
+        with stream:
+            if not download.is_arriving:
+                download.begin(stream, part)
+            download.take(part, stream)
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
@@ -526,7 +514,3 @@ class PartRequests:
     def _first_nbytes(self) -> int:
         is_long = self._download.expected.nbytes is not None
         return self._part_nbytes() if is_long else self._download.part_nbytes
-
-    def _with_retries(self, attempt: Callable[[], None]) -> None:
-        download = self._download
-        with_retries(attempt, self._plan.patience, lambda: download.received_nbytes)
