@@ -168,11 +168,6 @@ class Download:
         return part
 
     @property
-    def has_next(self) -> bool:
-        """Whether there is a part that nobody takes."""
-        return (self._next_start or math.inf) < (self.total_nbytes or 0)
-
-    @property
     def is_arriving(self) -> bool:
         """Whether some part has been handed out, and has not arrived."""
         return bool(self._parts)
@@ -180,10 +175,10 @@ class Download:
     def next_part(self, nbytes: int) -> DownloadPart | None:
         """Hand out the next bytes that nobody takes; None if there are none."""
         with self._lock:
-            start = self._next_start or 0
-            if not self.has_next:
+            start, total_nbytes = self._next_start, self.total_nbytes or 0
+            if start is None or start >= total_nbytes:
                 return None
-            self._next_start = min(start + nbytes, self.total_nbytes or 0)
+            self._next_start = min(start + nbytes, total_nbytes)
             part = DownloadPart(start, self._next_start, start)
             self._parts.append(part)
             return part

@@ -40,8 +40,7 @@ _FIRST_CONTACT_S: Final = 8.0
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
 _MAX_REFUSED_S: Final = 1.0
-"""The same after a refusal: the gate decides how many requests are sent, and who waits longest must
-not wait for longer and longer."""
+"""The same after a refusal: who waits longest must not wait for longer and longer."""
 _SILENT_S: Final = 1.0
 """If a read waits longer, one line says so, and another one that the server is back."""
 _QUIET_S: Final = 30.0
