@@ -139,20 +139,16 @@ class Download:
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)  # waited for by the thread that hashes
 
-    def begin(self, stream: Stream, part: DownloadPart | None = None) -> DownloadPart:
+    def begin(self, stream: Stream, part: DownloadPart) -> None:
         """Start over with a response that has the first part of the file, or all of it.
 
         Args:
             stream: The response.
-            part: The only part so far, if there is one.
-
-        Returns:
-            The part that the response has.
+            part: The part that it has, from now on the only one.
 
         Raises:
             MismatchError: The file is not as long as expected.
         """
-        part = part or DownloadPart()
         with self._lock:
             self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
@@ -165,7 +161,6 @@ class Download:
             # refused. It is not truncated: the space that was reserved stays reserved.
             self._check_length(self.total_nbytes)
             self.report(0, self.total_nbytes)
-        return part
 
     @property
     def is_arriving(self) -> bool:
@@ -194,21 +189,6 @@ class Download:
     def is_verified(self) -> bool:
         """Whether a stated digest decides which version is right."""
         return bool(self._hashes.stated)
-
-    def take(self, part: DownloadPart, stream: Stream) -> None:
-        """Write the bytes of a stream to their place in the file.
-
-        Raises:
-            TransientError: It is cut off.
-            ReplacedError: It belongs to another version of the file, or is not what was requested.
-            MismatchError: It is longer than expected, or of another length.
-            CancelledError: The event of `cancelled_by` was set meanwhile.
-        """
-        self.compare(part, stream, part.position)
-        for chunk in stream.chunks:
-            check_waits()
-            self.write(part, part.position, chunk)
-        self.finish(part)
 
     def finish(self, part: DownloadPart) -> None:
         """End a part, all of whose bytes should have arrived.
@@ -501,7 +481,11 @@ class PartRequests:
         with stream:
             if not download.is_arriving:
                 download.begin(stream, part)
-            download.take(part, stream)
+            download.compare(part, stream, part.position)
+            for chunk in stream.chunks:
+                check_waits()
+                download.write(part, part.position, chunk)
+            download.finish(part)
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
