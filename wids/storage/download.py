@@ -85,7 +85,7 @@ class _Hashes:
         stated: What they must be, by name.
         nbytes: Bytes that they are of.
         thread: What computes them behind the download.
-        is_over: Whether it must end.
+        is_over: Whether nothing more is written.
     """
 
     def __init__(self, expected: Expected) -> None:
@@ -139,20 +139,16 @@ class Download:
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)  # waited for by the thread that hashes
 
-    def begin(self, stream: Stream, part: DownloadPart | None = None) -> DownloadPart:
+    def begin(self, stream: Stream, part: DownloadPart) -> None:
         """Start over with a response that has the first part of the file, or all of it.
 
         Args:
             stream: The response.
-            part: The only part so far, if there is one.
-
-        Returns:
-            The part that the response has.
+            part: The part that it has, from now on the only one.
 
         Raises:
             MismatchError: The file is not as long as expected.
         """
-        part = part or DownloadPart()
         with self._lock:
             self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
@@ -165,12 +161,6 @@ class Download:
             # refused. It is not truncated: the space that was reserved stays reserved.
             self._check_length(self.total_nbytes)
             self.report(0, self.total_nbytes)
-        return part
-
-    @property
-    def has_next(self) -> bool:
-        """Whether there is a part that nobody takes."""
-        return (self._next_start or math.inf) < (self.total_nbytes or 0)
 
     @property
     def is_arriving(self) -> bool:
@@ -180,10 +170,10 @@ class Download:
     def next_part(self, nbytes: int) -> DownloadPart | None:
         """Hand out the next bytes that nobody takes; None if there are none."""
         with self._lock:
-            start = self._next_start or 0
-            if not self.has_next:
+            start, total_nbytes = self._next_start, self.total_nbytes or 0
+            if start is None or start >= total_nbytes:
                 return None
-            self._next_start = min(start + nbytes, self.total_nbytes or 0)
+            self._next_start = min(start + nbytes, total_nbytes)
             part = DownloadPart(start, self._next_start, start)
             self._parts.append(part)
             return part
@@ -199,21 +189,6 @@ class Download:
     def is_verified(self) -> bool:
         """Whether a stated digest decides which version is right."""
         return bool(self._hashes.stated)
-
-    def take(self, part: DownloadPart, stream: Stream) -> None:
-        """Write the bytes of a stream to their place in the file.
-
-        Raises:
-            TransientError: It is cut off.
-            ReplacedError: It belongs to another version of the file, or is not what was requested.
-            MismatchError: It is longer than expected, or of another length.
-            CancelledError: The event of `cancelled_by` was set meanwhile.
-        """
-        self.compare(part, stream, part.position)
-        for chunk in stream.chunks:
-            check_waits()
-            self.write(part, part.position, chunk)
-        self.finish(part)
 
     def finish(self, part: DownloadPart) -> None:
         """End a part, all of whose bytes should have arrived.
@@ -308,24 +283,16 @@ class Download:
         complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
         return complete_nbytes - self._hashes.nbytes
 
-    def _hash(self, hashes: _Hashes, *, is_rest: bool = False) -> None:
-        """Hash the complete beginning of the file.
-
-        Args:
-            hashes: The digests.
-            is_rest: Whether nothing more is written; otherwise more is waited for.
-        """
+    def _hash(self, hashes: _Hashes) -> None:
+        """Hash the complete beginning of the file, until nothing more is written."""
         while True:
             with self._lock:
-                while True:
-                    nbytes = min(self._nbytes_to_hash(), _PIECE_NBYTES)
-                    if nbytes <= 0 if is_rest else hashes.is_over:
-                        return
-                    if is_rest or nbytes == _PIECE_NBYTES:
-                        break
+                while (nbytes := self._nbytes_to_hash()) < _PIECE_NBYTES and not hashes.is_over:
                     self._written.wait()
+                if nbytes <= 0 or hashes is not self._hashes:
+                    return
                 self.file.seek(hashes.nbytes)
-                data = self.file.read(nbytes)
+                data = self.file.read(min(nbytes, _PIECE_NBYTES))
             if not data:  # the digest reveals that the file was truncated meanwhile
                 return
             hashes.update(data)
@@ -348,26 +315,22 @@ class Download:
         Raises:
             MismatchError: Its length or a digest differs.
         """
-        self._hash_rest()
+        hashes = self._hashes
+        with self._lock:
+            hashes.is_over = True
+            self._written.notify_all()
+        if hashes.thread is not None:
+            hashes.thread.join()
+        if hashes.stated:
+            self._hash(hashes)  # what the thread has left
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
-        for name, stated in self._hashes.stated.items():
-            if (found := self._hashes.found(name)) != stated:
+        for name, stated in hashes.stated.items():
+            if (found := hashes.found(name)) != stated:
                 raise MismatchError(
                     f"{urls.redact(self.url)}: expected the {name} {stated}, found {found}; file "
                     "and spec are from different versions"
                 )
-
-    def _hash_rest(self) -> None:
-        """Hash what the thread has left."""
-        hashes = self._hashes
-        if hashes.thread is not None:
-            with self._lock:
-                hashes.is_over = True
-                self._written.notify_all()
-            hashes.thread.join()
-        if hashes.stated:
-            self._hash(hashes, is_rest=True)
 
     def _check_length(self, nbytes: int | None) -> None:
         stated = self.expected.nbytes
@@ -403,6 +366,7 @@ class PartRequests:
         nbytes = download.expected.nbytes
         self._in_parts = nbytes is None or nbytes > download.part_nbytes
         self._is_stream = False  # whether the server's responses are not for `range_loop`
+        self._whole = DownloadPart()
         # What is fetched ahead comes after what a reader waits for.
         self._place = cancellation() is not None, time.monotonic()
 
@@ -413,20 +377,23 @@ class PartRequests:
             MismatchError: It is longer than expected, or of another length.
             FetchError: It cannot be read.
         """
-        self._with_retries(self._receive)
+        download = self._download
+        try:
+            with_retries(self._receive, self._plan.patience, lambda: download.received_nbytes)
+        except BaseException:
+            download.end()
+            raise
 
     def _receive(self) -> None:
-        """Receive the file from its beginning."""
+        """Receive the file by HTTP from its beginning; or what is missing of it by a stream."""
         download = self._download
         try:
             if not self._receive_by_http():
                 self._receive_by_stream()
             check_complete(download.url, download.received_nbytes, download.total_nbytes)
-        except BaseException as error:
+        except ReplacedError as error:
             download.end()
-            if not isinstance(error, ReplacedError):
-                raise
-            self._in_parts = False
+            self._in_parts, self._whole = False, DownloadPart()
             raise TransientError(str(error), is_outage=False) from error
 
     def _receive_by_http(self) -> bool:
@@ -506,27 +473,23 @@ class PartRequests:
         return stream.stop is None or (is_as_asked and is_enough)
 
     def _receive_by_stream(self, opened: Stream | None = None) -> None:
-        """Receive the file by one stream after another, each from where the previous one ended.
-
-        The first one may be open.
-        """
-        download, part = self._download, DownloadPart()
-        given = iter([opened] if opened else [])
-
-        def attempt() -> None:
-            start = download.resume_at(part)
-            try:
-                tag = download.tag if start else None
-                stream = next(given, None) or self._transports.open(download.url, start, None, tag)
-            except PastEndError as error:
-                # All bytes had arrived, but not the end of the response; or the file is shorter.
-                raise ReplacedError(str(error)) from error
-            with stream:
-                if not download.is_arriving:
-                    download.begin(stream, part)
-                download.take(part, stream)
-
-        self._with_retries(attempt)
+        """Receive what is missing of the file by one stream, which may be open."""
+        download, part = self._download, self._whole
+        start = download.resume_at(part)
+        try:
+            tag = download.tag if start else None
+            stream = opened or self._transports.open(download.url, start, None, tag)
+        except PastEndError as error:
+            # All bytes had arrived, but not the end of the response; or the file is shorter.
+            raise ReplacedError(str(error)) from error
+        with stream:
+            if not download.is_arriving:
+                download.begin(stream, part)
+            download.compare(part, stream, part.position)
+            for chunk in stream.chunks:
+                check_waits()
+                download.write(part, part.position, chunk)
+            download.finish(part)
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
@@ -534,7 +497,3 @@ class PartRequests:
     def _first_nbytes(self) -> int:
         is_long = self._download.expected.nbytes is not None
         return self._part_nbytes() if is_long else self._download.part_nbytes
-
-    def _with_retries(self, attempt: Callable[[], None]) -> None:
-        download = self._download
-        with_retries(attempt, self._plan.patience, lambda: download.received_nbytes)

@@ -39,13 +39,13 @@ def test_a_permanent_failure_is_not_retried(server: Server) -> None:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the waits from now on."""
     waits: list[float] = []
-    wait_s = retry._Failures.wait_s
+    wait_s = retry.Attempts._wait_s
 
     def noted(*args: Any) -> float:
         waits.append(wait_s(*args))
         return waits[-1]
 
-    monkeypatch.setattr(retry._Failures, "wait_s", noted)
+    monkeypatch.setattr(retry.Attempts, "_wait_s", noted)
     return waits
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -40,8 +40,7 @@ _FIRST_CONTACT_S: Final = 8.0
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 10.0
 _MAX_REFUSED_S: Final = 1.0
-"""The same after a refusal: the gate decides how many requests are sent, and who waits longest must
-not wait for longer and longer."""
+"""The same after a refusal: who waits longest must not wait for longer and longer."""
 _SILENT_S: Final = 1.0
 """If a read waits longer, one line says so, and another one that the server is back."""
 _QUIET_S: Final = 30.0
@@ -109,7 +108,7 @@ class Patience:
 
 
 _limited: ContextVar[Patience | None] = ContextVar("wids_limited", default=None)
-"""The patience of the read of this thread, if it has a deadline."""
+"""The patience of the read of this thread."""
 
 
 def has_answered(server: str) -> bool:
@@ -163,22 +162,15 @@ def left_s() -> float:
 
 
 @contextmanager
-def _timed(patience: Patience, what: str) -> Iterator[None]:
-    started_s = time.monotonic()
+def waiting_for(what: str) -> Iterator[None]:
+    """Have the error of a deadline say how long the block took, for what."""
+    patience, started_s = _limited.get(), time.monotonic()
     try:
         yield
     finally:
-        spent_s = time.monotonic() - started_s
-        patience.waited_s[what] = patience.waited_s.get(what, 0.0) + spent_s
-
-
-_untimed: Final = nullcontext()
-
-
-def waiting_for(what: str) -> AbstractContextManager[None]:
-    """Have the error of a deadline say how long the block took, for what."""
-    patience = _limited.get()
-    return _untimed if patience is None else _timed(patience, what)
+        if patience is not None:
+            spent_s = time.monotonic() - started_s
+            patience.waited_s[what] = patience.waited_s.get(what, 0.0) + spent_s
 
 
 def with_retries(
@@ -197,8 +189,7 @@ def with_retries(
         DeadlineError: The deadline of ``patience`` has passed.
         FetchError: It failed too long.
     """
-    is_limited = not math.isinf(patience.deadline_s)
-    with stages.fetching(), _within_deadline(patience) if is_limited else _untimed:
+    with stages.fetching(), _within_deadline(patience):
         attempts = Attempts(patience)
         while True:
             started_s = time.monotonic()
@@ -219,9 +210,6 @@ def with_retries(
 @contextmanager
 def _within_deadline(patience: Patience) -> Iterator[None]:
     """End the waits of the block at the deadline, with an error that says what they were for."""
-    if _limited.get() is patience:
-        yield
-        return
     token = _limited.set(patience)
     try:
         yield
@@ -231,17 +219,23 @@ def _within_deadline(patience: Patience) -> Iterator[None]:
         _limited.reset(token)
 
 
+@dataclass
 class Attempts:
     """The attempts of one read: how long to wait after each that failed, and when to stop.
 
-    Args:
+    Attributes:
         patience: Which server it reads from, and how long to wait.
+        num_failed: Failures in a row.
+        num_refused: How many of them were not outages.
+        waited_s: Seconds since the first.
+        reached: Number of bytes received before it.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._failures = _Failures(patience)
-        self._reached = 0
+    patience: Patience
+    num_failed: int = 0
+    num_refused: int = 0
+    waited_s: float = 0.0
+    reached: int = 0
 
     def failed(self, error: TransientError, spent_s: float, position: int = 0) -> float:
         """Return the seconds to wait after an attempt that failed.
@@ -256,55 +250,34 @@ class Attempts:
         """
         # An attempt that starts over makes progress only beyond what earlier ones reached:
         # otherwise a server could send the same megabytes repeatedly.
-        if position - self._reached >= _PROGRESS_NBYTES:
-            self._failures, self._reached = _Failures(self._patience), position
-        wait_s = self._failures.wait_s(error, spent_s)
-        stages.count(stages.RETRIES, bool(self._patience.server))
+        if position - self.reached >= _PROGRESS_NBYTES:
+            self.num_failed, self.num_refused, self.waited_s = 0, 0, 0.0
+            self.reached = position
+        wait_s = self._wait_s(error, spent_s)
+        stages.count(stages.RETRIES, bool(self.patience.server))
         return wait_s
 
     def succeeded(self) -> None:
         """Remember that the server has answered; say so if it was away."""
-        server = self._patience.server
+        server = self.patience.server
         note_answer(server)
         if server and (away_s := _outage_ends(server)):
             _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
 
-
-@dataclass
-class _Failures:
-    """The failures in a row of one read.
-
-    Attributes:
-        patience: As for `with_retries`.
-        count: Number of failures.
-        num_refusals: How many of them were not outages.
-        waited_s: Seconds since the first.
-    """
-
-    patience: Patience
-    count: int = 0
-    num_refusals: int = 0
-    waited_s: float = 0.0
-
-    def wait_s(self, error: TransientError, spent_s: float) -> float:
-        """Return the seconds to wait after another failed attempt, which took ``spent_s``.
-
-        Raises:
-            FetchError: Waiting longer is useless.
-        """
+    def _wait_s(self, error: TransientError, spent_s: float) -> float:
         server = self.patience.server
         if error.is_answer:
             note_answer(server)
         # The first attempt may have received part of a long response before it failed.
-        if self.count or not has_answered(server):
+        if self.num_failed or not has_answered(server):
             self.waited_s += spent_s
-        self.count += 1
+        self.num_failed += 1
         longest_s = _MAX_REFUSED_S if error.is_refusal else _MAX_WAIT_S
-        wait_s = (error.wait_s or 0.0) + _backoff_s(self.count, longest_s)
+        wait_s = (error.wait_s or 0.0) + _backoff_s(self.num_failed, longest_s)
         if not (server and error.is_outage):
-            self.num_refusals += 1
-            if self.num_refusals >= MAX_FAILURES:
-                raise FetchError(f"{error}; tried {self.count} times") from error
+            self.num_refused += 1
+            if self.num_refused >= MAX_FAILURES:
+                raise FetchError(f"{error}; tried {self.num_failed} times") from error
             return wait_s
         limit_s = self._limit_s(error, spent_s)
         wait_s = min(wait_s, limit_s - self.waited_s)
@@ -329,7 +302,7 @@ class _Failures:
             return limit_s
         raise FetchError(
             f"{error}; waited {_text(self.waited_s)} for {printable(server)}, in "
-            f"{count_text(self.count, 'attempt')}; {advice}"
+            f"{count_text(self.num_failed, 'attempt')}; {advice}"
         ) from error
 
 

@@ -16,13 +16,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from wids.errors import FetchError
+from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_credentials, urls
 from wids.storage.transport.http import TIMEOUT_S
 
@@ -386,14 +386,8 @@ def _client(kind: str, config: Mapping[str, Any], settings: StoreConfig) -> dict
     return result
 
 
-_Calls: TypeAlias = "SimpleQueue[Callable[[], None]]"
-_idle: Final[dict[int, _Calls]] = {}
-"""What the thread of this process waits for, by the id of the process, while it is idle."""
-
-
-def _work(calls: _Calls) -> None:
-    while True:
-        calls.get()()
+_idle: Final[dict[int, ReadingThreads]] = {}
+"""The thread of this process, by the id of the process, while it is idle."""
 
 
 def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
@@ -412,28 +406,14 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()  # signals arrive in the main thread
     # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
-    calls = _idle.pop(os.getpid(), None)
-    if calls is None:
-        calls = SimpleQueue()
-        threading.Thread(target=_work, args=(calls,), name="wids-object-store", daemon=True).start()
-    results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
-
-    def answer() -> None:
-        try:
-            results.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
-            results.put((None, error))
-
-    calls.put(answer)
+    thread = _idle.pop(os.getpid(), None) or ReadingThreads(1, "wids-object-store")
+    future = thread.submit(call)
     until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     # In steps: a signal that comes just before Python waits does not end the wait.
     while (left_s := until_s - time.monotonic()) > 0:
-        with suppress(Empty):
-            result, error = results.get(timeout=min(left_s, _SIGNAL_S))
+        if wait([future], min(left_s, _SIGNAL_S)).done:
             break
     else:
         raise TimeoutError
-    _idle[os.getpid()] = calls
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value] # a result, where there is no error
+    _idle[os.getpid()] = thread
+    return future.result()
