@@ -2,7 +2,7 @@
 
 Only the members of the requested samples are read, each with the headers before it. What arrived is
 sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
-ranges.
+ranges. What a batch needs of all its shards is requested together (`fly`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsError
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, Raw, RawSample
+from wids.shards.tars.raw_samples import Labels, Raw, RawSample, Span, TarShard
 from wids.shards.tars.samples import sample_readers
-from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import (
     GAP_NBYTES,
@@ -32,6 +32,7 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
+from wids.storage.reading_threads import in_threads
 from wids.storage.transport.stream import PastEndError
 
 
@@ -140,10 +141,10 @@ class RemoteShard(TarShard):
             SpentError: The tar should be fetched instead.
             FetchError: The tar cannot be read.
         """
-        self.check()
         samples: list[RawSample] = []
         if not len(local_indices):
             return samples
+        self.check()
         source = self._arrived or self._received(local_indices)
         try:
             self._read(local_indices, labels, samples.append, source)
@@ -159,7 +160,7 @@ class RemoteShard(TarShard):
             WidsError: The shard is known to be broken.
         """
         self.check()
-        with self._watch():
+        with self._watch():  # nothing is requested of a broken shard
             pass
         # A set, so that a sample that is repeated in a batch is read once; of plain integers.
         places = sorted(self._places(set(map(operator.index, local_indices))))
@@ -305,3 +306,67 @@ def _parts(read: Read, ranges: Sequence[Span], spans: Iterable[Span]) -> list[Pa
     for span in spans:
         parts[bisect_right(starts, span[0]) - 1].spans.append(span)
     return parts
+
+
+def fly(
+    wanted: Mapping[int, Sequence[int]],
+    open_ranges: Callable[[int], RemoteShard | None],
+    is_open: Callable[[int], bool],
+) -> dict[int, RemoteShard | WidsError]:
+    """Read samples of remote shards by range, where that is better than fetching the shards.
+
+    First the indexes of those shards that are not open, then all ranges, are requested at once, so
+    that a batch takes two round trips, whatever the number of its shards and samples.
+
+    Args:
+        wanted: The samples to read, by the number of their shard.
+        open_ranges: Returns a shard to be read by range, by its number; None for one to fetch.
+        is_open: Whether a shard is open already.
+
+    Returns:
+        The shards that were read, by number, or why they could not be opened. Reading one of these
+        samples returns the bytes that arrived, or raises the error of their request.
+    """
+
+    def opened(number: int) -> RemoteShard | WidsError | None:
+        try:
+            return open_ranges(number)
+        except WidsError as error:  # concerns this shard alone
+            return error
+
+    # No thread for those that need no request.
+    others = [number for number in wanted if not is_open(number)]
+    answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
+    shards = dict(zip(others, answers, strict=True))
+    found: dict[int, RemoteShard | WidsError] = {}
+    parts: list[tuple[RemoteShard, int, Part]] = []
+    for number in wanted:
+        shard = shards[number] if number in shards else opened(number)
+        if shard is None:
+            continue
+        if not isinstance(shard, WidsError):
+            try:
+                own = shard.parts(wanted[number])
+            except WidsError as error:
+                shard = error
+            else:
+                if not shard.takes(sum(part.stop - part.start for part in own)):
+                    continue
+                parts += [(shard, number, part) for part in own]
+        found[number] = shard
+    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in found}
+
+    def use(at: int, data: Arrived) -> None:
+        shard, number, part = parts[at]
+        try:
+            arrived[number].update(shard.take(part, data))
+        except WidsError as error:
+            arrived[number].update(dict.fromkeys(part.spans, error))
+
+    read_all([part[:3] for _, _, part in parts], use)
+    return {
+        number: shard.with_arrived(Received(arrived[number]))
+        if isinstance(shard, RemoteShard)
+        else shard
+        for number, shard in found.items()
+    }
