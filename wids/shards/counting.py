@@ -112,8 +112,7 @@ def count_samples(
     """
     unstated = [number for number, count in enumerate(counts) if count is None]
     for number in unstated:
-        index = reader.known_index(number)
-        counts[number] = None if index is None else len(index)
+        counts[number] = reader.known_count(number)
     missing = [number for number in unstated if counts[number] is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [

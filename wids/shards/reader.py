@@ -22,6 +22,7 @@ import numpy as np
 from wids.errors import ShardFormatError, WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
+from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
 from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
@@ -495,6 +496,19 @@ class ShardReader:
         elif not facts.has_copy and facts.range_index is not None:
             return facts.range_index[0]
         return None
+
+    def known_count(self, number: int) -> int | None:
+        """Return the number of samples of a shard if its index is known."""
+        path = self.path(number)
+        if path is not None:
+            with suppress(OSError):
+                key_split = self.key_split(number)
+                paths = index_paths(self.cache_folder, path, key_split)
+                count = stored_count(paths, TarIdentity.of_file(os.stat(path)), key_split)
+                if count is not None:
+                    return count
+        index = self.known_index(number)
+        return None if index is None else len(index)
 
     def is_in_dataset_index(self, number: int) -> bool:
         """Whether the dataset index has the keys of this shard, and states its length.
