@@ -113,7 +113,7 @@ class RemoteShard(TarShard):
         self.nbytes = nbytes
         self.takes = takes or (lambda _: True)
         self._version = version
-        self._watch = watch
+        self.watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
@@ -144,7 +144,8 @@ class RemoteShard(TarShard):
         samples: list[RawSample] = []
         if not len(local_indices):
             return samples
-        self.check()
+        if self._arrived is not None:
+            self.check()
         source = self._arrived or self._received(local_indices)
         try:
             self._read(local_indices, labels, samples.append, source)
@@ -154,37 +155,14 @@ class RemoteShard(TarShard):
         return samples
 
     def parts(self, local_indices: Sequence[int]) -> list[Part]:
-        """Return what `read_many` requests for some samples.
-
-        Raises:
-            WidsError: The shard is known to be broken.
-        """
+        """Return what `read_many` requests for some samples."""
         self.check()
-        with self._watch():  # nothing is requested of a broken shard
-            pass
         # A set, so that a sample that is repeated in a batch is read once; of plain integers.
         places = sorted(self._places(set(map(operator.index, local_indices))))
         members = [(head, stop) for head, _, stop in places]
         spans = [span for head, body, stop in places for span in ((head, body), (body, stop))]
         ranges = joined(members, frugal_gap_nbytes(members))
         return _parts(self._read_range, ranges, spans)
-
-    def take(self, part: Part, arrived: Arrived) -> dict[Span, bytes]:
-        """Return the spans of a part that was requested.
-
-        Raises:
-            WidsError: It could not be read.
-        """
-        # If a checksum covers what `read_part` reads, an error decides nothing: the whole member is
-        # read then.
-        decides = part.read is self._read_range or not len(self.index.payload_crcs)
-        with self._watch() if decides else nullcontext():
-            view = bytes_of(arrived)
-        # Copies: parts of what was read would keep the whole range in memory, and have no hash,
-        # since a buffer for received bytes has none.
-        return {
-            span: bytes(view[span[0] - part.start : span[1] - part.start]) for span in part.spans
-        }
 
     def with_arrived(self, arrived: Received) -> RemoteShard:
         """Return the same shard, with spans that were read."""
@@ -271,31 +249,37 @@ class RemoteShard(TarShard):
     def _received(self, local_indices: Sequence[int]) -> Received:
         return Received(self._request(self.parts(local_indices)))
 
-    def _request(self, parts: Sequence[Part]) -> dict[Span, bytes]:
+    def _request(self, parts: Sequence[Part], *, decides: bool = True) -> dict[Span, bytes]:
         """Return the spans of parts, which are requested together.
+
+        Args:
+            parts: The parts.
+            decides: Whether an error may concern the whole shard.
 
         Raises:
             SpentError: The tar should be fetched instead.
             FetchError: It cannot be read.
         """
-        if not self.takes(sum([part.stop - part.start for part in parts])):
-            raise SpentError(
-                f"{self.name}: expected a shard of which little is read, found one of which so "
-                "much was read that it has to be fetched"
-            )
         found: dict[Span, bytes] = {}
-        for spans in read_all(
-            [part[:3] for part in parts], lambda at, arrived: self.take(parts[at], arrived)
-        ):
-            found.update(spans)
+        with self.watch() if decides else nullcontext():  # asks nothing of a broken shard
+            if not self.takes(sum([part.stop - part.start for part in parts])):
+                raise SpentError(
+                    f"{self.name}: expected a shard of which little is read, found one of which "
+                    "so much was read that it has to be fetched"
+                )
+            read_all(
+                [part[:3] for part in parts],
+                lambda at, arrived: found.update(_taken(parts[at], arrived)),
+            )
         return found
 
     def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
         """Return the bytes of spans; near ones share a request."""
-        with self._watch():  # nothing is requested of a broken shard
-            pass
         read = self._read_range if is_compared else self._read_part
-        found = self._request(_parts(read, joined(sorted(spans)), spans))
+        # If a checksum covers a member of which a part is read, an error decides nothing: the whole
+        # member is read then.
+        decides = is_compared or not len(self.index.payload_crcs)
+        found = self._request(_parts(read, joined(sorted(spans)), spans), decides=decides)
         return [found[span] for span in spans]
 
 
@@ -306,6 +290,14 @@ def _parts(read: Read, ranges: Sequence[Span], spans: Iterable[Span]) -> list[Pa
     for span in spans:
         parts[bisect_right(starts, span[0]) - 1].spans.append(span)
     return parts
+
+
+def _taken(part: Part, arrived: Arrived) -> dict[Span, bytes]:
+    """Return the spans of a part that was requested, or raise why it could not be read."""
+    view, start = bytes_of(arrived), part.start
+    # Copies: parts of what was read would keep the whole range in memory, and have no hash, since a
+    # buffer for received bytes has none.
+    return {span: bytes(view[span[0] - start : span[1] - start]) for span in part.spans}
 
 
 def fly(
@@ -347,10 +339,12 @@ def fly(
         if not isinstance(shard, WidsError):
             try:
                 own = shard.parts(wanted[number])
+                with shard.watch():  # asks nothing of a broken shard
+                    is_taken = shard.takes(sum(part.stop - part.start for part in own))
             except WidsError as error:
                 shard = error
             else:
-                if not shard.takes(sum(part.stop - part.start for part in own)):
+                if not is_taken:
                     continue
                 parts += [(shard, number, part) for part in own]
         found[number] = shard
@@ -359,7 +353,8 @@ def fly(
     def use(at: int, data: Arrived) -> None:
         shard, number, part = parts[at]
         try:
-            arrived[number].update(shard.take(part, data))
+            with shard.watch():
+                arrived[number].update(_taken(part, data))
         except WidsError as error:
             arrived[number].update(dict.fromkeys(part.spans, error))
 
