@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import operator
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -258,23 +257,19 @@ class TarShard(ReadableShard):
             spans.insert(0, (head, body))
         buffers = self._buffers(spans) if spans else []
         if compares:
-            self._check_head(member, head, buffers[0])
+            self._check_heads([member], buffers[:1])
             self._note_head(member)
         return bytes(buffers[-1]) if part[0] < part[1] else b""
 
-    def _check_head(self, member: int, start: int, head: bytes | memoryview) -> None:
-        """Compare the headers of a member, which begin at a byte of the tar, with the index."""
+    def _check_heads(
+        self, members: IntArray | list[int], heads: Sequence[bytes | memoryview]
+    ) -> None:
+        """Compare the headers of members with the index."""
+        index, crcs = self.index, np.array(list(map(fastest_crc32(), heads)), np.uint32)
         # A header has name and length, so another tar of the same length is noticed.
-        index = self.index
-        if zlib.crc32(head) != index.head_crcs[member]:
-            raise changed_header_error(self.name, start, index.fields[index.field_ids[member]])
-
-    def _check_heads(self, members: IntArray, heads: Sequence[bytes | memoryview]) -> None:
-        """Do the same for many members."""
-        crcs = np.array(list(map(fastest_crc32(), heads)), np.uint32)
-        for at in np.flatnonzero(self.index.head_crcs[members] != crcs)[:1]:
-            start = int(self.index.spans(members)[0][at])
-            self._check_head(int(members[at]), start, heads[at])
+        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+            field = index.fields[index.field_ids[members[at]]]
+            raise changed_header_error(self.name, int(index.spans(members)[0][at]), field)
 
     def __repr__(self) -> str:
         kind = type(self).__name__
