@@ -34,7 +34,7 @@ from torch.utils.data import (
 import wids
 from wids.dataset import fetch_window, prefetch
 from wids.errors import FetchError
-from wids.shards.shard_facts import remote_file
+from wids.shards.policy import remote_file
 from wids.shards.specs.model import ShardSpec
 from wids.storage.cache import cache_names, eviction, leases
 

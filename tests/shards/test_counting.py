@@ -14,6 +14,7 @@ from loopback import Fault, Server
 
 import wids
 from wids.shards.costs import DownloadCost
+from wids.shards.indexes import index_file
 
 
 @pytest.fixture
@@ -64,14 +65,19 @@ def test_a_missing_local_shard_is_named_with_those_that_exist(tmp_path: Path) ->
             work(f"{tmp_path}/train-{{0..3}}.tar")
 
 
-def test_shards_that_were_indexed_are_counted_without_opening_them(tmp_path: Path) -> None:
-    """Their stored indexes are bound to them; one that was written again is opened."""
+def test_shards_that_were_indexed_are_counted_without_opening_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the heads of their indexes, which are bound to them; one written again is opened."""
     tars = [
         settle(write_tar(tmp_path / f"{n}.tar", sample_members(n * 10, n * 10 + 10)))
         for n in range(4)
     ]
     with wids.ShardListDataset(tars) as dataset:
         assert (len(dataset), dataset.get_stats()[1]) == (40, 4)
+    with monkeypatch.context() as heads_alone:
+        heads_alone.setattr(index_file, "parse", None)
+        wids.ShardListDataset(tars).close()
     settle(write_tar(tars[1], sample_members(10, 17)))
     with wids.ShardListDataset(tars) as dataset:
         assert (dataset.lengths, dataset.get_stats()[1]) == ([10, 7, 10, 10], 1)

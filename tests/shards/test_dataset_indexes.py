@@ -8,16 +8,23 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import num_open, raises, sample_members, write_tar
+from conftest import in_child, num_open, raises, sample_members, write_tar
+from events import LONG_S
 from loopback import Server
 from remote_site import EXPECTED, LENGTHS, Site
 
 import wids
 from wids.errors import FetchError, MismatchError, ShardFormatError
+from wids.shards import sidecars
+from wids.shards.sidecars import open_dataset_index
 from wids.storage.cache.leases import delete_if_unused
+from wids.storage.cache.store import Cache
 
 
 @pytest.fixture
@@ -57,6 +64,34 @@ def test_a_dataset_index_is_fetched_once(site: Site) -> None:
     site.dataset_index()
     with wids.ShardListDataset(url) as dataset:
         assert dataset[0][".txt"] == "text 1"
+
+
+def test_threads_open_a_dataset_index_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server is asked once; a process that is forked meanwhile opens its own."""
+    site.dataset_index()
+    opened: list[str] = []
+    ready, is_forked = threading.Barrier(3), threading.Event()
+
+    def open_index(store: Cache, url: str, num_shards: int) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            opened.append(url)
+            is_forked.wait(LONG_S)
+        return open_dataset_index(store, url, num_shards)
+
+    monkeypatch.setattr(sidecars, "open_dataset_index", open_index)
+    with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
+
+        def read(index: int) -> Any:
+            ready.wait(LONG_S)
+            return dataset[index][".txt"]
+
+        with ThreadPoolExecutor(2) as threads:
+            found = threads.map(read, [0, 19])
+            ready.wait(LONG_S)
+            assert in_child(lambda: dataset[9][".txt"] == "text 9")
+            is_forked.set()
+            assert list(found) == ["text 0", "text 19"]
+    assert opened == [f"{site.server.url}/train.index"]
 
 
 def test_a_fetched_dataset_index_is_leased(site: Site, own_cache: Path) -> None:

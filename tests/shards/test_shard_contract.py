@@ -23,8 +23,8 @@ from wids.errors import ShardFormatError
 from wids.shards.remote_shard import RemoteShard
 from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import index_tar
+from wids.shards.tars.raw_samples import TarShard
 from wids.shards.tars.shard import Shard
-from wids.shards.tars.tar_shard import TarShard
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import Read
 

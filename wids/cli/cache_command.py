@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     """Print how much of one dataset has been fetched."""
     from wids.shards.copied_shards import cached_files
-    from wids.shards.shard_facts import remote_file
+    from wids.shards.policy import remote_file
     from wids.storage import fetch
     from wids.storage.cache.store import Cache
 

@@ -28,7 +28,7 @@ from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
 from wids.shards.indexes.dataset_index import LocalDatasetIndex, load_dataset_index
-from wids.shards.shard_facts import remote_file
+from wids.shards.policy import remote_file
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, IndexedShards, ShardSpec
 from wids.shards.tars.headers import (

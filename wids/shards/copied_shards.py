@@ -23,7 +23,7 @@ from wids.errors import MismatchError, ShardFormatError, WidsError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
 from wids.shards.opening import check_count, mapped
-from wids.shards.shard_facts import ShardFacts, remote_file
+from wids.shards.policy import ShardFacts, remote_file
 from wids.shards.sidecars import CopyRecord, url_digest
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.tars.headers import KEY_SPLITS, KeySplit

@@ -20,7 +20,7 @@ from wids.shards.policy import Wanted
 from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.tars.tar_shard import TarShard
+from wids.shards.tars.raw_samples import TarShard
 from wids.storage.cache.store import Cache
 from wids.storage.shared_numbers import SharedNumber
 

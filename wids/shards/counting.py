@@ -110,11 +110,9 @@ def count_samples(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
     """
-    unstated = [number for number, count in enumerate(counts) if count is None]
-    for number in unstated:
-        index = reader.known_index(number)
-        counts[number] = None if index is None else len(index)
-    missing = [number for number in unstated if counts[number] is None]
+    for number in [number for number, count in enumerate(counts) if count is None]:
+        counts[number] = reader.known_count(number)
+    missing = [number for number, count in enumerate(counts) if count is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [
         number
@@ -145,8 +143,7 @@ def check_empty(reader: ShardReader, numbers: Iterable[int], progress: bool | No
     Those that do not exist are passed over. Raises as `count_samples`, and `MismatchError` for a
     shard with samples.
     """
-    indexes = ((number, reader.known_index(number)) for number in numbers)
-    doubtful = [number for number, index in indexes if index is None or len(index)]
+    doubtful = [number for number in numbers if reader.known_count(number) != 0]
     names = [reader.path(number) or reader.shards[number].url for number in doubtful]
     answers = ask_lengths(reader.store.fetcher, names, is_tolerant=True)
     pairs = zip(doubtful, answers, strict=True)

@@ -16,15 +16,13 @@ from typing import Final
 from wids.errors import FetchError, MismatchError, ShardFormatError
 from wids.shards.costs import Cost, estimate
 from wids.shards.indexes import index_file
-from wids.shards.policy import Wanted
+from wids.shards.policy import Wanted, remote_file
 from wids.shards.reader import ShardReader
 from wids.shards.remote_shard import RemoteShard
-from wids.shards.shard_facts import remote_file
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_name
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import Raw
-from wids.shards.tars.tar_shard import TarShard
+from wids.shards.tars.raw_samples import Raw, TarShard
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher

@@ -24,7 +24,7 @@ from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.headers import KeySplit, to_bytes
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.tar_shard import TarShard
+from wids.shards.tars.raw_samples import TarShard
 from wids.storage.arrays import BoolArray, IntArray, WordArray
 from wids.storage.transport import urls
 

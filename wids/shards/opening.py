@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.shards.indexes.index_file import index_paths, load_index, store_index
-from wids.shards.shard_facts import ShardFacts
+from wids.shards.policy import ShardFacts
 from wids.shards.specs.model import COUNTS_FROM
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar

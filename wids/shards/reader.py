@@ -22,20 +22,19 @@ import numpy as np
 from wids.errors import ShardFormatError, WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
+from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import Wanted, Way, way_to_read
+from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
-from wids.shards.shard_facts import ShardFacts
 from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import Numbers, columns_of
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex, TarIdentity
-from wids.shards.tars.raw_samples import Labels, ReadableShard
+from wids.shards.tars.raw_samples import Labels, ReadableShard, TarShard
 from wids.shards.tars.shard import Shard
-from wids.shards.tars.tar_shard import TarShard
 from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch, Cache
@@ -375,7 +374,7 @@ class ShardReader:
         ranged = {n: local_indices for n, _, local_indices in groups if self._may_range(n)}
         if not ranged:
             return groups, self.open
-        from wids.shards.range_flight import fly  # only remote shards need it
+        from wids.shards.remote_shard import fly  # only remote shards need it
 
         landed, open_other = fly(ranged, self._ranged, self._entries.__contains__), self.open
 
@@ -497,6 +496,19 @@ class ShardReader:
         elif not facts.has_copy and facts.range_index is not None:
             return facts.range_index[0]
         return None
+
+    def known_count(self, number: int) -> int | None:
+        """Return the number of samples of a shard if its index is known."""
+        path = self.path(number)
+        if path is not None:
+            with suppress(OSError):
+                key_split = self.key_split(number)
+                paths = index_paths(self.cache_folder, path, key_split)
+                count = stored_count(paths, TarIdentity.of_file(os.stat(path)), key_split)
+                if count is not None:
+                    return count
+        index = self.known_index(number)
+        return None if index is None else len(index)
 
     def is_in_dataset_index(self, number: int) -> bool:
         """Whether the dataset index has the keys of this shard, and states its length.

@@ -2,7 +2,7 @@
 
 Only the members of the requested samples are read, each with the headers before it. What arrived is
 sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
-ranges.
+ranges. What a batch needs of all its shards is requested together (`fly`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from wids.errors import MismatchError, NotFoundError, ShardFormatError, WidsError
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import Labels, Raw, RawSample
+from wids.shards.tars.raw_samples import Labels, Raw, RawSample, Span, TarShard
 from wids.shards.tars.samples import sample_readers
-from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import (
     GAP_NBYTES,
@@ -32,6 +32,7 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
+from wids.storage.reading_threads import in_threads
 from wids.storage.transport.stream import PastEndError
 
 
@@ -112,7 +113,7 @@ class RemoteShard(TarShard):
         self.nbytes = nbytes
         self.takes = takes or (lambda _: True)
         self._version = version
-        self._watch = watch
+        self.watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
@@ -140,10 +141,11 @@ class RemoteShard(TarShard):
             SpentError: The tar should be fetched instead.
             FetchError: The tar cannot be read.
         """
-        self.check()
         samples: list[RawSample] = []
         if not len(local_indices):
             return samples
+        if self._arrived is not None:
+            self.check()
         source = self._arrived or self._received(local_indices)
         try:
             self._read(local_indices, labels, samples.append, source)
@@ -153,37 +155,14 @@ class RemoteShard(TarShard):
         return samples
 
     def parts(self, local_indices: Sequence[int]) -> list[Part]:
-        """Return what `read_many` requests for some samples.
-
-        Raises:
-            WidsError: The shard is known to be broken.
-        """
+        """Return what `read_many` requests for some samples."""
         self.check()
-        with self._watch():
-            pass
         # A set, so that a sample that is repeated in a batch is read once; of plain integers.
         places = sorted(self._places(set(map(operator.index, local_indices))))
         members = [(head, stop) for head, _, stop in places]
         spans = [span for head, body, stop in places for span in ((head, body), (body, stop))]
         ranges = joined(members, frugal_gap_nbytes(members))
         return _parts(self._read_range, ranges, spans)
-
-    def take(self, part: Part, arrived: Arrived) -> dict[Span, bytes]:
-        """Return the spans of a part that was requested.
-
-        Raises:
-            WidsError: It could not be read.
-        """
-        # If a checksum covers what `read_part` reads, an error decides nothing: the whole member is
-        # read then.
-        decides = part.read is self._read_range or not len(self.index.payload_crcs)
-        with self._watch() if decides else nullcontext():
-            view = bytes_of(arrived)
-        # Copies: parts of what was read would keep the whole range in memory, and have no hash,
-        # since a buffer for received bytes has none.
-        return {
-            span: bytes(view[span[0] - part.start : span[1] - part.start]) for span in part.spans
-        }
 
     def with_arrived(self, arrived: Received) -> RemoteShard:
         """Return the same shard, with spans that were read."""
@@ -270,31 +249,37 @@ class RemoteShard(TarShard):
     def _received(self, local_indices: Sequence[int]) -> Received:
         return Received(self._request(self.parts(local_indices)))
 
-    def _request(self, parts: Sequence[Part]) -> dict[Span, bytes]:
+    def _request(self, parts: Sequence[Part], *, decides: bool = True) -> dict[Span, bytes]:
         """Return the spans of parts, which are requested together.
+
+        Args:
+            parts: The parts.
+            decides: Whether an error may concern the whole shard.
 
         Raises:
             SpentError: The tar should be fetched instead.
             FetchError: It cannot be read.
         """
-        if not self.takes(sum([part.stop - part.start for part in parts])):
-            raise SpentError(
-                f"{self.name}: expected a shard of which little is read, found one of which so "
-                "much was read that it has to be fetched"
-            )
         found: dict[Span, bytes] = {}
-        for spans in read_all(
-            [part[:3] for part in parts], lambda at, arrived: self.take(parts[at], arrived)
-        ):
-            found.update(spans)
+        with self.watch() if decides else nullcontext():  # asks nothing of a broken shard
+            if not self.takes(sum([part.stop - part.start for part in parts])):
+                raise SpentError(
+                    f"{self.name}: expected a shard of which little is read, found one of which "
+                    "so much was read that it has to be fetched"
+                )
+            read_all(
+                [part[:3] for part in parts],
+                lambda at, arrived: found.update(_taken(parts[at], arrived)),
+            )
         return found
 
     def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
         """Return the bytes of spans; near ones share a request."""
-        with self._watch():  # nothing is requested of a broken shard
-            pass
         read = self._read_range if is_compared else self._read_part
-        found = self._request(_parts(read, joined(sorted(spans)), spans))
+        # If a checksum covers a member of which a part is read, an error decides nothing: the whole
+        # member is read then.
+        decides = is_compared or not len(self.index.payload_crcs)
+        found = self._request(_parts(read, joined(sorted(spans)), spans), decides=decides)
         return [found[span] for span in spans]
 
 
@@ -305,3 +290,78 @@ def _parts(read: Read, ranges: Sequence[Span], spans: Iterable[Span]) -> list[Pa
     for span in spans:
         parts[bisect_right(starts, span[0]) - 1].spans.append(span)
     return parts
+
+
+def _taken(part: Part, arrived: Arrived) -> dict[Span, bytes]:
+    """Return the spans of a part that was requested, or raise why it could not be read."""
+    view, start = bytes_of(arrived), part.start
+    # Copies: parts of what was read would keep the whole range in memory, and have no hash, since a
+    # buffer for received bytes has none.
+    return {span: bytes(view[span[0] - start : span[1] - start]) for span in part.spans}
+
+
+def fly(
+    wanted: Mapping[int, Sequence[int]],
+    open_ranges: Callable[[int], RemoteShard | None],
+    is_open: Callable[[int], bool],
+) -> dict[int, RemoteShard | WidsError]:
+    """Read samples of remote shards by range, where that is better than fetching the shards.
+
+    First the indexes of those shards that are not open, then all ranges, are requested at once, so
+    that a batch takes two round trips, whatever the number of its shards and samples.
+
+    Args:
+        wanted: The samples to read, by the number of their shard.
+        open_ranges: Returns a shard to be read by range, by its number; None for one to fetch.
+        is_open: Whether a shard is open already.
+
+    Returns:
+        The shards that were read, by number, or why they could not be opened. Reading one of these
+        samples returns the bytes that arrived, or raises the error of their request.
+    """
+
+    def opened(number: int) -> RemoteShard | WidsError | None:
+        try:
+            return open_ranges(number)
+        except WidsError as error:  # concerns this shard alone
+            return error
+
+    # No thread for those that need no request.
+    others = [number for number in wanted if not is_open(number)]
+    answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
+    shards = dict(zip(others, answers, strict=True))
+    found: dict[int, RemoteShard | WidsError] = {}
+    parts: list[tuple[RemoteShard, int, Part]] = []
+    for number in wanted:
+        shard = shards[number] if number in shards else opened(number)
+        if shard is None:
+            continue
+        if not isinstance(shard, WidsError):
+            try:
+                own = shard.parts(wanted[number])
+                with shard.watch():  # asks nothing of a broken shard
+                    is_taken = shard.takes(sum(part.stop - part.start for part in own))
+            except WidsError as error:
+                shard = error
+            else:
+                if not is_taken:
+                    continue
+                parts += [(shard, number, part) for part in own]
+        found[number] = shard
+    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in found}
+
+    def use(at: int, data: Arrived) -> None:
+        shard, number, part = parts[at]
+        try:
+            with shard.watch():
+                arrived[number].update(_taken(part, data))
+        except WidsError as error:
+            arrived[number].update(dict.fromkeys(part.spans, error))
+
+    read_all([part[:3] for _, _, part in parts], use)
+    return {
+        number: shard.with_arrived(Received(arrived[number]))
+        if isinstance(shard, RemoteShard)
+        else shard
+        for number, shard in found.items()
+    }

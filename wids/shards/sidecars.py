@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import FileIO
+from threading import Lock
 from typing import IO, Any, BinaryIO, Final
 
 from wids.errors import WidsError, local_error
@@ -335,6 +336,7 @@ class DatasetIndexes:
         self._shared = spec.all_dataset_indexes()
         self._starts = [shared.start for shared in self._shared]
         self._opened: dict[str, DatasetIndex | None] = {}
+        self._opening: dict[tuple[int, str], Lock] = {}
         for shared in self._shared[:_MAX_SHARED]:
             is_short = shared.stop - shared.start <= _MAX_OPENED
             if is_short and urls.local_place(shared.url) is not None:
@@ -421,7 +423,12 @@ class DatasetIndexes:
         return self._open(self._shared[at]), number - self._starts[at]
 
     def _open(self, shared: IndexedShards) -> DatasetIndex | None:
-        return self._indexes(shared.url, shared.stop - shared.start, is_shared=True)
+        if shared.url in self._opened:
+            return self._opened[shared.url]
+        # So that its server is asked once, whatever the number of threads; of this process, since a
+        # thread of its parent may have held the lock when it was forked.
+        with self._opening.setdefault((os.getpid(), shared.url), Lock()):
+            return self._indexes(shared.url, shared.stop - shared.start, is_shared=True)
 
     def _indexes_of(self, number: int) -> Iterator[tuple[DatasetIndex, int]]:
         """Yield the dataset indexes with a shard of this number and name, and where it is."""
@@ -460,4 +467,4 @@ class DatasetIndexes:
     def __getstate__(self) -> dict[str, Any]:
         # The copy of a remote dataset index may be evicted before this is unpickled.
         local = {url: indexes for url, indexes in self._opened.items() if urls.is_local(url)}
-        return {**self.__dict__, "_opened": local}
+        return {**self.__dict__, "_opened": local, "_opening": {}}

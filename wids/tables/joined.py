@@ -21,8 +21,7 @@ from wids.shards.key_lookup import KeyLookup
 from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import RawSample, ReadableShard, label, read_or_errors
-from wids.shards.tars.tar_shard import TarShard
+from wids.shards.tars.raw_samples import RawSample, ReadableShard, TarShard, label, read_or_errors
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls

@@ -15,7 +15,7 @@ from events import LONG_S
 
 from wids import Shard, ShardListDataset
 from wids.shards.indexes import index_file
-from wids.shards.tars import headers, scan
+from wids.shards.tars import scan
 from wids.shards.tars.index import ShardIndex, TarIdentity, index_tar
 
 
@@ -41,26 +41,6 @@ def test_index_is_made_once(
         assert list(dataset[:7]) == expected
     (file,) = stored(own_cache)
     assert file.name.endswith("-a.tar.index")
-
-
-def test_index_from_before_metadata_was_skipped(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is made again, so that all machines have the same samples (KEY-5)."""
-    members = [("__meta__/info.json", b"{}"), *sample_members(0, 3), ("_a.txt", b"x")]
-    path = settle(write_tar(tmp_path / "a.tar", members))
-    with monkeypatch.context() as before:
-        before.setattr(headers, "is_metadata", lambda _: False)
-        before.setattr(index_file, "has_metadata", lambda *_: False)
-        with ShardListDataset(path) as dataset:
-            assert len(dataset) == 5
-    (file,) = stored(own_cache)
-    with ShardListDataset(path) as dataset:
-        assert list(dataset.keys()) == ["s00000", "s00001", "s00002", "_a"]
-    assert stored(own_cache) == [file]
-    monkeypatch.setattr(scan, "scan", None)
-    with ShardListDataset(path) as dataset:
-        assert len(dataset) == 4
 
 
 def test_index_of_a_long_name_is_stored(tmp_path: Path, own_cache: Path) -> None:

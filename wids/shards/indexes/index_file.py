@@ -18,7 +18,6 @@ from wids.shards.tars.headers import (
     BLOCK_NBYTES,
     KEY_SPLITS,
     KeySplit,
-    has_metadata,
     to_bytes,
     to_text,
 )
@@ -240,7 +239,7 @@ def _is_inside_tar(shard_index: ShardIndex, tar_nbytes: int) -> bool:
 def load(path: str, identity: TarIdentity, key_split: KeySplit) -> ShardIndex | None:
     """Return the index that this user stored at a path; None if there is none for this tar."""
     data = read_or_map(path, is_own=True)
-    return None if data is None else _own(parse(data, 0, len(data), identity, key_split))
+    return None if data is None else parse(data, 0, len(data), identity, key_split)
 
 
 def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
@@ -256,20 +255,10 @@ def load_recorded(path: str) -> tuple[ShardIndex, TarIdentity] | None:
     if data is None or header is None or header.key_split >= len(KEY_SPLITS):
         return None
     identity = header.identity()
-    shard_index = _own(parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split]))
+    shard_index = parse(data, 0, len(data), identity, KEY_SPLITS[header.key_split])
     if shard_index is None or len(shard_index.head_crcs) != len(shard_index.blocks):
         return None
     return shard_index, identity
-
-
-def _own(stored: ShardIndex | None) -> ShardIndex | None:
-    """Return an index of this user, unless it was made when metadata was read as samples (KEY-5).
-
-    A published one is used as it is, with the counts of its spec.
-    """
-    if stored is None or has_metadata(stored.text, stored.text_start, stored.text_stop):
-        return None
-    return stored
 
 
 def index_paths(folder: str, path: str, key_split: KeySplit) -> Iterator[str]:
@@ -288,6 +277,16 @@ def load_index(
         known = load(path, identity, key_split)
         if known is not None:
             return known
+    return None
+
+
+def stored_count(paths: Iterable[str], identity: TarIdentity, key_split: KeySplit) -> int | None:
+    """Return the number of samples in the index that `load_index` returns, without its columns."""
+    for path in paths:
+        data = read_or_map(path, is_own=True)
+        header = data and _checked_header(data, 0, len(data), identity, key_split)
+        if header:
+            return header.num_samples
     return None
 
 

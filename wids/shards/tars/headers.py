@@ -380,7 +380,6 @@ def show(name: bytes) -> str:
 
 KeySplit = Literal["first", "last"]
 KEY_SPLITS: tuple[KeySplit, ...] = get_args(KeySplit)
-_METADATA_KEY: Final = re.compile(rb"\0__[^/\0]*__/")
 
 
 class SplitNames(NamedTuple):
@@ -441,13 +440,6 @@ def is_metadata(name: bytes) -> bool:
     """Whether the first path component of a name is ``__…__``, which webdataset skips (KEY-5)."""
     first = name.partition(b"/")[0]
     return len(first) >= len(b"____") and first[:2] == first[-2:] == b"__"
-
-
-def has_metadata(keys: bytes | mmap, start: int, stop: int) -> bool:
-    """Whether one of the keys between NULs in a part of some bytes is that of metadata."""
-    text = keys[start:stop]
-    # Most keys have no underscore, which is found out in a hundredth of the time.
-    return b"_" in text and _METADATA_KEY.search(text) is not None
 
 
 def _last_before(positions: IntArray, limits: IntArray) -> IntArray:

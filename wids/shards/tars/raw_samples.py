@@ -1,19 +1,28 @@
 """Define raw samples, and what an open shard offers; local, remote and joined shards share this.
 
 What reads samples needs a `ReadableShard`. `wids.shards.tars.shard.Shard` and
-`wids.shards.remote_shard.RemoteShard` are more: each is a `TarShard`, whose members can be read.
+`wids.shards.remote_shard.RemoteShard` are more: each is an open tar, a `TarShard`. Fields, headers,
+checksums, labels and errors are the same for both: whole samples come from the loop of
+`samples.py`, which slices the map or what arrived, and parts of them from here.
 """
 
 from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
 
 from wids.errors import ShardFormatError, WidsError, printable
+from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray
+from wids.storage.files import fastest_crc32
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Raw = Literal["stream", "bytes", "view"]
 RawSample: TypeAlias = dict[str, Any]
@@ -21,6 +30,8 @@ RawSample: TypeAlias = dict[str, Any]
 Labels: TypeAlias = tuple[int, str, str]
 """What a dataset adds to the samples of a shard: the position of the first sample in the dataset,
 the path or URL of the shard, and the name of the dataset."""
+Span: TypeAlias = tuple[int, int]
+"""Where bytes begin and end."""
 WRAP: Final[dict[str, Callable[[Any], Any] | None]] = {
     "bytes": None,
     "view": memoryview,
@@ -152,6 +163,142 @@ class ReadableShard:
                 "length; it was changed in place: open the dataset again, and replace files by "
                 "renaming"
             )
+
+
+class TarShard(ReadableShard):
+    """An open tar, which is a sequence of raw samples.
+
+    Attributes:
+        nbytes: Length of the tar in bytes.
+    """
+
+    nbytes: int
+    _fields: frozenset[str] | None
+
+    def _buffers(
+        self, spans: list[Span], *, is_compared: bool = False
+    ) -> Sequence[bytes | memoryview]:
+        """Return the bytes of spans, which mostly ascend.
+
+        Args:
+            spans: The spans.
+            is_compared: Whether the caller compares them with the checksums in the index, if it has
+                any, so that these decide whether they are of the indexed version.
+        """
+        raise NotImplementedError
+
+    def _places(self, local_indices: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield where the headers, the bytes and the end of each member to read of samples are."""
+        index, wanted = self.index, self._fields
+        starts, field_ids, names = index.member_starts.data, index.field_ids.data, index.fields
+        heads, blocks, sizes = index.head_blocks.data, index.blocks.data, index.sizes.data
+        stops = starts[1:]
+        for local_index in local_indices:
+            for member in range(starts[local_index], stops[local_index]):
+                if wanted is None or names[field_ids[member]] in wanted:
+                    body = blocks[member] * BLOCK_NBYTES
+                    yield body - heads[member] * BLOCK_NBYTES, body, body + sizes[member]
+
+    def _knows_head(self, member: int) -> bool:  # noqa: ARG002 - a file may change at any time
+        """Whether the headers of a member need not be compared again."""
+        return False
+
+    def _note_head(self, member: int) -> None:
+        """Note that the headers of a member were compared."""
+
+    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:
+        """Return the bytes of members, given in ascending order."""
+        values, index = self._bodies(members, is_compared=True), self.index
+        if verify and len(index.payload_crcs):
+            crcs = list(map(fastest_crc32(), values))
+            for at in np.flatnonzero(index.payload_crcs[members] != crcs)[:1]:
+                raise changed_payload_error(self.name, index.member_name(int(members[at])))
+        return values
+
+    def read_starts(self, members: IntArray, nbytes: int) -> list[bytes]:
+        """Return the first bytes of members, given in ascending order, or all of shorter ones."""
+        return self._bodies(members, nbytes)
+
+    def _bodies(
+        self, members: IntArray, most_nbytes: int | None = None, *, is_compared: bool = False
+    ) -> list[bytes]:
+        self.check()
+        has_crcs = len(self.index.head_crcs) > 0
+        heads, bodies, stops = self.index.spans(members)
+        if most_nbytes is not None:
+            stops = np.minimum(stops, bodies + most_nbytes)
+        # With the headers, which are compared if the index is a published one.
+        starts = heads if has_crcs else bodies
+        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        values = self._buffers(spans, is_compared=is_compared)
+        self.check()  # the bytes are complete if the file still has its length
+        if has_crcs:
+            lengths = (bodies - starts).tolist()
+            self._check_heads(members, [v[:n] for v, n in zip(values, lengths, strict=True)])
+            values = [value[n:] for value, n in zip(values, lengths, strict=True)]
+        return list(map(bytes, values))
+
+    def read_part(self, local_index: int, field: str, start: int, stop: int) -> bytes:
+        """Return the bytes of one field from a start to a stop, or to its end.
+
+        Only these bytes are read, and the headers of the member, unless they are known.
+
+        Raises:
+            KeyError: The sample does not have the field.
+            ShardFormatError: The tar or its index has changed.
+        """
+        self.check()
+        member = self.index.member(local_index, field, self.name)
+        head, body, end = (int(edge[0]) for edge in self.index.spans([member]))
+        part = min(body + start, end), min(body + stop, end)
+        spans = [part] if part[0] < part[1] else []
+        compares = len(self.index.head_crcs) > 0 and not self._knows_head(member)
+        if compares:
+            spans.insert(0, (head, body))
+        buffers = self._buffers(spans) if spans else []
+        if compares:
+            self._check_heads([member], buffers[:1])
+            self._note_head(member)
+        return bytes(buffers[-1]) if part[0] < part[1] else b""
+
+    def _check_heads(
+        self, members: IntArray | list[int], heads: Sequence[bytes | memoryview]
+    ) -> None:
+        """Compare the headers of members with the index."""
+        index, crcs = self.index, np.array(list(map(fastest_crc32(), heads)), np.uint32)
+        # A header has name and length, so another tar of the same length is noticed.
+        for at in np.flatnonzero(index.head_crcs[members] != crcs)[:1]:
+            field = index.fields[index.field_ids[members[at]]]
+            raise changed_header_error(self.name, int(index.spans(members)[0][at]), field)
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"{kind}({self.name!r}: {len(self)} samples, {self.nbytes} bytes)"
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.index)
+
+    def __getitem__(self, local_index: int) -> RawSample:
+        """Return one sample; negative indices count from the end."""
+        return self.read(position(local_index, len(self), self.name))
+
+    def __iter__(self) -> Iterator[RawSample]:
+        """Iterate over all samples in order."""
+        return map(self.read, range(len(self)))
+
+    def find(self, key: str) -> int:
+        """Return the local index of a key, or -1."""
+        return self.index.find(key)
+
+    def close(self) -> None:
+        """Release what the shard holds; memoryviews that were handed out stay valid."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def read_or_errors(

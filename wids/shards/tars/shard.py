@@ -23,11 +23,12 @@ from wids.shards.tars.raw_samples import (
     Labels,
     Raw,
     RawSample,
+    Span,
+    TarShard,
     check_raw,
     position,
 )
 from wids.shards.tars.samples import LARGE_NBYTES, known_at_first, sample_readers
-from wids.shards.tars.tar_shard import Span, TarShard
 from wids.storage.arrays import IntArray
 from wids.storage.files import advise
 from wids.storage.locks import READ_FLAGS
