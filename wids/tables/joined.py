@@ -249,10 +249,6 @@ class SampleShard(ReadableShard):
             fields=names,
         )
 
-    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:  # noqa: ARG002 - done
-        """Return values as bytes."""
-        return [as_bytes(self._values[member]) for member in members.tolist()]
-
     def read_values(self, members: IntArray) -> list[Any]:
         """Return values as they are."""
         return [self._values[member] for member in members.tolist()]
