@@ -138,6 +138,19 @@ def test_rows_of_each_kind_become_columns(tmp_path: Path) -> None:
     assert table["tag"].to_pylist() == [f"tag {key}" for key in KEYS]
 
 
+def test_a_search_compares_joined_values_as_a_table_does(tmp_path: Path) -> None:
+    """Numbers as numbers, whatever the name of the column; words are found in their text."""
+    write_side(tmp_path, "l", KEYS, [], ".txt")
+    frame = pd.DataFrame(
+        {"__key__": KEYS, "score": [1, 2, 3, 4], "json": [{"x": n} for n in "abca"]}
+    )
+    with opened(tmp_path, "l") as dataset:
+        joined = dataset.join(frame)
+        assert list(joined.search(where=".score >= 3").keys()) == KEYS[2:]
+        assert list(joined.search(where='.json/x == "a" and .score != 1').keys()) == KEYS[3:]
+        assert list(joined.search('"x": "b"').keys()) == [KEYS[1]]
+
+
 def test_a_field_on_both_sides_is_no_column(tmp_path: Path) -> None:
     """It is an error, as where such a sample is read, and a view without one is not."""
     write_side(tmp_path, "l", KEYS, [], ".txt")

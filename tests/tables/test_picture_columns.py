@@ -68,8 +68,9 @@ def test_by_range_a_size_costs_the_first_bytes(pictures: Path, server: Server) -
         server.page(f"/{path.name}", path.read_bytes())
     with wids.ShardListDataset(f"{server.url}/p.json", access="range") as dataset:
         assert dataset[:3].table(PARTS)["h"].to_pylist() == [200, 201, 202]
+        assert [*dataset[:3].search(where=".jpg/height == 201").positions] == [1]
         sent = [request.num_sent for request in server.log if request.path.endswith(".tar")]
-        assert sum(sent) < 3 * 5000
+        assert sum(sent) < 6 * 5000
         check(dataset)
 
 

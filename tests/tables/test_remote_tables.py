@@ -189,6 +189,18 @@ def test_a_damaged_local_shard_is_an_error(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a.json").read_text())["index"] == "a.index"
 
 
+def test_a_part_of_a_damaged_member_is_an_error(tmp_path: Path) -> None:
+    """As the member itself is, and never a null that nobody asked for."""
+    path = write_tar(tmp_path / "a.tar", [(f"{n}.json", b'{"n": %d}' % n) for n in range(3)])
+    wids.build_spec([path], dataset_index=tmp_path / "a.index").save(tmp_path / "a.json")
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, data.index(b'{"n": 1}') + 2))
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        with raises(ShardFormatError, 'sample "1" (index 1)', 'member "1.json"', "checksum"):
+            dataset.table([".json/n"])
+        assert dataset.table([".json/n"], errors="null")[".json/n"].to_pylist() == [0, None, 2]
+
+
 def test_commands_say_what_they_fetch(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +22,7 @@ import pytest
 from conftest import Member, raises, write_tar
 
 from wids import DecodeError, ShardListDataset, TableError
-from wids.tables import table as column_reader
-from wids.tables.table import PickledOnce
+from wids.tables import shard_fields
 
 INT64, FLOAT64, STRING = pa.int64(), pa.float64(), pa.string()
 
@@ -223,23 +221,6 @@ def test_any_executor_reads_the_same(
             assert open_ones == [[]] * 4, "the cache cannot evict what a worker has open"
 
 
-def test_the_reader_is_pickled_once() -> None:
-    """A dataset of many shards is not pickled for each task, nor restored for each."""
-    num_pickled = []
-
-    class Counted:
-        def __reduce__(self) -> Any:
-            num_pickled.append(1)
-            return dict, ()
-
-    shared = PickledOnce(Counted())
-    packed = [pickle.dumps((shared, task)) for task in range(3)]
-    restored = [pickle.loads(data)[0] for data in packed]  # noqa: S301 - made here
-    assert len(num_pickled) == 1
-    assert restored[0] is restored[1] is restored[2]
-    assert restored[0].value == {}
-
-
 def test_progress_is_shown(
     numbered: ShardListDataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +417,7 @@ def test_members_out_of_order_are_read_right(tmp_path: Path) -> None:
 
 def test_a_shard_longer_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TABLE-1: rows stay beside their samples where batches end, also between missing fields."""
-    monkeypatch.setattr(column_reader, "_MAX_MEMBERS", 3)
+    monkeypatch.setattr(shard_fields, "_MAX_MEMBERS", 3)
     samples = [
         {".t": b"", **({".cls": b"%d" % n} if n % 5 not in (0, 3) else {})} for n in range(40)
     ]
@@ -445,7 +426,7 @@ def test_a_shard_longer_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert dataset.table([".cls"])[".cls"].to_pylist() == expected
         some = [1, 2, 3, 9, 22, 23, 24, 39]
         assert dataset[some].table([".cls"])[".cls"].to_pylist() == [expected[n] for n in some]
-    monkeypatch.setattr(column_reader, "_MAX_NBYTES", 1)
+    monkeypatch.setattr(shard_fields, "_MAX_NBYTES", 1)
     with opened(tmp_path, samples) as dataset:
         assert dataset.table([".cls"])[".cls"].to_pylist() == expected
 

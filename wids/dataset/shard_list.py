@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     from wids.shards.sample_access import Keys
     from wids.tables.column_values import Columns
     from wids.tables.columns import Errors
-    from wids.tables.joins import JoinableView, Missing
+    from wids.tables.join_keys import DatasetKeys
+    from wids.tables.joins import Missing
 
 _logger = logging.getLogger(__name__)
 
@@ -857,18 +858,18 @@ class ShardListDataset(TorchDataset):
             if any(map(is_of_classes, other.reader.fields or (".cls",))):
                 names = ("the dataset", "the other dataset")
                 common_classes(zip(names, (self.classes, other.classes), strict=True))
-            other = other._joinable()  # noqa: SLF001 - another of this class
+            other = other._joinable("the other dataset")  # noqa: SLF001 - another of this class
         reader, chosen = joined_reader(self._joinable(), other, missing, prefix, on, columns)
         return self._plain(self._access.selected(chosen).through(reader))
 
-    def _joinable(self) -> JoinableView:
+    def _joinable(self, role: str = "the dataset") -> DatasetKeys:
+        from wids.tables.join_keys import DatasetKeys
         from wids.tables.join_sides import KeyedSamples
-        from wids.tables.joins import JoinableView
 
         # Of all samples, with its own transformations; the joined dataset handles errors.
         access = self._access.with_on_error(None).followed_by()
         whole = replace(access, positions=range(len(access.reader)))
-        return JoinableView(KeyedSamples(self._view(whole)), self.positions)
+        return DatasetKeys(KeyedSamples(self._view(whole)), self.positions, role)
 
     # All samples at once.
 

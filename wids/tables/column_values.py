@@ -131,16 +131,21 @@ _MAX_NAMES: Final = 100
 
 _MISSING: Final = object()
 
-DecodeMany = Callable[[Sequence[bytes]], list[Any]]
+DecodeMany = Callable[[Sequence[Any]], list[Any]]
 
 
 def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
-    """Return a function that decodes a field of many samples at once, as `Decoder` does."""
+    """Return a function that decodes a field of many samples at once, as `Decoder` does.
+
+    Of what cannot be decoded it returns the error; an error in place of bytes stays.
+    """
     codec = codec_of(field)
     decoders = {field: picture_facts} if is_picture(field) else None
     decoder = Decoder(decoders=decoders, max_nbytes=max_nbytes)
 
-    def decode_one(data: bytes) -> Any:
+    def decode_one(data: Any) -> Any:
+        if isinstance(data, Exception):
+            return data
         try:
             return _plain(decoder({field: data})[field])
         except DecodeError as error:
@@ -152,7 +157,7 @@ def decoder_of(field: str, max_nbytes: int | None = None) -> DecodeMany:
     decode_any: Callable[[bytes], Any] = codec.decode
     decode_plain = decode_any if is_simple else (lambda data: _plain(decode_any(data)))
 
-    def decode(datas: Sequence[bytes]) -> list[Any]:
+    def decode(datas: Sequence[Any]) -> list[Any]:
         try:
             return list(map(decode_plain, datas))
         except Exception:  # noqa: BLE001 - one by one, to find the one that is to blame
@@ -216,7 +221,7 @@ def _step_into(values: list[Any], step: str) -> list[Any]:
 
 def _part(value: Any, step: str, default: Any = None) -> Any:
     """Return the part of a value that a step leads to, or the default."""
-    if isinstance(value, DecodeError):
+    if isinstance(value, Exception):
         return value
     at = position_of(step)
     if isinstance(value, dict):

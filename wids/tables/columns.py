@@ -277,26 +277,6 @@ class ColumnPart:
     names: tuple[str, ...] = ()
 
 
-def joined(parts: Sequence[ColumnPart]) -> ColumnPart:
-    """Concatenate parts in their order."""
-    import pyarrow as pa
-
-    if len(parts) == 1:
-        return parts[0]
-    whole = ColumnPart(sum(part.length for part in parts))
-    for kind in dict.fromkeys(kind for part in parts for kind in part.layers):
-        arrays = [
-            part.layers[kind] if kind in part.layers else pa.nulls(part.length, kind.arrow_type())
-            for part in parts
-        ]
-        whole.layers[kind] = pa.concat_arrays(arrays)
-    for part in parts:
-        whole.examples = part.examples | whole.examples
-    whole.exists = any(part.exists for part in parts)
-    whole.names = names_of(parts)
-    return whole
-
-
 def names_of(parts: Iterable[ColumnPart]) -> tuple[str, ...]:
     """Return the paths that exist in place of one that does not, each once."""
     names = dict.fromkeys(name for part in parts for name in part.names)

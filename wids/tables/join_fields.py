@@ -212,7 +212,7 @@ def plain_values(values: list[Any], decode: DecodeMany) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value in the types of JSON and bytes; values of other types become text."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN or isinstance(value, Exception):
         return value
     if type(value).__name__ in _NULLS:
         return None

@@ -22,6 +22,7 @@ from wids.shards.positions import Positions
 from wids.shards.reader import ShardReader
 from wids.storage.arrays import IntArray, WordArray
 from wids.storage.transport import urls
+from wids.tables.join_sides import KeyedSamples
 from wids.tables.table import in_ascending_order, rows_of_shards
 
 MISSING: Final = -1
@@ -51,19 +52,24 @@ class _EqualHashesError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class DatasetKeys:
-    """The keys of a dataset or view, from the indexes of the shards that it touches.
+    """A dataset or view by its keys, from the indexes of the shards that it touches.
 
     Attributes:
-        reader: The shards.
-        positions: The samples of the view, in any order and repeated in any way.
-        name: The name of the dataset, for messages.
+        samples: All samples of its shards.
+        positions: Those of the view, in any order and repeated in any way.
+        role: Its name for messages, if it has none.
     """
 
-    reader: ShardReader
+    samples: KeyedSamples
     positions: Positions
-    name: str
+    role: str = "the dataset"
     remedy: ClassVar[str] = "join a view that has each key once"
     _fields: dict[str, None] = field(default_factory=dict, init=False)
+
+    @property
+    def reader(self) -> ShardReader:
+        """The shards."""
+        return self.samples.reader
 
     @cached_property
     def entries(self) -> IntArray | None:
@@ -99,7 +105,7 @@ class DatasetKeys:
         return list(self._fields)
 
     def __str__(self) -> str:
-        return self.name
+        return self.samples.access.dataset_name or self.role
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,20 +146,28 @@ def _take_of_frame(
     return _as_rows(columns, [*values, labels.take(list(rows)).tolist()])
 
 
-def mapping_rows(mapping: Mapping[str, Any], names: Names, *, with_fields: bool) -> RowSide:
+def mapping_rows(
+    mapping: Mapping[str, Any],
+    names: Names,
+    keys: Sequence[str],
+    what: str = "the mapping",
+    *,
+    with_fields: bool,
+) -> RowSide:
     """Return the values of a mapping by their keys: mappings of fields, or single values.
 
     Args:
         mapping: The mapping, which must not change while datasets read it.
         names: The names of the fields.
+        keys: Its keys; one that is listed twice is an error when it is matched.
+        what: The name of the mapping, for messages.
         with_fields: Whether the fields of all values are needed; otherwise those of the first one.
     """
     fields: dict[str, None] = {}
     for value in islice(mapping.values(), None if with_fields else 1):
-        fields.update(dict.fromkeys(value_fields(value, names)))
-    listed = list(mapping)
-    take = partial(_take_of_mapping, mapping, listed, names)
-    return RowSide("the mapping", fields, partial(iter, listed), take)
+        fields.update(dict.fromkeys(value_fields(value, names, what)))
+    take = partial(_take_of_mapping, mapping, keys, names)
+    return RowSide(what, fields, partial(iter, keys), take)
 
 
 def _take_of_mapping(
@@ -189,18 +197,6 @@ def _take_of_array(array: Any, field: str, rows: Sequence[int]) -> list[Fields]:
         values = [value.numpy() for value in values]
     # Copies of their own; `[()]` makes a number of an array without dimensions.
     return [{field: np.array(value)[()]} for value in values]
-
-
-def entry_rows(entries: Sequence[tuple[str, Any]], names: Names, what: str) -> RowSide:
-    """Return the values of a file by their keys. Their fields are made once, unlike a mapping's."""
-    rows = [{**value_fields(value, names, what), KEY: key} for key, value in entries]
-    fields = dict.fromkeys(field for row in rows for field in row if field != KEY)
-    keys = partial(iter, [key for key, _ in entries])
-    return RowSide(what, fields, keys, partial(_take_of_entries, rows))
-
-
-def _take_of_entries(entries: Sequence[Fields], rows: Sequence[int]) -> list[Fields]:
-    return [own_value(entries[row]) for row in rows]
 
 
 def _as_rows(fields: Iterable[str], values: list[list[Any]]) -> list[Fields]:
@@ -249,7 +245,7 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide
         entries = _csv_entries(data, name, wanted, delimiter)
     if wanted != Wanted():
         entries = [(k, wanted.of(v) if isinstance(v, Mapping) else v) for k, v in entries]
-    side = entry_rows(entries, names, name)
+    side = mapping_rows(dict(entries), names, [key for key, _ in entries], name, with_fields=True)
     side.held_nbytes = len(data)
     return side
 
@@ -496,7 +492,7 @@ class FileSide(OtherSide):
                     'missing="none" or missing="skip"'
                 ) from error
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
-            return entry_rows([], self._names, url)
+            return mapping_rows({}, self._names, [], url, with_fields=False)
 
     def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""

@@ -25,8 +25,7 @@ from wids.shards.tars.raw_samples import RawSample, ReadableShard, TarShard, lab
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
-from wids.tables.column_values import DecodeMany
-from wids.tables.join_fields import Fields, as_bytes, plain_values
+from wids.tables.join_fields import Fields, as_bytes
 from wids.tables.join_keys import PositionMap
 from wids.tables.join_sides import KeyedSamples, OtherSide, shards_of
 
@@ -249,13 +248,9 @@ class SampleShard(ReadableShard):
             fields=names,
         )
 
-    def read_members(self, members: IntArray, *, verify: bool = False) -> list[bytes]:  # noqa: ARG002 - done
-        """Return values as bytes."""
-        return [as_bytes(self._values[member]) for member in members.tolist()]
-
-    def read_values(self, members: IntArray, decode: DecodeMany) -> list[Any]:
-        """Return values as items of a column."""
-        return plain_values([self._values[member] for member in members.tolist()], decode)
+    def read_values(self, members: IntArray) -> list[Any]:
+        """Return values as they are."""
+        return [self._values[member] for member in members.tolist()]
 
 
 class JoinedShards(ShardReader):

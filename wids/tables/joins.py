@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -17,20 +16,14 @@ import numpy as np
 
 from wids.errors import JoinError
 from wids.shards.key_lookup import form_hint
-from wids.shards.positions import Positions, as_int_array
-from wids.shards.reader import ShardReader
+from wids.shards.positions import as_int_array
 from wids.shards.tars.headers import to_bytes
 from wids.storage.arrays import BoolArray
 from wids.tables import join_rows
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Names, Wanted
-from wids.tables.join_keys import (
-    DatasetKeys,
-    Keyed,
-    PositionMap,
-    match_keys,
-)
-from wids.tables.join_sides import DatasetSide, KeyedSamples, OtherSide
+from wids.tables.join_keys import DatasetKeys, Keyed, PositionMap, match_keys
+from wids.tables.join_sides import DatasetSide, OtherSide
 from wids.tables.joined import JoinedShards, Joint
 from wids.tables.table import check_arrow
 
@@ -39,31 +32,8 @@ Missing = Literal["error", "skip", "none"]
 _MAX_NAMED = 3
 
 
-@dataclass(frozen=True, eq=False)
-class JoinableView:
-    """A dataset or view, as a join takes it.
-
-    Attributes:
-        samples: All samples of its shards.
-        positions: Those of the view.
-    """
-
-    samples: KeyedSamples
-    positions: Positions
-
-    @property
-    def reader(self) -> ShardReader:
-        """The shards."""
-        return self.samples.reader
-
-    def keys(self, role: str = "the dataset") -> DatasetKeys:
-        """Return the keys of the view, which messages name by its role if it has no name."""
-        name = self.samples.access.dataset_name or role
-        return DatasetKeys(self.reader, self.positions, name)
-
-
 def joined_reader(
-    view: JoinableView,
+    view: DatasetKeys,
     other: Any,
     missing: Missing,
     prefix: str,
@@ -74,7 +44,7 @@ def joined_reader(
 
     Args:
         view: The dataset.
-        other: A second dataset as a `JoinableView`, a table, a frame, a mapping, an array, or a
+        other: A second dataset as a `DatasetKeys`, a table, a frame, a mapping, an array, or a
             pattern.
         missing: How to treat samples whose key the other side does not have.
         prefix: Comes before the names of the other side's fields.
@@ -114,9 +84,9 @@ def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
         columns = tuple(columns)
     wanted = Wanted(on, columns)
     if wanted != Wanted() and (
-        isinstance(other, JoinableView | Mapping) or join_rows.is_array(other)
+        isinstance(other, DatasetKeys | Mapping) or join_rows.is_array(other)
     ):
-        kind = "dataset" if isinstance(other, JoinableView) else type(other).__name__
+        kind = "dataset" if isinstance(other, DatasetKeys) else type(other).__name__
         raise ValueError(
             f"on, columns: expected a table, a frame or files as the other side, found a {kind}, "
             "which has no such columns; open a dataset with fields="
@@ -125,7 +95,7 @@ def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
 
 
 def _joint(
-    view: JoinableView, other: Any, missing: Missing, names: Names, wanted: Wanted
+    view: DatasetKeys, other: Any, missing: Missing, names: Names, wanted: Wanted
 ) -> tuple[Joint, BoolArray]:
     """Return what is joined, and which samples of the view have their keys on the other side."""
     fills = missing == "none"
@@ -138,17 +108,16 @@ def _joint(
         return joint, _present_in_files(view, files, missing)
     if join_rows.is_array(other):
         rows = _by_number(view, other)
-        return Joint(view.samples, join_rows.array_rows(other, names), rows, fills), rows.at(
-            as_int_array(view.positions)
-        ) >= 0
-    if isinstance(other, JoinableView):
-        keyed: Keyed = other.keys("the other dataset")
-        positions = match_keys(view.keys(), keyed)
-        side: OtherSide = DatasetSide(other.samples, names, keyed.fields)
+        joint = Joint(view.samples, join_rows.array_rows(other, names), rows, fills)
+        return joint, np.ones(len(view.positions), bool)
+    if isinstance(other, DatasetKeys):
+        keyed: Keyed = other
+        positions = match_keys(view, keyed)
+        side: OtherSide = DatasetSide(other.samples, names, other.fields)
     else:
         side = _rows(view, other, names, wanted, with_fields=fills)
         keyed = side.keys
-        positions = match_keys(view.keys(), keyed)
+        positions = match_keys(view, keyed)
     is_present = positions.at(as_int_array(view.positions)) >= 0
     if missing == "error" and not is_present.all():
         raise _missing_error(view, keyed, is_present)
@@ -156,13 +125,13 @@ def _joint(
 
 
 def _rows(
-    view: JoinableView, other: Any, names: Names, wanted: Wanted, *, with_fields: bool
+    view: DatasetKeys, other: Any, names: Names, wanted: Wanted, *, with_fields: bool
 ) -> join_rows.RowSide:
     """Return rows with keys, from any kind of source."""
     if isinstance(other, str):
         return join_rows.whole_file(view.reader, other, names, wanted)
     if isinstance(other, Mapping):
-        return join_rows.mapping_rows(other, names, with_fields=with_fields)
+        return join_rows.mapping_rows(other, names, list(other), with_fields=with_fields)
     if hasattr(other, "iloc") and hasattr(other, "columns"):
         return join_rows.frame_rows(other, names, wanted)
     if not hasattr(other, "__arrow_c_stream__") and not hasattr(other, "__arrow_c_array__"):
@@ -186,7 +155,7 @@ def _not_joinable(other: Any) -> TypeError:
     )
 
 
-def _by_number(view: JoinableView, array: Any) -> PositionMap:
+def _by_number(view: DatasetKeys, array: Any) -> PositionMap:
     """Return the row of each sample of a view: as many as there are samples, in their order."""
     positions = as_int_array(view.positions)
     count = len(positions)
@@ -204,7 +173,7 @@ def _by_number(view: JoinableView, array: Any) -> PositionMap:
     return PositionMap(start, targets)
 
 
-def _present_in_files(view: JoinableView, files: join_rows.FileSide, missing: Missing) -> BoolArray:
+def _present_in_files(view: DatasetKeys, files: join_rows.FileSide, missing: Missing) -> BoolArray:
     """Return which samples of a view have their keys in the files; all unless ``"skip"``."""
     positions = as_int_array(view.positions)
     is_present = np.ones(len(positions), bool)
@@ -217,16 +186,15 @@ def _present_in_files(view: JoinableView, files: join_rows.FileSide, missing: Mi
     return is_present
 
 
-def _missing_error(view: JoinableView, other: Keyed, is_present: BoolArray) -> JoinError:
+def _missing_error(view: DatasetKeys, other: Keyed, is_present: BoolArray) -> JoinError:
     missing = np.flatnonzero(~is_present)
-    keys = view.keys()
     entries = [int(view.positions[index]) for index in missing[:_MAX_NAMED].tolist()]
-    named = "; ".join(f"{keys.key(entry)!r} ({keys.place(entry)})" for entry in entries)
-    hint = form_hint(keys.key(entries[0]), partial(_has, other))
+    named = "; ".join(f"{view.key(entry)!r} ({view.place(entry)})" for entry in entries)
+    hint = form_hint(view.key(entries[0]), partial(_has, other))
     if not hint and len(missing) == len(is_present):
         hint = f". {str(other)[:1].upper()}{str(other)[1:]} has {_examples(other)}"
     return JoinError(
-        f"{keys}: expected the keys of all {len(is_present):,} samples in {other}, found "
+        f"{view}: expected the keys of all {len(is_present):,} samples in {other}, found "
         f"{len(missing):,} of them missing: {named}{'; …' * (len(missing) > len(entries))}; pass "
         'missing="skip" to leave these samples out, or missing="none" for None as their '
         f"fields{hint}"

@@ -20,19 +20,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from wids.errors import DecodeError, ShardFormatError, WidsError
+from wids.errors import WidsError
 from wids.order.random_order import RandomOrder
 from wids.shards.fields.codecs import MAX_TEXT_NBYTES, TEXT_EXTENSIONS, extension
 from wids.shards.policy import Wanted
 from wids.shards.positions import Positions, as_int_array
 from wids.shards.sample_access import IndexedDataset, ReadableDataset, ReadableShards
-from wids.shards.tars.raw_samples import ReadableShard, read_or_errors
+from wids.shards.tars.raw_samples import ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.sizes import first_of
 from wids.storage.transport import urls
@@ -40,13 +40,13 @@ from wids.tables.column_values import (
     INDEX,
     KEY,
     ColumnPath,
-    decoder_of,
     is_compressed,
     parse_columns,
     parts_of,
 )
 from wids.tables.conditions import Comparison, mask, parsed
-from wids.tables.table import members_among, members_that_count
+from wids.tables.join_fields import as_bytes
+from wids.tables.shard_fields import ShardFields, TooLongError
 from wids.tables.table_file import load_table, saved_columns
 
 if TYPE_CHECKING:
@@ -62,17 +62,12 @@ MAX_VALUE_NBYTES: Final = 1_000_000
 
 No more bytes than these are decoded at a time: as values they take a hundred times as much memory.
 """
-_MAX_READ_NBYTES: Final = 8_000_000
-"""Bytes to read at a time."""
 _NUM_READ: Final = 64
-"""Samples to read at a time."""
+"""Joined samples to read at a time."""
 
 
-class ShardRows:
+class ShardRows(ShardFields):
     """The small fields of the samples of an open shard.
-
-    Args:
-        shard: The shard.
 
     Attributes:
         left_out: How many fields were left out so far: ``"unreadable"``, which were damaged or
@@ -80,89 +75,41 @@ class ShardRows:
     """
 
     def __init__(self, shard: ReadableShard) -> None:
-        self._shard = shard
-        self._members: dict[str, tuple[IntArray, IntArray]] = {}
-        self._decoders: dict[str, Callable[[Sequence[bytes]], list[Any]]] = {}
+        super().__init__(shard)
         self.left_out: Counter[str] = Counter()
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Every field that occurs in the shard."""
-        return self._shard.index.fields
-
-    def key(self, row: int) -> str:
-        """Return the key of a sample."""
-        return self._shard.index.key(row)
-
-    def members(self, field: str, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return which of some samples have a field, as positions in ``rows``, and its members."""
-        if field not in self._members:
-            self._members[field] = members_that_count(self._shard.index, field)
-        return members_among(*self._members[field], rows)
-
-    def read(
-        self, fields: Sequence[str], rows: IntArray, max_nbytes: int
-    ) -> Iterator[tuple[int, str, bytes]]:
-        """Yield the sample, the name and the bytes of fields that are not longer than a limit."""
-        found = [self.members(field, rows) for field in fields]
-        samples = np.concatenate([np.empty(0, np.int64), *(rows[each[0]] for each in found)])
-        members = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
-        names = np.repeat(np.arange(len(fields)), [len(each[0]) for each in found])
-        sizes = np.asarray(self._shard.index.sizes)[members]
-        # In the order of the shard, so that near fields of a remote one are read together.
-        order = np.argsort(members, kind="stable")
-        order = order[sizes[order] <= max_nbytes]
-        self.left_out["too_long"] += len(members) - len(order)
-        groups = np.cumsum(sizes[order], dtype=np.int64) // _MAX_READ_NBYTES
-        for at in np.split(order, np.flatnonzero(np.diff(groups)) + 1):
-            datas = self._read(members[at])
-            for row, name, data in zip(samples[at].tolist(), names[at], datas, strict=True):
-                if isinstance(data, ShardFormatError):
-                    self.left_out["unreadable"] += 1
-                else:
-                    yield row, fields[name], data
-
-    def _read(self, members: IntArray) -> list[bytes | ShardFormatError]:
-        if not len(members):
-            return []
-        shard = self._shard  # one that has changed has no values at all
-        return read_or_errors(
-            shard.read_members, members, ShardFormatError, lambda _: shard.check()
-        )
-
     def affordable(self, rows: IntArray, fields: Sequence[str]) -> IntArray:
-        """Return the first of some samples, as many as can be read at a time for `values`."""
-        nbytes = np.zeros(len(rows), np.int64)
-        for field in fields:
-            at, members = self.members(field, rows)
-            sizes = self._shard.index.sizes[members].astype(np.int64)
-            # Longer values are not decoded.
-            nbytes[at] += np.where(sizes > MAX_VALUE_NBYTES, 0, sizes)
-        count = int(np.searchsorted(np.cumsum(nbytes), MAX_VALUE_NBYTES, side="right"))
-        return rows[: max(count, 1)]
+        """Return the first of some samples, as many as can be read at a time for `values_at`."""
+        return next(self.blocks(fields, rows, MAX_VALUE_NBYTES, MAX_VALUE_NBYTES))
 
-    def values(self, path: ColumnPath, rows: IntArray) -> Iterator[list[Any]]:
-        """Yield the values at a path in samples, a few at a time; None where there is none.
+    def values_at(self, path: ColumnPath, rows: IntArray) -> Iterator[Any]:
+        """Yield the value at a path in each of some samples; None where there is none.
 
         Args:
             path: The path.
             rows: Samples, all of which `affordable` returned.
         """
-        read = self.read([path.field], rows, MAX_VALUE_NBYTES)
-        found = {row: data for row, _, data in read}
         # All are read at once, since each read of a remote shard is a request.
-        count = 1 if is_compressed(path.field) else max(len(rows), 1)
-        for start in range(0, len(rows), count):
-            few = rows[start : start + count].tolist()
-            yield self._decoded(path, few, {row: found[row] for row in few if row in found})
+        ((at, datas),) = self.read([path.field], rows, MAX_VALUE_NBYTES)
+        values = self._values_in(path, datas)
+        has_field = np.zeros(len(rows), bool)
+        has_field[at] = True
+        for is_there in has_field.tolist():
+            yield next(values) if is_there else None
 
-    def _decoded(self, path: ColumnPath, rows: list[int], datas: dict[int, bytes]) -> list[Any]:
-        decode = self._decoders.setdefault(path.field, decoder_of(path.field, MAX_VALUE_NBYTES))
-        values = decode(list(datas.values()))
-        self.left_out["unreadable"] += sum(isinstance(value, DecodeError) for value in values)
-        values = [None if isinstance(value, DecodeError) else value for value in values]
-        by_row = dict(zip(datas, parts_of(values, path.steps).values, strict=True))
-        return [by_row.get(row) for row in rows]
+    def _values_in(self, path: ColumnPath, datas: list[Any]) -> Iterator[Any]:
+        count = 1 if is_compressed(path.field) else max(len(datas), 1)
+        for start in range(0, len(datas), count):
+            few = self.decoded(path.field, datas[start : start + count], MAX_VALUE_NBYTES)
+            yield from parts_of(self.kept(few), path.steps).values
+
+    def kept(self, values: list[Any]) -> list[Any]:
+        """Return values with None in place of errors, which are counted."""
+        for value in values:
+            if isinstance(value, Exception):
+                is_long = isinstance(value, TooLongError)
+                self.left_out["too_long" if is_long else "unreadable"] += 1
+        return [None if isinstance(value, Exception) else value for value in values]
 
 
 _MAX_ROWS: Final = 20_000_000
@@ -330,14 +277,12 @@ class Hits:
     def matching(self, shard: ShardRows, rows: IntArray) -> IntArray:
         """Return which of some possible samples satisfy the conditions."""
         field, words = self._conditions.field, self._conditions.words
-        self.seen.update(shard.fields)
+        self.seen.update(shard.shard.index.fields)
         if field:
             rows = rows[shard.members(field, rows)[0]]
-        rows = self._accepted(KEY, rows, map(shard.key, rows.tolist()))
+        rows = self._accepted(KEY, rows, map(shard.shard.index.key, rows.tolist()))
         for path in self._paths:
-            # A few values are in memory at a time.
-            values = chain.from_iterable(shard.values(path, rows))
-            rows = self._accepted(path.name, rows, values)
+            rows = self._accepted(path.name, rows, shard.values_at(path, rows))
         return _with_words(words, shard, rows) if words else rows
 
     def _accepted(self, column: str, rows: IntArray, values: Iterable[Any]) -> IntArray:
@@ -356,12 +301,16 @@ def _with_words(words: Sequence[str], shard: ShardRows, rows: IntArray) -> IntAr
     def missing_in(text: str, words: Sequence[str]) -> list[str]:
         return [word for word in words if word not in text.casefold()]
 
-    missing = {row: missing_in(shard.key(row), words) for row in rows.tolist()}
-    rest = np.array([row for row, lacks in missing.items() if lacks], np.int64)
-    fields = [field for field in shard.fields if extension(field) in TEXT_EXTENSIONS]
-    for row, field, data in shard.read(fields, rest, MAX_TEXT_NBYTES):
-        missing[row] = missing_in(_text_of(field, data), missing[row])
-    return np.array([row for row, lacks in missing.items() if not lacks], np.int64)
+    missing = [missing_in(shard.shard.index.key(row), words) for row in rows.tolist()]
+    rest = np.flatnonzero(list(map(bool, missing)))
+    fields = [field for field in shard.shard.index.fields if extension(field) in TEXT_EXTENSIONS]
+    read = shard.read(fields, rows[rest], MAX_TEXT_NBYTES)
+    for field, (at, datas) in zip(fields, read, strict=True):
+        for place, data in zip(rest[at].tolist(), shard.kept(datas), strict=True):
+            if data is not None:
+                missing[place] = missing_in(_text_of(field, as_bytes(data)), missing[place])
+    found: IntArray = rows[np.array([not lacks for lacks in missing], bool)]
+    return found
 
 
 def _text_of(field: str, data: bytes) -> str:
@@ -442,9 +391,11 @@ class Scan(Generic[AnyVisitor]):
                     if reader is None:
                         reader = self._reader(number, stack)
                         shard = ShardRows(reader.open(number, Wanted.PART))
-                    some = rows
+                    some, damage = rows, list[WidsError]()
                     if reader.joint is not None:  # the index lacks fields
-                        shard, some = _joined_rows(reader.joint, number, rows[:_NUM_READ])
+                        some = rows[:_NUM_READ]
+                        shard = ShardRows(reader.joint.of_samples(number, some, damage.append))
+                        shard.left_out["unreadable"] = len(damage)
                     few = shard.affordable(some, self.visitor.fields)
                     stop = stop if len(few) == len(rows) else start + int(rows[len(few)])
                     self._is_enough = self.visitor.visit(start, shard, few)
@@ -457,14 +408,6 @@ class Scan(Generic[AnyVisitor]):
         if self.dataset.reader.index(number) is None:
             raise ValueError(f"shard {number} has no index to search; `wids create` makes an index")
         return stack.enter_context(self.dataset.only(None)).reader
-
-
-def _joined_rows(joint: Any, number: int, rows: IntArray) -> tuple[ShardRows, IntArray]:
-    """Return the fields of joined samples, and the samples."""
-    damage = Counter[str]()
-    found = ShardRows(joint.of_samples(number, rows, lambda _: damage.update(["unreadable"])))
-    found.left_out = damage
-    return found, rows
 
 
 def found_in(

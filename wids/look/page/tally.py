@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -284,28 +285,27 @@ class Tally:
         if self._column is not None:
             self.add_column(self._column.take(start + rows))
         elif self._path is not None:
-            self._add_parts(shard.values(self._path, rows))
+            self._add_values(shard.values_at(self._path, rows))
         return self._num_visited >= MAX_TALLIED
 
-    def _add_parts(self, parts: Iterable[list[Any]]) -> None:
-        """Add values of some samples, a few at a time; None is a sample without one."""
+    def _add_values(self, values: Iterable[Any]) -> None:
+        """Add values, of which few are in memory at a time; None is a sample without one."""
         counts: Counter[str | None] = Counter()
-        numbers: list[float] | None = []
-        for values in parts:
-            counts.update(map(label_of, values))
-            if numbers is not None and all(v is None or is_number(v) for v in values):
-                numbers += [v for v in values if v is not None and abs(v) <= _MAX_FLOAT]
-            else:
-                numbers = None
-            del values  # or they would stay in memory while the next ones are decoded
-        self._add(counts.items(), None if numbers is None else np.array(numbers, np.float64))
+        numbers, is_numeric = array("d"), True
+        for value in values:
+            counts[label_of(value)] += 1
+            if is_numeric and value is not None:
+                is_numeric = is_number(value)
+                if is_numeric and abs(value) <= _MAX_FLOAT:
+                    numbers.append(value)
+        self._add(counts.items(), np.asarray(numbers) if is_numeric else None)
 
     def add_column(self, column: pa.ChunkedArray) -> None:
         """Add all values of a column of a table."""
         import pyarrow as pa
 
         if pa.types.is_nested(column.type):  # Arrow counts no lists
-            self._add_parts(chunk.to_pylist() for chunk in column.chunks)
+            self._add_values(value for chunk in column.chunks for value in chunk.to_pylist())
             return
         found = column.value_counts()
         labels = map(label_of, found.field("values").to_pylist())
