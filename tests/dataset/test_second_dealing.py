@@ -133,7 +133,7 @@ def run(tmp_path: Path, program: str, *packages: str) -> dict[str, list[dict[str
         need(importlib.util.find_spec(package), f"pip install {package}")
     script = tmp_path / "program.py"
     script.write_text(PRELUDE + program)
-    printed = jobs.run(jobs.torchrun(2, script))
+    printed = jobs.run(jobs.forked(2, script))
     cases: dict[str, list[dict[str, Any]]] = {}
     for line in printed.splitlines():
         if line.startswith("CASE "):

@@ -113,7 +113,7 @@ def test_killed_and_resumed_on_one_to_three_ranks(
     total = 3 * len(expected(spec, 0))
     for number, (num_replicas, num_workers) in enumerate(plan):
         trace = tmp_path / f"trace{number}"
-        command = jobs.torchrun(
+        command = jobs.forked(
             *(num_replicas, SCRIPT, spec, "--checkpoint", checkpoint, "--save-every", 1),
             *("--epochs", 3, "--num-workers", num_workers),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import sample_members, write_tar
-from jobs import run, torchrun
+from jobs import forked, run
 
 pytestmark = pytest.mark.long
 
@@ -29,7 +29,7 @@ def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
     So do two processes that share a rank (ORDER-66).
     """
     write_folders(tmp_path, (0, 1))
-    output = run(torchrun(2, Path(__file__).parent / "count_ranks.py", tmp_path))
+    output = run(forked(2, Path(__file__).parent / "count_ranks.py", tmp_path))
     lines = [line for line in output.splitlines() if "same " in line or "different " in line]
     assert Counter(line for line in lines if line.endswith("steps")) == {
         f"{label}{name} {rank}: {steps} steps": count
@@ -47,7 +47,7 @@ def test_ranks_that_counted_different_samples_are_told(tmp_path: Path) -> None:
 def test_a_mesh_of_some_processes_waits_for_no_others(tmp_path: Path) -> None:
     """Those that make no sampler are not asked what they have counted."""
     write_folders(tmp_path, (1, 2))
-    output = run(torchrun(3, Path(__file__).parent / "count_ranks.py", tmp_path))
+    output = run(forked(3, Path(__file__).parent / "count_ranks.py", tmp_path))
 
     assert sorted(line for line in output.splitlines() if line.endswith("steps")) == [
         f"same {rank}: 4 steps" for rank in (1, 2)

@@ -36,7 +36,7 @@ def killed(
     for number, (num_processes, peers, kill_at) in enumerate(jobs_):
         trace = tmp_path / f"trace{number}"
         trace.mkdir()
-        command = jobs.torchrun(
+        command = jobs.forked(
             *(num_processes, JOB, spec, "--checkpoint", checkpoint, "--trace", trace),
             *("--peers", peers, *arguments),
         )

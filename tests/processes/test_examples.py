@@ -80,7 +80,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
     done: list[jobs.Step] = []
     for number, (num_replicas, kill_at) in enumerate([(3, 21), (2, 75), (4, None)]):
         trace = tmp_path / f"trace{number}"
-        command = jobs.torchrun(
+        command = jobs.forked(
             *(num_replicas, DDP, spec, "--checkpoint", checkpoint, "--save-every", 8),
             *("--epochs", num_epochs),
         )
@@ -259,7 +259,7 @@ def test_accelerate(tmp_path: Path) -> None:
     """In two processes with an unprepared loader each sample is used once, also after a kill."""
     spec = jobs.write_pictures(tmp_path, [700, 3, 700, 997])
     script = program("train_accelerate.py", "accelerate", "torchdata")
-    command = jobs.torchrun(2, script, spec)
+    command = jobs.forked(2, script, spec)
 
     runs = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
 
@@ -275,7 +275,7 @@ def test_transformers(num_replicas: int, tmp_path: Path) -> None:
     script = program("train_hf.py", "transformers", "accelerate")
     command = [sys.executable, str(script), str(spec)]
     if num_replicas > 1:
-        command = jobs.torchrun(num_replicas, script, spec)
+        command = jobs.forked(num_replicas, script, spec)
 
     runs = killed_and_restarted(tmp_path, command, "--checkpoints", 65)
 

@@ -73,7 +73,7 @@ def check_killed_and_resumed(
         if saved and then != WEIGHTS:
             schedule = [(0, WEIGHTS), (saved * train_mix.GLOBAL_BATCH_SIZE, then)]
             arguments += ["--weights", json.dumps(schedule)]
-        command = jobs.torchrun(num_replicas, program, spec, trace, *arguments)
+        command = jobs.forked(num_replicas, program, spec, trace, *arguments)
         with jobs.started(command, **jobs.held(KILL_AT if is_killed else None)) as job:
             if is_killed:
                 jobs.wait_for_step(job, trace, KILL_AT)

@@ -156,7 +156,7 @@ def test_killed_and_resumed_on_one_to_three_ranks(tmp_path: Path) -> None:
     plan = [(3, 0), (1, 2), (2, 0)]
     for number, (num_replicas, num_workers) in enumerate(plan):
         trace = tmp_path / f"trace{number}"
-        command = jobs.torchrun(
+        command = jobs.forked(
             *(num_replicas, SCRIPT, spec, "--checkpoint", checkpoint, "--save-every", 1),
             *("--epochs", 2, "--num-workers", num_workers),
         )
@@ -196,7 +196,7 @@ def test_a_killed_job_packs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
     for number, (num_ranks, kill_at) in enumerate(((4, 22), (3, 47), (6, None))):
         trace = tmp_path / f"trace{number}"
         trace.mkdir()
-        command = jobs.torchrun(num_ranks, program, "--checkpoint", checkpoint, "--trace", trace)
+        command = jobs.forked(num_ranks, program, "--checkpoint", checkpoint, "--trace", trace)
         if kill_at is None:
             jobs.run(command)
             done += jobs.steps(trace)

@@ -18,7 +18,7 @@ def test_ranks_are_summed(tmp_path: Path) -> None:
     shards = [
         write_tar(tmp_path / f"{n}.tar", sample_members(20 * n, 20 * n + 20)) for n in range(2)
     ]
-    printed = jobs.run(jobs.torchrun(2, SCRIPT, *shards))
+    printed = jobs.run(jobs.forked(2, SCRIPT, *shards))
     found = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert found["ranks"] == 2
     assert found["batches"] == [5, 5, 10]
