@@ -57,7 +57,6 @@ _APPENDING: Final = (
     "interrupted, which can be run again"
 )
 
-Locate = Callable[[ShardSpec], "str | None"]
 DatasetIndexes = dict[int, tuple[IndexedShards, LocalDatasetIndex]]
 """The dataset index of each shard."""
 
@@ -71,7 +70,6 @@ def verify_spec(
     *,
     base: str | os.PathLike[str] | None = None,
     decode: bool = False,
-    locate: Locate | None = None,
     executor: Executor | None = None,
     allow_pipe: bool = False,
     on_remark: Callable[[Problem], None] = log_problem,
@@ -88,9 +86,6 @@ def verify_spec(
         shards: The shards, in any form that a dataset takes.
         base: Folder or URL that relative references start from.
         decode: Whether to decode every field too.
-        locate: Returns the path of a local file to read for a shard, or None to leave it out. By
-            default local shards are read in place, and remote ones are downloaded to a temporary
-            file.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
         on_remark: Called with each remark: a field that only some samples have, formats that are
@@ -122,20 +117,16 @@ def verify_spec(
     indexed: list[ShardSpec] = []
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
-        # Those that `locate` finds are local, and some are left out.
-        sizes = dict.fromkeys(stated)
-        if not locate:
-            sizes = known_lengths(fetcher, stated, is_tolerant=True)
+        sizes = known_lengths(fetcher, stated, is_tolerant=True)
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
-        all_dataset_indexes = () if locate else spec.all_dataset_indexes()
         dataset_indexes, index_problems = _opened_indexes(
-            stack, fetcher, all_dataset_indexes, on_remark
+            stack, fetcher, spec.all_dataset_indexes(), on_remark
         )
         # Workers report finished shards; this thread also reports progress within a shard.
         report = None if executor else bar.move
-        examine = partial(_examined, fetcher, locate, decode, report=report)
+        examine = partial(_examined, fetcher, decode, report=report)
         results = results_of(
             executor, examine, spec.shards, lambda shard: urls.redact(shard.url), in_order=True
         )
@@ -166,18 +157,9 @@ def verify_spec(
 
 
 def _examined(
-    fetcher: fetch.Fetcher,
-    locate: Locate | None,
-    decode: bool,
-    shard_spec: ShardSpec,
-    *,
-    report: Report | None,
+    fetcher: fetch.Fetcher, decode: bool, shard_spec: ShardSpec, *, report: Report | None
 ) -> _Findings:
     """Examine a shard, local or remote. Runs on the workers of an executor."""
-    if locate is not None:
-        path = locate(shard_spec)
-        # Without the index, which is compared with no dataset index.
-        return ([] if path is None else _findings(shard_spec, path, path, decode)[0]), None
     name = urls.redact(shard_spec.url)
     try:
         with fetch.downloaded(fetcher, shard_spec.url, report) as path:
@@ -360,23 +342,22 @@ def check_copies(
         of their copy, and what is damaged.
     """
     cache = Cache(folder, fetch.Fetcher())
-    # Looked up once, so that the same copies are checked and counted below, even if another
-    # process evicts some meanwhile.
-    copies = {shard.url: cache.find(remote_file(shard)) for shard in spec.shards}
+    num_copies = num_samples = 0
     problems: list[Problem] = []
-    if share is None:
-        problems = verify_spec(spec, locate=lambda shard_spec: copies[shard_spec.url])
-    num_samples = 0
-    for shard in spec.shards:
-        path = copies[shard.url]
-        # All bytes were compared with a digest, where one is stated.
-        is_compared = share is None and (shard.sha256 or shard.md5sum)
-        if path is not None and not is_compared:
-            index_path = cache.index_path(remote_file(shard), path)
-            count, found = _check_copy(path, index_path, 1.0 if share is None else share)
-            num_samples, problems = num_samples + count, problems + found
-    num_copies = sum(path is not None for path in copies.values())
-    return num_copies, num_samples, problems
+    with PartsBar("checking copies", len(spec.shards), None) as bar:
+        for shard in spec.shards:
+            path = cache.find(remote_file(shard))
+            if path is not None:
+                num_copies += 1
+                if share is None:
+                    problems += _findings(shard, path, path, decode=False)[0]
+                # All bytes were compared with a digest, where one is stated.
+                if share is not None or not (shard.sha256 or shard.md5sum):
+                    index_path = cache.index_path(remote_file(shard), path)
+                    count, found = _check_copy(path, index_path, 1.0 if share is None else share)
+                    num_samples, problems = num_samples + count, problems + found
+            bar.finish(None)
+    return num_copies, num_samples, [each for each in problems if each.severity == "error"]
 
 
 def parse_share(text: str, name: str) -> float:
