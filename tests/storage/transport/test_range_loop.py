@@ -253,14 +253,23 @@ def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> Non
     assert views == [DATA[start:stop] for _, start, stop in wanted]
 
 
-def test_memory_is_used_again(server: Server) -> None:
-    """A thousand ranges take the memory of a few."""
+def test_ranges_share_blocks_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for those of a batch, of the length that these need; more for long batches."""
+    lengths: list[int] = []
+
+    def memory(nbytes: int) -> bytearray:
+        lengths.append(nbytes)
+        return bytearray(nbytes)
+
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
-    read_all([(reader, 0, 1000)] * 40, kept)
-    before = set(map(id, range_loop._spare))
-    assert 1 <= len(before) <= 16
-    read_all([(reader, 0, 1000)] * 40, kept)
-    assert before & set(map(id, range_loop._spare))
+    monkeypatch.setattr(range_loop, "bytearray", memory, raising=False)
+    monkeypatch.setattr(range_loop, "_BLOCK_NBYTES", 25_000)
+    for count, blocks in ((1, [1000]), (20, [20_000]), (40, [25_000, 15_000])):
+        read_all([(reader, 0, 1000)] * count, kept)
+        assert lengths[1:] == blocks  # after that for heads
+        lengths.clear()
+    read_all([(reader, 0, 30_000)] * 2, kept)
+    assert lengths[1:] == [30_000] * 2
 
 
 def test_a_child_has_connections_of_its_own(server: Server) -> None:

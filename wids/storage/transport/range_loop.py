@@ -61,6 +61,10 @@ from wids.storage.transport.urls import origin, redact
 _HEAD_NBYTES: Final = 16 << 10
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
+_BLOCK_NBYTES: Final = 8 << 20
+"""Memory for several ranges. `malloc` gives pieces of 128 kB back to the system when a batch ends,
+and getting their pages again costs twice as much processor time as receiving into them; it keeps
+blocks like this one."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
@@ -74,8 +78,8 @@ _ASKED_S: Final = 0.02
 Error = TypeVar("Error", bound=Exception)
 
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
-"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
-no view are where the next ones are received: fresh memory costs as much as all else."""
+"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps a
+view keep those of a few other ranges too (`_BLOCK_NBYTES`)."""
 
 
 class UnusualError(Exception):
@@ -134,7 +138,7 @@ class _Exchange:
     head = b""
     refusal: Head | None = None
     is_kept = False
-    memory = bytearray()
+    memory = memoryview(b"")
     head_nbytes = size = nbytes = noted_nbytes = 0
 
     def __init__(
@@ -215,6 +219,8 @@ class _Loop:
         self._connecting: Connecting | None = None
         self._scratch = memoryview(bytearray(_HEAD_NBYTES))
         self._window = memoryview(b"")
+        self._block = memoryview(b"")
+        self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._tick_s = 0.0
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
@@ -254,6 +260,8 @@ class _Loop:
         read = Read(next(self._numbers), wanted)
         if not math.isinf(wanted.patience.deadline_s):
             self._limited.append(read)
+        if wanted.write is None and wanted.stop != END:
+            self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
@@ -425,9 +433,18 @@ class _Loop:
         elif not _is_wait(error):
             self._fail(exchange, error)
 
+    def _memory(self, nbytes: int) -> memoryview:
+        """Return fresh memory, of a block for several ranges."""
+        if len(self._block) < nbytes:
+            block_nbytes = max(nbytes, min(_BLOCK_NBYTES, self._left_nbytes))
+            self._block = memoryview(bytearray(block_nbytes))
+        memory, self._block = self._block[:nbytes], self._block[nbytes:]
+        self._left_nbytes -= nbytes
+        return memory
+
     def _collect(self, exchange: _Exchange) -> OSError | None:
         """Receive into memory; return what ended that before all bytes had arrived."""
-        rest = memoryview(exchange.memory)[exchange.nbytes : exchange.size]
+        rest = exchange.memory[exchange.nbytes : exchange.size]
         nbytes, error = _received(exchange, rest)
         exchange.nbytes += nbytes
         return error
@@ -494,7 +511,7 @@ class _Loop:
         if wanted.write is not None:
             exchange.like.note(exchange.sent_s)
         elif not exchange.memory:
-            exchange.memory = _memory(exchange.size)
+            exchange.memory = self._memory(exchange.size)
         exchange.read.waits("bytes")
         return True
 
@@ -589,7 +606,7 @@ class _Loop:
         exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(exchange.sent_s)
-        buffer = memoryview(exchange.memory)[: exchange.size]
+        buffer = exchange.memory[: exchange.size]
         data = None if read.is_done else self._checked(exchange, stream, buffer)
         if exchange.is_kept:
             self._use(server, exchange.connection, is_first=False)
@@ -598,9 +615,6 @@ class _Loop:
         self._fill_all()  # before this thread does anything else
         if data is not None:
             self._take(read.number, data)
-            buffer.release()
-            del data
-            _free(exchange.memory)
 
     def _checked(
         self, exchange: _Exchange, stream: Stream, buffer: memoryview
@@ -743,28 +757,6 @@ class _Loop:
             return
         wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
         self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
-
-
-_spare: Final[list[bytearray]] = []
-_MOST_SPARE: Final = 16
-_SPARE_NBYTES: Final = 256 << 10
-
-
-def _memory(nbytes: int) -> bytearray:
-    """Return memory for so many bytes, or more."""
-    with suppress(IndexError):
-        found = _spare.pop()
-        if len(found) >= nbytes:
-            return found
-    return bytearray(nbytes)
-
-
-def _free(memory: bytearray) -> None:
-    """Have memory used again, unless somebody has a view of it."""
-    if memory and len(memory) <= _SPARE_NBYTES and len(_spare) < _MOST_SPARE:
-        with suppress(BufferError):  # its length cannot change while there are views
-            memory.append(memory.pop())
-            _spare.append(memory)
 
 
 def _received(exchange: _Exchange, into: memoryview) -> tuple[int, OSError | None]:
