@@ -9,6 +9,8 @@ import random
 import re
 import socket
 import threading
+import time
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,14 +18,14 @@ from typing import Any
 
 import pytest
 from conftest import raises
-from events import in_time, wait_for
+from events import LONG_S, in_time, wait_for
 from loopback import Fault, Page, Request, Server
 from transfers import answering
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import Arrived, RangeReader, read_all
-from wids.storage.transport import range_loop
+from wids.storage.transport import hedging, range_loop
 from wids.storage.transport.gate import gate
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
@@ -406,3 +408,49 @@ def test_parts_in_chunks() -> None:
         reader = Fetcher().range_reader(f"{url}/a", len(DATA))
         assert [reader(3, 9) for _ in range(2)] == [DATA[3:9]] * 2
     assert len(num_asked) == 2
+
+
+def test_time_in_which_nobody_looks_is_no_silence(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrives while a caller uses other bytes is not requested again."""
+    reader, passed_s = Fetcher().range_reader(server.page("/a", DATA), len(DATA)), [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr(range_loop, "time", clock)
+    is_used, answer, hedged = threading.Event(), server._answer, list[float]()
+    monkeypatch.setattr(hedging.Pace, "note_hedge", lambda *args: hedged.append(args[-1]))
+
+    def answer_later(handler: Any, request: Request) -> None:
+        if request.range == "bytes=5-6":
+            is_used.wait(LONG_S)
+        answer(handler, request)
+
+    server._answer = answer_later  # type: ignore[method-assign]
+
+    def use(number: int, arrived: Arrived) -> bytes:
+        if number == 0:
+            passed_s[0] = 10.0
+            is_used.set()
+        return kept(number, arrived)
+
+    assert read_all([(reader, 1, 3), (reader, 5, 7)], use) == [DATA[1:3], DATA[5:7]]
+    assert hedged == []
+
+
+def test_parts_arrive_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long part that has arrived one window is taken, and then of the others."""
+    real, taken = range_loop._Loop._write, []
+
+    def noted(loop: Any, exchange: Any) -> OSError | None:
+        before = exchange.nbytes
+        error = real(loop, exchange)
+        taken.append(exchange.nbytes - before)
+        return error
+
+    monkeypatch.setattr(range_loop._Loop, "_write", noted)
+    monkeypatch.setattr(range_loop, "_WINDOW_NBYTES", 20_000)
+    saved = io.BytesIO()
+    Fetcher().save(server.page("/a", DATA), saved)
+    assert saved.getvalue() == DATA
+    assert sum(taken) == len(DATA)
+    assert max(taken) <= 20_000

@@ -222,6 +222,7 @@ class _Loop:
         self._block = memoryview(b"")
         self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._tick_s = 0.0
+        self._looked_s = time.monotonic()  # what had arrived then was used, or is known to be ready
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
         """Do what `read_ranges` does."""
@@ -232,11 +233,11 @@ class _Loop:
             self._fill_all()
             if self._num_left:
                 self._wait()
-            now_s = time.monotonic()
-            while self._later and self._later[0][0] <= now_s:
+            while self._later and self._later[0][0] <= self._looked_s:
                 self._queue(heappop(self._later)[2])
-            if now_s >= self._tick_s:
-                self._tick(now_s)
+            # Not by the clock: time in which this thread did something else is no silence.
+            if self._looked_s >= self._tick_s:
+                self._tick(self._looked_s)
         unusual, self._unusual = self._unusual, {}
         return unusual
 
@@ -388,15 +389,19 @@ class _Loop:
         asked = [server.asked[1] for server in self._servers.values() if server.asked]
         is_connecting = any(server.passed for server in self._servers.values())
         if self._busy or is_connecting:
-            for key, _ in self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s):
+            ready = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
+            self._looked_s = time.monotonic()
+            for key, _ in ready:
                 if key.data is None:
                     self._use_made()
                 elif key.data.sock in self._busy:  # it may have lost a race meanwhile
                     self._receive(key.data)
         elif asked:
             gate().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
+            self._looked_s = time.monotonic()
         else:
             time.sleep(wait_s)
+            self._looked_s = time.monotonic()
 
     def _use_made(self) -> None:
         for idle, made in () if self._connecting is None else self._connecting.made():
@@ -406,7 +411,7 @@ class _Loop:
 
     def _receive(self, exchange: _Exchange) -> None:
         """Receive what has arrived of a response."""
-        exchange.heard_s = time.monotonic()
+        exchange.heard_s = self._looked_s
         error: OSError | WidsError | None = None
         is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
         is_again = False
@@ -450,12 +455,17 @@ class _Loop:
         return error
 
     def _write(self, exchange: _Exchange) -> OSError | None:
-        """Do the same into a file."""
-        wanted, error = exchange.read.wanted, None
+        """Do the same into a file; stop after a window, so that the others have their turn."""
+        wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
+        error: OSError | None = None
         self._window = self._window or memoryview(bytearray(_WINDOW_NBYTES))
         while exchange.nbytes < exchange.size and error is None and wanted.write is not None:
-            window = self._window[: exchange.size - exchange.nbytes]
+            if not most_nbytes:
+                return BlockingIOError()
+            window = self._window[: min(most_nbytes, exchange.size - exchange.nbytes)]
             nbytes, error = _received(exchange, window)
+            # The selector does not see what TLS has read.
+            most_nbytes = getattr(exchange.sock, "pending", int)()
             if nbytes:
                 wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
                 exchange.nbytes += nbytes
@@ -509,7 +519,7 @@ class _Loop:
         missing_nbytes = exchange.size - exchange.nbytes
         exchange.is_kept = head.is_kept and length == missing_nbytes >= len(exchange.head)
         if wanted.write is not None:
-            exchange.like.note(exchange.sent_s)
+            exchange.like.note(self._looked_s - exchange.sent_s)
         elif not exchange.memory:
             exchange.memory = self._memory(exchange.size)
         exchange.read.waits("bytes")
@@ -605,7 +615,7 @@ class _Loop:
         self._forget(exchange)
         exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
-            exchange.like.note(exchange.sent_s)
+            exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
         data = None if read.is_done else self._checked(exchange, stream, buffer)
         if exchange.is_kept:
