@@ -414,23 +414,28 @@ def test_time_in_which_nobody_looks_is_no_silence(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What arrives while a caller uses other bytes is not requested again."""
-    reader, passed_s = Fetcher().range_reader(server.page("/a", DATA), len(DATA)), [0.0]
+    reader = Fetcher({"hedge": True}).range_reader(server.page("/a", DATA), len(DATA))
+    passed_s = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
     monkeypatch.setattr(range_loop, "time", clock)
-    is_used, answer, hedged = threading.Event(), server._answer, list[float]()
+    is_used, is_sent = threading.Event(), threading.Event()
+    answer, hedged = server._answer, list[float]()
     monkeypatch.setattr(hedging.Pace, "note_hedge", lambda *args: hedged.append(args[-1]))
 
     def answer_later(handler: Any, request: Request) -> None:
         if request.range == "bytes=5-6":
             is_used.wait(LONG_S)
         answer(handler, request)
+        if request.range == "bytes=5-6":
+            is_sent.set()
 
     server._answer = answer_later  # type: ignore[method-assign]
 
     def use(number: int, arrived: Arrived) -> bytes:
         if number == 0:
-            passed_s[0] = 10.0
             is_used.set()
+            assert is_sent.wait(LONG_S)
+            passed_s[0] = 10.0
         return kept(number, arrived)
 
     assert read_all([(reader, 1, 3), (reader, 5, 7)], use) == [DATA[1:3], DATA[5:7]]
