@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -203,22 +204,23 @@ def test_responses_are_released_when_their_samples_are_cut(
     site: Site, monkeypatch: pytest.MonkeyPatch, raw: Any
 ) -> None:
     """A batch that has arrived keeps the bytes of its samples, also as views, and no response."""
-    made: list[bytearray] = []
-    spare: list[bytearray] = []
+    made: list[weakref.ref[Block]] = []
 
-    def memory(nbytes: int) -> bytearray:
-        made.append(bytearray(nbytes))
-        return made[-1]
+    class Block(bytearray):
+        """Memory that tells when it is freed."""
+
+    def block(nbytes: int) -> Block:
+        found = Block(nbytes)
+        made.append(weakref.ref(found))
+        return found
 
     site.dataset_index()
     options: Any = {"access": "range", "raw": raw, "transformations": None}
     with wids.ShardListDataset(site.spec(index="train.index"), **options) as dataset:
-        monkeypatch.setattr(range_loop, "_memory", memory)
-        monkeypatch.setattr(range_loop, "_spare", spare)  # what nothing has a view of
+        monkeypatch.setattr(range_loop, "bytearray", block, raising=False)
         _, open_shard = dataset.reader.of_batch(np.array([0, 9, 19]))
-        parts = [each for each in made if len(each) > 1]  # not the head of the dataset index
-        assert len(parts) == 3
-        assert set(map(id, parts)) <= set(map(id, spare))
+        assert made
+        assert [each() for each in made] == [None] * len(made)
         assert bytes(open_shard(1).read(1)[".txt"]) == b"text 9"
 
 

@@ -9,6 +9,8 @@ import random
 import re
 import socket
 import threading
+import time
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,14 +18,14 @@ from typing import Any
 
 import pytest
 from conftest import raises
-from events import in_time, wait_for
+from events import LONG_S, in_time, wait_for
 from loopback import Fault, Page, Request, Server
 from transfers import answering
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import Arrived, RangeReader, read_all
-from wids.storage.transport import range_loop
+from wids.storage.transport import hedging, range_loop
 from wids.storage.transport.gate import gate
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
@@ -253,14 +255,23 @@ def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> Non
     assert views == [DATA[start:stop] for _, start, stop in wanted]
 
 
-def test_memory_is_used_again(server: Server) -> None:
-    """A thousand ranges take the memory of a few."""
+def test_ranges_share_blocks_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for those of a batch, of the length that these need; more for long batches."""
+    lengths: list[int] = []
+
+    def memory(nbytes: int) -> bytearray:
+        lengths.append(nbytes)
+        return bytearray(nbytes)
+
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
-    read_all([(reader, 0, 1000)] * 40, kept)
-    before = set(map(id, range_loop._spare))
-    assert 1 <= len(before) <= 16
-    read_all([(reader, 0, 1000)] * 40, kept)
-    assert before & set(map(id, range_loop._spare))
+    monkeypatch.setattr(range_loop, "bytearray", memory, raising=False)
+    monkeypatch.setattr(range_loop, "_BLOCK_NBYTES", 25_000)
+    for count, blocks in ((1, [1000]), (20, [20_000]), (40, [25_000, 15_000])):
+        read_all([(reader, 0, 1000)] * count, kept)
+        assert lengths[1:] == blocks  # after that for heads
+        lengths.clear()
+    read_all([(reader, 0, 30_000)] * 2, kept)
+    assert lengths[1:] == [30_000] * 2
 
 
 def test_a_child_has_connections_of_its_own(server: Server) -> None:
@@ -397,3 +408,54 @@ def test_parts_in_chunks() -> None:
         reader = Fetcher().range_reader(f"{url}/a", len(DATA))
         assert [reader(3, 9) for _ in range(2)] == [DATA[3:9]] * 2
     assert len(num_asked) == 2
+
+
+def test_time_in_which_nobody_looks_is_no_silence(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrives while a caller uses other bytes is not requested again."""
+    reader = Fetcher({"hedge": True}).range_reader(server.page("/a", DATA), len(DATA))
+    passed_s = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr(range_loop, "time", clock)
+    is_used, is_sent = threading.Event(), threading.Event()
+    answer, hedged = server._answer, list[float]()
+    monkeypatch.setattr(hedging.Pace, "note_hedge", lambda *args: hedged.append(args[-1]))
+
+    def answer_later(handler: Any, request: Request) -> None:
+        if request.range == "bytes=5-6":
+            is_used.wait(LONG_S)
+        answer(handler, request)
+        if request.range == "bytes=5-6":
+            is_sent.set()
+
+    server._answer = answer_later  # type: ignore[method-assign]
+
+    def use(number: int, arrived: Arrived) -> bytes:
+        if number == 0:
+            is_used.set()
+            assert is_sent.wait(LONG_S)
+            passed_s[0] = 10.0
+        return kept(number, arrived)
+
+    assert read_all([(reader, 1, 3), (reader, 5, 7)], use) == [DATA[1:3], DATA[5:7]]
+    assert hedged == []
+
+
+def test_parts_arrive_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long part that has arrived one window is taken, and then of the others."""
+    real, taken = range_loop._Loop._write, []
+
+    def noted(loop: Any, exchange: Any) -> OSError | None:
+        before = exchange.nbytes
+        error = real(loop, exchange)
+        taken.append(exchange.nbytes - before)
+        return error
+
+    monkeypatch.setattr(range_loop._Loop, "_write", noted)
+    monkeypatch.setattr(range_loop, "_WINDOW_NBYTES", 20_000)
+    saved = io.BytesIO()
+    Fetcher().save(server.page("/a", DATA), saved)
+    assert saved.getvalue() == DATA
+    assert sum(taken) == len(DATA)
+    assert max(taken) <= 20_000

@@ -8,7 +8,6 @@ twice (decision 0205). `range_loop` sends it, and uses the answer that is there 
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict, deque
 from typing import Final
 
@@ -41,13 +40,14 @@ class Like:
         self._num_noted = 0
         self._took_s: deque[float] = deque(maxlen=_NUM_LIKE)
 
-    def note(self, since_s: float) -> None:
-        """Note one that was sent then, and has just been answered."""
-        self._took_s.append(time.monotonic() - since_s)
+    def note(self, took_s: float) -> None:
+        """Note one that was answered after so many seconds."""
+        self._took_s.append(took_s)
         self._num_noted += 1
         if self._num_noted >= _LEAST_LIKE and self._num_noted % 8 == 0:
-            took_s = sorted(self._took_s)
-            long_s, usual_s = took_s[int(_QUANTILE * len(took_s))], took_s[len(took_s) // 2]
+            ordered_s = sorted(self._took_s)
+            long_s = ordered_s[int(_QUANTILE * len(ordered_s))]
+            usual_s = ordered_s[len(ordered_s) // 2]
             self.late_s = max(_LEAST_LATE_S, _TIMES_LONGER * usual_s, long_s)
 
 

@@ -14,17 +14,14 @@ which a thread reads.
 from __future__ import annotations
 
 import math
-import re
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NoReturn, TypeAlias, TypeVar
+from typing import Final, NoReturn, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -35,7 +32,6 @@ from wids.storage.transport.connections import (
     MIN_NBYTES_PER_S,
     WINDOW_TIMEOUTS,
     Connection,
-    CutError,
     Head,
     NoResponseError,
     Response,
@@ -43,6 +39,7 @@ from wids.storage.transport.connections import (
     head_end,
     parsed_head,
 )
+from wids.storage.transport.exchanges import Exchange, Server, freed, received, refusal_of
 from wids.storage.transport.gate import Turn, gate, response_nbytes
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
@@ -50,7 +47,6 @@ from wids.storage.transport.http import (
     TEXT_NBYTES,
     Route,
     connection_error,
-    refusal_error,
     stream_of,
 )
 from wids.storage.transport.range_reads import END, Range, Read
@@ -61,21 +57,22 @@ from wids.storage.transport.urls import origin, redact
 _HEAD_NBYTES: Final = 16 << 10
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
+_BLOCK_NBYTES: Final = 8 << 20
+"""Memory for several ranges. `malloc` gives pieces of 128 kB back to the system when a batch ends,
+and getting their pages again costs twice as much processor time as receiving into them; it keeps
+blocks like this one."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
 """How long the text of a refusal may take; the refusal matters more."""
-_CHUNK_SIZE: Final = re.compile(rb"(?:\A|\r\n)[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a turn may stay unnoticed that comes while this thread waits for bytes."""
 
-Error = TypeVar("Error", bound=Exception)
-
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
-"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps
-no view are where the next ones are received: fresh memory costs as much as all else."""
+"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps a
+view keep those of a few other ranges too (`_BLOCK_NBYTES`)."""
 
 
 class UnusualError(Exception):
@@ -87,82 +84,6 @@ class UnusualError(Exception):
 
     def __init__(self, stream: Stream | None = None) -> None:
         self.stream = stream
-
-
-@dataclass(eq=False)
-class _Server:
-    """A server, as connections of one kind reach it.
-
-    Attributes:
-        name: Scheme and host, for the gate.
-        idle: The connections without a request.
-        ready: The reads to request, the first one first.
-        asked: A read whose turn has not come, and the turn.
-        passed: Reads whose turn has come, and which have no connection yet.
-        num_connecting: Connections that are being made; each of these reads has one, or more.
-    """
-
-    name: str
-    idle: list[Connection]
-    ready: deque[Read] = field(default_factory=deque)
-    asked: tuple[Read, Turn] | None = None
-    passed: deque[tuple[Read, Turn]] = field(default_factory=deque)
-    num_connecting: int = 0
-
-
-class _Exchange:
-    """A request that was sent, and what has arrived of its response.
-
-    Attributes:
-        sock: The socket of its connection.
-        is_first: Whether the connection is new.
-        heard_s: When something arrived last.
-        window: Since when its speed is measured, and the bytes that had arrived then.
-        head: The bytes of the head, until it is complete; then those that came with it.
-        refusal: The head of a refusal, whose text follows.
-        head_nbytes: Bytes that arrived as heads, also interim ones.
-        stream: The response, when its head was read.
-        is_kept: Whether the connection can be used again.
-        arrived: What had arrived when it was prepared, and it did not ask for.
-        memory: Where the bytes are received.
-        size: The length of the range, or as much of it as the server has.
-        nbytes: How many of its bytes have arrived, by this request and those before it.
-        noted_nbytes: How many of them the gate need not be told of.
-    """
-
-    stream: Stream | None = None
-    head = b""
-    refusal: Head | None = None
-    is_kept = False
-    memory = bytearray()
-    head_nbytes = size = nbytes = noted_nbytes = 0
-
-    def __init__(
-        self,
-        server: _Server,
-        read: Read,
-        turn: Turn,
-        connection: Connection,
-        sock: socket.socket,
-        *,
-        is_first: bool,
-    ) -> None:
-        self.server, self.read, self.turn = server, read, turn
-        self.connection, self.sock, self.is_first = connection, sock, is_first
-        self.tag, self.arrived = read.tag, read.arrived
-        self.sent_s = self.heard_s = time.monotonic()
-        self.window = self.sent_s, 0
-        self.pace = hedging.pace_of(server.name)
-        wanted = read.wanted
-        self.like = self.pace.like(0 if wanted.write else wanted.stop - wanted.start)
-
-    @property
-    def may_hedge(self) -> bool:
-        """Whether a second request may be sent beside this one."""
-        read, stream = self.read, self.stream
-        # What a file has of an answer without a version cannot be replaced by another answer.
-        is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
-        return read.wanted.may_hedge and not read.was_hedged and is_safe
 
 
 def read_ranges(
@@ -207,15 +128,18 @@ class _Loop:
         self._numbers = count()
         self._unusual: dict[int, Stream | None] = {}
         self._limited: list[Read] = []  # those with a deadline
-        self._servers: dict[int, _Server] = {}
-        self._busy: dict[socket.socket, _Exchange] = {}
+        self._servers: dict[int, Server] = {}
+        self._busy: dict[socket.socket, Exchange] = {}
         self._later: list[tuple[float, int, Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
         self._connecting: Connecting | None = None
         self._scratch = memoryview(bytearray(_HEAD_NBYTES))
         self._window = memoryview(b"")
+        self._block = memoryview(b"")
+        self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._tick_s = 0.0
+        self._looked_s = time.monotonic()  # what had arrived then was used, or is known to be ready
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
         """Do what `read_ranges` does."""
@@ -226,11 +150,11 @@ class _Loop:
             self._fill_all()
             if self._num_left:
                 self._wait()
-            now_s = time.monotonic()
-            while self._later and self._later[0][0] <= now_s:
+            while self._later and self._later[0][0] <= self._looked_s:
                 self._queue(heappop(self._later)[2])
-            if now_s >= self._tick_s:
-                self._tick(now_s)
+            # Not by the clock: time in which this thread did something else is no silence.
+            if self._looked_s >= self._tick_s:
+                self._tick(self._looked_s)
         unusual, self._unusual = self._unusual, {}
         return unusual
 
@@ -254,6 +178,8 @@ class _Loop:
         read = Read(next(self._numbers), wanted)
         if not math.isinf(wanted.patience.deadline_s):
             self._limited.append(read)
+        if wanted.write is None and wanted.stop != END:
+            self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
@@ -280,10 +206,10 @@ class _Loop:
         idle = read.route.idle
         server = self._servers.get(id(idle))
         if server is None:
-            server = self._servers[id(idle)] = _Server(origin(read.wanted.url), idle)
+            server = self._servers[id(idle)] = Server(origin(read.wanted.url), idle)
         (server.ready.appendleft if is_first else server.ready.append)(read)
 
-    def _fill(self, server: _Server) -> None:
+    def _fill(self, server: Server) -> None:
         while server.asked is not None or server.ready:
             if server.asked is None:
                 read = server.ready.popleft()
@@ -317,14 +243,14 @@ class _Loop:
                 if server.num_connecting < len(server.passed):
                     self._connect(server, read.route)
 
-    def _connect(self, server: _Server, route: Route) -> None:
+    def _connect(self, server: Server, route: Route) -> None:
         if self._connecting is None:
             self._connecting = Connecting()
             self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
         server.num_connecting += 1
         self._connecting.start(server.idle, route.connect)
 
-    def _use(self, server: _Server, made: Connection | BaseException, *, is_first: bool) -> None:
+    def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> None:
         """Use a connection for the first read that has none, or keep it."""
         while server.passed:
             read, turn = server.passed.popleft()
@@ -345,7 +271,7 @@ class _Loop:
 
     def _send(
         self,
-        server: _Server,
+        server: Server,
         read: Read,
         turn: Turn,
         connection: Connection,
@@ -364,7 +290,7 @@ class _Loop:
             turn.leave()
             self._leave_to_http(read)
             return
-        exchange = _Exchange(server, read, turn, connection, sock, is_first=is_first)
+        exchange = Exchange(server, read, turn, connection, sock, is_first=is_first)
         exchange.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
         self._selector.register(sock, selectors.EVENT_READ, exchange)
@@ -379,15 +305,19 @@ class _Loop:
         asked = [server.asked[1] for server in self._servers.values() if server.asked]
         is_connecting = any(server.passed for server in self._servers.values())
         if self._busy or is_connecting:
-            for key, _ in self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s):
+            ready = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
+            self._looked_s = time.monotonic()
+            for key, _ in ready:
                 if key.data is None:
                     self._use_made()
                 elif key.data.sock in self._busy:  # it may have lost a race meanwhile
                     self._receive(key.data)
         elif asked:
             gate().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
+            self._looked_s = time.monotonic()
         else:
             time.sleep(wait_s)
+            self._looked_s = time.monotonic()
 
     def _use_made(self) -> None:
         for idle, made in () if self._connecting is None else self._connecting.made():
@@ -395,9 +325,9 @@ class _Loop:
             server.num_connecting -= 1
             self._use(server, made, is_first=True)
 
-    def _receive(self, exchange: _Exchange) -> None:
+    def _receive(self, exchange: Exchange) -> None:
         """Receive what has arrived of a response."""
-        exchange.heard_s = time.monotonic()
+        exchange.heard_s = self._looked_s
         error: OSError | WidsError | None = None
         is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
         is_again = False
@@ -411,7 +341,7 @@ class _Loop:
             self._leave_to_http(exchange.read, unusual.stream)
             return
         except (OSError, WidsError) as found:
-            error = _freed(found)
+            error = freed(found)
         if is_again:
             self._request_again(exchange)
             return
@@ -424,20 +354,34 @@ class _Loop:
         elif not _is_wait(error):
             self._fail(exchange, error)
 
-    def _collect(self, exchange: _Exchange) -> OSError | None:
+    def _memory(self, nbytes: int) -> memoryview:
+        """Return fresh memory, of a block for several ranges."""
+        if len(self._block) < nbytes:
+            block_nbytes = max(nbytes, min(_BLOCK_NBYTES, self._left_nbytes))
+            self._block = memoryview(bytearray(block_nbytes))
+        memory, self._block = self._block[:nbytes], self._block[nbytes:]
+        self._left_nbytes -= nbytes
+        return memory
+
+    def _collect(self, exchange: Exchange) -> OSError | None:
         """Receive into memory; return what ended that before all bytes had arrived."""
-        rest = memoryview(exchange.memory)[exchange.nbytes : exchange.size]
-        nbytes, error = _received(exchange, rest)
+        rest = exchange.memory[exchange.nbytes : exchange.size]
+        nbytes, error = received(exchange, rest)
         exchange.nbytes += nbytes
         return error
 
-    def _write(self, exchange: _Exchange) -> OSError | None:
-        """Do the same into a file."""
-        wanted, error = exchange.read.wanted, None
+    def _write(self, exchange: Exchange) -> OSError | None:
+        """Do the same into a file; stop after a window, so that the others have their turn."""
+        wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
+        error: OSError | None = None
         self._window = self._window or memoryview(bytearray(_WINDOW_NBYTES))
         while exchange.nbytes < exchange.size and error is None and wanted.write is not None:
-            window = self._window[: exchange.size - exchange.nbytes]
-            nbytes, error = _received(exchange, window)
+            if not most_nbytes:
+                return BlockingIOError()
+            window = self._window[: min(most_nbytes, exchange.size - exchange.nbytes)]
+            nbytes, error = received(exchange, window)
+            # The selector does not see what TLS has read.
+            most_nbytes = getattr(exchange.sock, "pending", int)()
             if nbytes:
                 wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
                 exchange.nbytes += nbytes
@@ -446,7 +390,7 @@ class _Loop:
                 check_waits()
         return error
 
-    def _has_head(self, exchange: _Exchange) -> bool:
+    def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
         if exchange.refusal is not None:
             self._refuse(exchange, exchange.refusal)
@@ -464,7 +408,7 @@ class _Loop:
                 if head.status >= 200:  # the others are interim responses
                     return self._has_part(exchange, head)
 
-    def _has_part(self, exchange: _Exchange, head: Head) -> bool:
+    def _has_part(self, exchange: Exchange, head: Head) -> bool:
         """Take the head of a response; return False if another request must follow it."""
         wanted = exchange.read.wanted
         exchange.turn.status = head.status
@@ -491,13 +435,13 @@ class _Loop:
         missing_nbytes = exchange.size - exchange.nbytes
         exchange.is_kept = head.is_kept and length == missing_nbytes >= len(exchange.head)
         if wanted.write is not None:
-            exchange.like.note(exchange.sent_s)
+            exchange.like.note(self._looked_s - exchange.sent_s)
         elif not exchange.memory:
-            exchange.memory = _memory(exchange.size)
+            exchange.memory = self._memory(exchange.size)
         exchange.read.waits("bytes")
         return True
 
-    def _refuse(self, exchange: _Exchange, head: Head) -> NoReturn:
+    def _refuse(self, exchange: Exchange, head: Head) -> NoReturn:
         """Receive the beginning of the text of a refusal; raise the error that it stands for."""
         most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
         while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
@@ -505,9 +449,9 @@ class _Loop:
             if not nbytes:
                 break
             exchange.head += self._scratch[:nbytes]
-        raise _refusal(exchange, head)
+        raise refusal_of(exchange, head)
 
-    def _handed_over(self, exchange: _Exchange, head: Head) -> Stream | None:
+    def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
         """Return a response of unknown length as a stream; None if it has too little."""
         wanted = exchange.read.wanted
         if exchange.arrived is not None and head.status == 206:
@@ -517,7 +461,7 @@ class _Loop:
         exchange.turn.leave()  # a stream has none
         return stream_of(wanted.url, wanted.start, response)
 
-    def _accept(self, exchange: _Exchange, response: Response, length: int) -> int:
+    def _accept(self, exchange: Exchange, response: Response, length: int) -> int:
         """Compare a response with what was requested; return where it begins."""
         read, wanted, arrived = exchange.read, exchange.read.wanted, exchange.arrived
         is_file = wanted.write is not None  # which has room for one answer
@@ -543,18 +487,18 @@ class _Loop:
         self._drop(others if is_file else [])
         return wanted.start
 
-    def _drop(self, exchanges: list[_Exchange]) -> None:
+    def _drop(self, exchanges: list[Exchange]) -> None:
         """End requests of which another one is used."""
         for exchange in exchanges:
             self._end(exchange)
             exchange.read.num_racing -= 1
 
-    def _others(self, exchange: _Exchange) -> list[_Exchange]:
+    def _others(self, exchange: Exchange) -> list[Exchange]:
         """Return the other requests of a read that are in flight."""
         of_read = [other for other in self._busy.values() if other.read is exchange.read]
         return [other for other in of_read if other is not exchange]
 
-    def _renews(self, exchange: _Exchange) -> bool:
+    def _renews(self, exchange: Exchange) -> bool:
         """Have the next request send newer headers; return False if the caller has none."""
         read = exchange.read
         headers = read.wanted.http.headers
@@ -565,12 +509,12 @@ class _Loop:
         read.ours, read.was_renewed = newer, True
         return True
 
-    def _request_again(self, exchange: _Exchange) -> None:
+    def _request_again(self, exchange: Exchange) -> None:
         self._end(exchange)
         exchange.read.num_racing -= 1
         self._queue(exchange.read, is_first=True)
 
-    def _follow(self, exchange: _Exchange, target: str) -> None:
+    def _follow(self, exchange: Exchange, target: str) -> None:
         """Have the next request be for what a redirect leads to."""
         read = exchange.read
         if read.num_redirects == MAX_REDIRECTS:
@@ -580,7 +524,7 @@ class _Loop:
         )
         read.num_redirects += 1
 
-    def _finish(self, exchange: _Exchange) -> None:
+    def _finish(self, exchange: Exchange) -> None:
         """Hand out a range, all of which has arrived."""
         read, stream, server = exchange.read, exchange.stream, exchange.server
         if stream is None:
@@ -588,8 +532,8 @@ class _Loop:
         self._forget(exchange)
         exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
-            exchange.like.note(exchange.sent_s)
-        buffer = memoryview(exchange.memory)[: exchange.size]
+            exchange.like.note(self._looked_s - exchange.sent_s)
+        buffer = exchange.memory[: exchange.size]
         data = None if read.is_done else self._checked(exchange, stream, buffer)
         if exchange.is_kept:
             self._use(server, exchange.connection, is_first=False)
@@ -598,13 +542,8 @@ class _Loop:
         self._fill_all()  # before this thread does anything else
         if data is not None:
             self._take(read.number, data)
-            buffer.release()
-            del data
-            _free(exchange.memory)
 
-    def _checked(
-        self, exchange: _Exchange, stream: Stream, buffer: memoryview
-    ) -> memoryview | None:
+    def _checked(self, exchange: Exchange, stream: Stream, buffer: memoryview) -> memoryview | None:
         """End a read all of whose bytes have arrived; return them, or None if they are wrong."""
         read = exchange.read
         try:
@@ -637,13 +576,13 @@ class _Loop:
             read.num_racing -= 1
             self._end_read(read)
 
-    def _forget(self, exchange: _Exchange) -> None:
+    def _forget(self, exchange: Exchange) -> None:
         """Wait no longer for a connection."""
         self._busy.pop(exchange.sock, None)
         with suppress(KeyError):  # Ctrl-C came before it was registered
             self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
 
-    def _end(self, exchange: _Exchange, error: BaseException | None = None) -> None:
+    def _end(self, exchange: Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
         self._forget(exchange)
         exchange.connection.close()
@@ -651,11 +590,11 @@ class _Loop:
             exchange.turn.note(exchange.nbytes - exchange.noted_nbytes)
         exchange.turn.leave(error)
 
-    def _fail(self, exchange: _Exchange, error: OSError | WidsError) -> None:
+    def _fail(self, exchange: Exchange, error: OSError | WidsError) -> None:
         """Drop a request that failed, and queue its read again or hand out the error."""
         read, spent_s = exchange.read, time.monotonic() - exchange.sent_s
         if exchange.refusal is not None and not isinstance(error, WidsError):
-            error = _refusal(exchange, exchange.refusal)  # without the rest of its text
+            error = refusal_of(exchange, exchange.refusal)  # without the rest of its text
         if isinstance(error, WidsError):
             self._end(exchange, error)
             if isinstance(error, PastEndError):
@@ -722,15 +661,15 @@ class _Loop:
             if now_s - exchange.heard_s >= timeout_s:
                 self._fail(exchange, SilenceError(f"no bytes for {timeout_s:g} s"))
             elif now_s - since_s >= WINDOW_TIMEOUTS * timeout_s:
-                seconds, received = now_s - since_s, exchange.nbytes - nbytes
+                seconds, arrived = now_s - since_s, exchange.nbytes - nbytes
                 exchange.window = now_s, exchange.nbytes
-                if received < seconds * MIN_NBYTES_PER_S:
-                    text = f"{received} bytes in {seconds:.1f} s, which is too slow"
+                if arrived < seconds * MIN_NBYTES_PER_S:
+                    text = f"{arrived} bytes in {seconds:.1f} s, which is too slow"
                     self._fail(exchange, ConnectionError(text))
             elif exchange.may_hedge:
                 self._hedge_if_late(exchange, now_s)
 
-    def _hedge_if_late(self, exchange: _Exchange, now_s: float) -> None:
+    def _hedge_if_late(self, exchange: Exchange, now_s: float) -> None:
         read, late_s, took_s = exchange.read, exchange.like.late_s, now_s - exchange.sent_s
         left_s = late_s - took_s if late_s and read.wanted.write is None else math.inf
         silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
@@ -743,59 +682,6 @@ class _Loop:
             return
         wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
         self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
-
-
-_spare: Final[list[bytearray]] = []
-_MOST_SPARE: Final = 16
-_SPARE_NBYTES: Final = 256 << 10
-
-
-def _memory(nbytes: int) -> bytearray:
-    """Return memory for so many bytes, or more."""
-    with suppress(IndexError):
-        found = _spare.pop()
-        if len(found) >= nbytes:
-            return found
-    return bytearray(nbytes)
-
-
-def _free(memory: bytearray) -> None:
-    """Have memory used again, unless somebody has a view of it."""
-    if memory and len(memory) <= _SPARE_NBYTES and len(_spare) < _MOST_SPARE:
-        with suppress(BufferError):  # its length cannot change while there are views
-            memory.append(memory.pop())
-            _spare.append(memory)
-
-
-def _received(exchange: _Exchange, into: memoryview) -> tuple[int, OSError | None]:
-    """Receive bytes until memory is full; return their number, and what ended that before."""
-    nbytes = min(len(exchange.head), len(into))
-    into[:nbytes], exchange.head = exchange.head[:nbytes], exchange.head[nbytes:]
-    try:
-        while nbytes < len(into):
-            received = exchange.sock.recv_into(into[nbytes:])
-            if not received:
-                raise CutError(f"{exchange.nbytes + nbytes} of {exchange.size} bytes arrived")
-            nbytes += received
-    except OSError as error:
-        return nbytes, _freed(error)
-    return nbytes, None
-
-
-def _freed(error: Error) -> Error:
-    """Return an error without its traceback, which has the frames of callers, and so the error.
-
-    Until garbage is collected, they would keep open shards, whose files the cache cannot evict.
-    """
-    return error.with_traceback(None)
-
-
-def _refusal(exchange: _Exchange, head: Head) -> WidsError:
-    """Return the error that a refusal stands for, with what has arrived of its text."""
-    is_chunked = "transfer-encoding" in head.headers
-    text = _CHUNK_SIZE.sub(b"", exchange.head) if is_chunked else exchange.head
-    response = Response(head.status, head.headers, iter((text,)))
-    return _freed(refusal_error(exchange.read.wanted.url, response))
 
 
 def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:

@@ -68,7 +68,7 @@ class Arrived(NamedTuple):
     """
 
     stream: Stream
-    memory: bytearray
+    memory: memoryview
     nbytes: int
 
 
@@ -140,7 +140,7 @@ class Read:
         """Return whether the rest of an answer can be requested."""
         return stream.tag is not None or self.wanted.is_verified
 
-    def keep(self, stream: Stream | None, memory: bytearray, nbytes: int) -> None:
+    def keep(self, stream: Stream | None, memory: memoryview, nbytes: int) -> None:
         """Have the next request ask only for what is missing of an answer, if it has a version."""
         is_later = nbytes > (0 if self.arrived is None else self.arrived.nbytes)
         if stream is not None and is_later and self.keeps(stream):

@@ -1,0 +1,129 @@
+"""Requests that were sent for ranges, and what has arrived of their responses."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from wids.errors import WidsError
+from wids.storage.transport import hedging
+from wids.storage.transport.connections import Connection, CutError, Head, Response
+from wids.storage.transport.gate import Turn
+from wids.storage.transport.http import refusal_error
+from wids.storage.transport.range_reads import Read
+from wids.storage.transport.stream import Stream
+
+_CHUNK_SIZE: Final = re.compile(rb"(?:\A|\r\n)[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n")
+
+Error = TypeVar("Error", bound=Exception)
+
+
+@dataclass(eq=False)
+class Server:
+    """A server, as connections of one kind reach it.
+
+    Attributes:
+        name: Scheme and host, for the gate.
+        idle: The connections without a request.
+        ready: The reads to request, the first one first.
+        asked: A read whose turn has not come, and the turn.
+        passed: Reads whose turn has come, and which have no connection yet.
+        num_connecting: Connections that are being made; each of these reads has one, or more.
+    """
+
+    name: str
+    idle: list[Connection]
+    ready: deque[Read] = field(default_factory=deque)
+    asked: tuple[Read, Turn] | None = None
+    passed: deque[tuple[Read, Turn]] = field(default_factory=deque)
+    num_connecting: int = 0
+
+
+class Exchange:
+    """A request that was sent, and what has arrived of its response.
+
+    Attributes:
+        sock: The socket of its connection.
+        is_first: Whether the connection is new.
+        heard_s: When something arrived last.
+        window: Since when its speed is measured, and the bytes that had arrived then.
+        head: The bytes of the head, until it is complete; then those that came with it.
+        refusal: The head of a refusal, whose text follows.
+        head_nbytes: Bytes that arrived as heads, also interim ones.
+        stream: The response, when its head was read.
+        is_kept: Whether the connection can be used again.
+        arrived: What had arrived when it was prepared, and it did not ask for.
+        memory: Where the bytes are received.
+        size: The length of the range, or as much of it as the server has.
+        nbytes: How many of its bytes have arrived, by this request and those before it.
+        noted_nbytes: How many of them the gate need not be told of.
+    """
+
+    stream: Stream | None = None
+    head = b""
+    refusal: Head | None = None
+    is_kept = False
+    memory = memoryview(b"")
+    head_nbytes = size = nbytes = noted_nbytes = 0
+
+    def __init__(
+        self,
+        server: Server,
+        read: Read,
+        turn: Turn,
+        connection: Connection,
+        sock: socket.socket,
+        *,
+        is_first: bool,
+    ) -> None:
+        self.server, self.read, self.turn = server, read, turn
+        self.connection, self.sock, self.is_first = connection, sock, is_first
+        self.tag, self.arrived = read.tag, read.arrived
+        self.sent_s = self.heard_s = time.monotonic()
+        self.window = self.sent_s, 0
+        self.pace = hedging.pace_of(server.name)
+        wanted = read.wanted
+        self.like = self.pace.like(0 if wanted.write else wanted.stop - wanted.start)
+
+    @property
+    def may_hedge(self) -> bool:
+        """Whether a second request may be sent beside this one."""
+        read, stream = self.read, self.stream
+        # What a file has of an answer without a version cannot be replaced by another answer.
+        is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
+        return read.wanted.may_hedge and not read.was_hedged and is_safe
+
+
+def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]:
+    """Receive bytes until memory is full; return their number, and what ended that before."""
+    nbytes = min(len(exchange.head), len(into))
+    into[:nbytes], exchange.head = exchange.head[:nbytes], exchange.head[nbytes:]
+    try:
+        while nbytes < len(into):
+            more_nbytes = exchange.sock.recv_into(into[nbytes:])
+            if not more_nbytes:
+                raise CutError(f"{exchange.nbytes + nbytes} of {exchange.size} bytes arrived")
+            nbytes += more_nbytes
+    except OSError as error:
+        return nbytes, freed(error)
+    return nbytes, None
+
+
+def freed(error: Error) -> Error:
+    """Return an error without its traceback, which has the frames of callers, and so the error.
+
+    Until garbage is collected, they would keep open shards, whose files the cache cannot evict.
+    """
+    return error.with_traceback(None)
+
+
+def refusal_of(exchange: Exchange, head: Head) -> WidsError:
+    """Return the error that a refusal stands for, with what has arrived of its text."""
+    is_chunked = "transfer-encoding" in head.headers
+    text = _CHUNK_SIZE.sub(b"", exchange.head) if is_chunked else exchange.head
+    response = Response(head.status, head.headers, iter((text,)))
+    return freed(refusal_error(exchange.read.wanted.url, response))
