@@ -535,7 +535,7 @@ def test_arguments(shards: list[dict[str, Any]]) -> None:
 class Catalog:
     """What a prefetcher asks of a dataset; counts how many samples it looks up."""
 
-    cache_share_nbytes = None
+    limit_nbytes = None
 
     @property
     def sample_access(self) -> Catalog:

@@ -233,7 +233,7 @@ class Prefetcher(Sampler[T]):
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
         wanted = DEFAULT_NBYTES if stated is None else stated
         # More than the cache's share may evict shards that were fetched ahead before they are read.
-        shares = [reader.cache_share_nbytes for reader in readers]
+        shares = [reader.limit_nbytes for reader in readers]
         self.ahead_nbytes = min([wanted, *(share for share in shares if share is not None)])
 
     def __getattr__(self, name: str) -> Any:

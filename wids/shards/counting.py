@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from wids.errors import NotFoundError, WidsError
-from wids.shards.capacity import cache_share_nbytes
 from wids.shards.costs import download_cost, too_large_error
 from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
@@ -217,8 +216,8 @@ def _fetch(
 ) -> None:
     """Download shards and count their samples."""
     largest_nbytes = max((nbytes or 0 for nbytes in nbytes_of.values()), default=0)
-    limit_nbytes = cache_share_nbytes(reader.store.limit_nbytes)
     # In a small cache, concurrent downloads would evict each other before they are counted.
+    limit_nbytes = reader.limit_nbytes
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
     def fetch(number: int, background: BackgroundFetch) -> None:

@@ -93,8 +93,8 @@ class ShardReader:
         dataset_indexes: Dataset indexes that may have the indexes of shards.
         broken: The shards that were noted as broken.
         max_open: Most shards to keep open.
-        limit_nbytes: Most bytes of mapped shards to keep open, if there is more than one; None for
-            no limit. The cache cannot evict a copy while it is open.
+        limit_nbytes: Most bytes of mapped shards to keep open, if there is more than one, and of
+            those that wait to be read; None for no limit. The cache cannot evict an open copy.
         check_opened: Compares an opened shard with what the caller expects; None for nothing.
         num_accesses, num_misses: How often this process asked for a shard, and had to open it.
         accesses: The same, in all processes that share the dataset; but a process that was not
@@ -712,11 +712,6 @@ class ShardReader:
             nbytes[[name in counted for name in names]] = 0
             counted.update(names)
         return nbytes
-
-    @property
-    def cache_share_nbytes(self) -> int | None:
-        """Most bytes of shards that may wait in the cache to be read; None for no limit."""
-        return cache_share_nbytes(self.store.limit_nbytes)
 
 
 class _Entry:
