@@ -36,7 +36,7 @@ import pytest
 from loopback import Server
 
 from wids.storage import stages
-from wids.storage.transport.gate import Gate
+from wids.storage.transport.admission import Admission
 from wids.storage.transport.retry import Attempts
 
 if TYPE_CHECKING:
@@ -191,10 +191,10 @@ def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server has answered before, also not one of another test on the same port."""
     monkeypatch.setattr("wids.errors._secrets", OrderedDict())  # messages hide any "secret" else
     monkeypatch.setattr("wids.storage.transport.retry._answered", set())
-    monkeypatch.setattr("wids.storage.transport.gate._gates", [Gate()])
+    monkeypatch.setattr("wids.storage.transport.admission._admissions", [Admission()])
     # If this machine stops, the server seems slow, and files would arrive in shorter parts.
-    monkeypatch.setattr("wids.storage.transport.gate._Server.note_speed", lambda *_: None)
-    monkeypatch.setattr("wids.storage.transport.gate._FIRST_PART_NBYTES", 1 << 20)
+    monkeypatch.setattr("wids.storage.transport.admission._Server.note_speed", lambda *_: None)
+    monkeypatch.setattr("wids.storage.transport.admission._FIRST_PART_NBYTES", 1 << 20)
     monkeypatch.setattr("wids.storage.transport.hedging._paces", {})
     for at in range(stages.OUTAGES.start, stages.OUTAGES.stop):
         stages.here.common[at] = 0.0
@@ -216,7 +216,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once after a failed request; the waits count as if they had been waited for."""
     failed = Attempts.failed
     monkeypatch.setattr(Attempts, "failed", lambda *args: 0.0 * failed(*args))
-    monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("wids.storage.transport.admission._LONGEST_PAUSE_S", 0.0)
 
 
 def settle(path: Path) -> Path:

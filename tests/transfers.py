@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from wids.storage.download import Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport.gate import Gate, Turn
+from wids.storage.transport.admission import Admission, Permit
 
 DATA = random.Random(1).randbytes(5_000_000)
 
@@ -24,16 +24,18 @@ def saved(url: str, expected: Expected | None = None, **arguments: object) -> by
     return file.getvalue()
 
 
-def turn_of(gate: Gate, server: str, nbytes: int = 0, *, is_awaited: bool = False) -> Turn:
-    """Wait for the turn of a request, as `range_loop` does beside other work."""
-    turn = gate.ask(server, nbytes, ("GET", server), is_awaited=is_awaited)
+def permit_of(
+    admission: Admission, server: str, nbytes: int = 0, *, is_awaited: bool = False
+) -> Permit:
+    """Wait for the permit of a request, as `range_loop` does beside other work."""
+    permit = admission.ask(server, nbytes, ("GET", server), is_awaited=is_awaited)
     try:
-        while not turn.is_counted:
-            gate.wait_a_moment(turn)
+        while not permit.is_counted:
+            admission.wait_a_moment(permit)
     except BaseException:
-        gate.withdraw(turn)
+        admission.withdraw(permit)
         raise
-    return turn
+    return permit
 
 
 def waited_s(error: BaseException) -> float:

@@ -69,7 +69,7 @@ def test_verbose_twice_shows_requests(before: str, after: str, served: str) -> N
     """Twice counts before and after the command together."""
     _, _, err = run(*filter(None, (before, "info", served, after)))
     (line,) = [line for line in lines_in(err) if line[0] == "DEBUG"]
-    assert line[1] == "wids.storage.transport.gate"
+    assert line[1] == "wids.storage.transport.request_log"
     url = served.partition("?")[0].replace("me:SECRET@", "")
     assert re.match(rf"GET {url}\?…: status 200, \d+ bytes in [\d.]+ ms", line[3])
 

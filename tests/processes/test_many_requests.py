@@ -21,7 +21,7 @@ from loopback import Fault, Server
 import wids
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
 DATA = bytes(range(256)) * 400
@@ -58,13 +58,13 @@ def ranges(fetcher: Fetcher, url: str, count: int) -> bool:
 
 
 def test_hundreds_of_threads_read_and_leave_nothing(server: Server) -> None:
-    """256 threads share a gate, and afterwards no turn and no byte is taken."""
+    """256 threads share admission control, and afterwards no turn and no byte is taken."""
     url = server.page("/a", DATA)
     fetcher = Fetcher()
     for _ in range(3):
         assert ranges(fetcher, url, 256)
-    known = gate().server(server.url)
-    assert (known.num_in_flight, gate()._nbytes, len(known.waiting)) == (0, 0, 0)
+    known = admission().server(server.url)
+    assert (known.num_in_flight, admission()._nbytes, len(known.waiting)) == (0, 0, 0)
     assert len(server.log) == 3 * 256
 
 

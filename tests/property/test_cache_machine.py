@@ -26,7 +26,7 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache.cache_names import RemoteFile, copy_path
 from wids.storage.cache.store import Cache, CachedCopy
-from wids.storage.transport import gate, retry
+from wids.storage.transport import admission, retry
 
 SIZE = 20_000
 LIMIT = 5 * SIZE
@@ -144,7 +144,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
-    monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None}
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         CacheMachine, settings=settings(max_examples=count, stateful_step_count=25, **options)

@@ -26,7 +26,7 @@ import pytest
 from wids.errors import WidsError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import gate, http, range_loop, retry
+from wids.storage.transport import admission, http, range_loop, retry
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     Connection,
@@ -129,7 +129,7 @@ class SimulatedConnection(Connection):
 
     def __init__(self, exchange: Callable[[Mapping[str, str]], Answer]) -> None:
         near, self.far = socket.socketpair()
-        super().__init__(near, "h", 15)
+        super().__init__(near, "h", 0.01)  # where it is read as a stream, by the clock on the wall
         self.exchange_with = exchange
 
     def begin(self, request: bytes) -> socket.socket | None:
@@ -138,6 +138,8 @@ class SimulatedConnection(Connection):
         head = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
         self.far.sendall(f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + body)
         is_short = answer.get("Content-Length", str(len(body))) != str(len(body))
+        if isinstance(error, ConnectionResetError):
+            self._sock.send(b"unread")  # which makes the end a reset
         if not isinstance(error, SilenceError) and (error is not None or is_short):
             self.far.close()
         self._sock.settimeout(0)
@@ -389,7 +391,7 @@ def run(
     )
     monkeypatch.setattr(Connecting, "start", connect_now)
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
-    monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)
     monkeypatch.setattr(retry, "_PROGRESS_NBYTES", _PROGRESS_NBYTES)
     # One thread after the other, so that a seed determines what happens.
     started_s, num_complete = time.monotonic(), 0
@@ -435,7 +437,7 @@ def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     # Waits are not waited for, and a machine that is busy takes no time either.
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: 1.0))
-    monkeypatch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)
     data, requests = bytes(5_000_000), []
 
     def open_file(_: str) -> IO[bytes]:

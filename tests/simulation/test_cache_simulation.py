@@ -29,8 +29,8 @@ from wids.storage.cache import cache_names, eviction, leases, store, verified
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
 from wids.storage.download import Download, PartRequests
-from wids.storage.transport import gate, retry
-from wids.storage.transport.retry import Patience
+from wids.storage.transport import admission, retry
+from wids.storage.transport.retry import Timeouts
 from wids.storage.transport.schemes import Plan
 from wids.storage.transport.stream import Stream, TransientError
 
@@ -232,7 +232,7 @@ class History:
         try:
             download = Download(url, file, expected, report)
             transport: Any = SimpleNamespace(by_http=lambda _: None)
-            plan = Plan(url, transport, Patience("http://server", 5.0), may_hedge=False)
+            plan = Plan(url, transport, Timeouts("http://server", 5.0), may_hedge=False)
             transports: Any = SimpleNamespace(open=self.open_url, plan=lambda _: plan)
             PartRequests(transports, download).run()
             download.verify()
@@ -376,7 +376,7 @@ def simulated(history: History) -> Iterator[None]:
         patch.setattr(retry, "random", history.rng)
         patch.setattr(retry, "time", system.time)
         patch.setattr(retry, "_pause", lambda wait_s, _: system.sleep(wait_s))
-        patch.setattr(gate, "_LONGEST_PAUSE_S", 0.0)
+        patch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)
         patch.setattr(cache_names, "default_folder", lambda: "/home")
         patch.setattr(eviction, "make_space", history.make_space)
         patch.setattr(eviction, "delete_if_unused", history.delete_if_unused)

@@ -17,12 +17,12 @@ import pytest
 from conftest import raises
 from events import LONG_S, after, wait_for
 from loopback import Fault, Mirrors, Page, Request, Server
-from transfers import DATA, saved, turn_of
+from transfers import DATA, permit_of, saved
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError
 
@@ -81,7 +81,7 @@ def test_parts_are_as_long_as_a_moment(server: Server, monkeypatch: pytest.Monke
     monkeypatch.setattr(Download, "part_nbytes", 8 << 20)
     data = bytes(9_000_000)
     for speed, length in ((0, 1 << 20), (1e6, 256 << 10), (4e6, 7 * (256 << 10))):
-        gate().server(server.url).speed = speed
+        admission().server(server.url).speed = speed
         server.log.clear()
         assert saved(server.page("/a", data), Expected(len(data))) == data
         first = min(ranges(server), key=lambda each: int(str(each).split("=")[1].split("-")[0]))
@@ -296,7 +296,7 @@ def test_a_failing_disk_ends_all_parts(server: Server) -> None:
 
 
 def test_downloads_at_the_same_time(server: Server) -> None:
-    """Several large files share the gate of their server, and none waits for another forever."""
+    """Several large files share a server, and none waits for another forever."""
     urls = [server.page(f"/{n}", bytes([n]) + DATA[1:]) for n in range(6)]
     results: dict[int, bytes] = {}
     threads = [
@@ -328,9 +328,9 @@ def test_a_file_that_a_reader_waits_for_is_first(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its parts come before those of files that are fetched ahead, the first one first."""
-    known = gate().server(server.url)
+    known = admission().server(server.url)
     monkeypatch.setattr(known, "takes_another", lambda: known.num_in_flight < 1)
-    held = turn_of(gate(), server.url)
+    held = permit_of(admission(), server.url)
     urls = [server.page(path, DATA) for path in ("/ahead", "/later", "/awaited")]
     cancels = [threading.Event(), threading.Event(), None]
     threads = []

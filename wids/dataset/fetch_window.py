@@ -1,7 +1,7 @@
 """Fetch the remote shards that will be read, in order, ahead of the reader or before training.
 
 Threads of this process fetch, within a limit of bytes that are fetched and not yet read: in order,
-so that a shard begins when all parts of the previous one are requested, and the gate of the server
+so that a shard begins when all parts of the previous one are requested, and admission control
 has room for more. They begin when a reader opens a shard: what passes earlier, for example while a
 trainer skips the batches of a finished part of an epoch, is not fetched (decision 0037).
 
@@ -29,7 +29,7 @@ from wids.shards.specs.model import ShardSpec
 from wids.storage.cache.store import BackgroundFetch
 from wids.storage.download import Download
 from wids.storage.transport import urls
-from wids.storage.transport.gate import has_room
+from wids.storage.transport.admission import has_room
 
 _logger = logging.getLogger(__name__)
 
@@ -466,7 +466,7 @@ class FetchWindow:
         """Whether all parts of earlier shards are requested, and one more request is worth it."""
         fetching = list(self._fetching.items())
         server = urls.origin(urls.rewritten(url))
-        if not fetching or not server:  # no gate counts what commands and files do
+        if not fetching or not server:  # no admission control counts what commands and files do
             return len(fetching) < _MOST_COMMANDS
         # Nor does one know yet which parts a shard has that just began.
         latest, nbytes = fetching[-1]

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, ca
 
 from wids.errors import MismatchError
 from wids.storage.transport import urls
-from wids.storage.transport.gate import part_nbytes
+from wids.storage.transport.admission import part_nbytes
 from wids.storage.transport.retry import cancellation, check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Data, PastEndError, Stream, TransientError
@@ -379,7 +379,7 @@ class PartRequests:
         """
         download = self._download
         try:
-            with_retries(self._receive, self._plan.patience, lambda: download.received_nbytes)
+            with_retries(self._receive, self._plan.timeouts, lambda: download.received_nbytes)
         except BaseException:
             download.end()
             raise
@@ -457,7 +457,7 @@ class PartRequests:
             lambda: download.tag,
             check,
             finish,
-            plan.patience,
+            plan.timeouts,
             plan.may_hedge,
             partial(download.write, part),
             self._place,
@@ -492,7 +492,7 @@ class PartRequests:
             download.finish(part)
 
     def _part_nbytes(self) -> int:
-        return min(self._download.part_nbytes, part_nbytes(self._plan.patience.server))
+        return min(self._download.part_nbytes, part_nbytes(self._plan.timeouts.server))
 
     def _first_nbytes(self) -> int:
         is_long = self._download.expected.nbytes is not None

@@ -165,7 +165,7 @@ class Fetcher:
                 check_complete(url, len(data), stream.total_nbytes)
             return stream, data
 
-        return with_retries(attempt, plan.patience)
+        return with_retries(attempt, plan.timeouts)
 
     def sends_parts(self, url: str) -> bool:
         """Return whether a URL's server may send parts; False once it has sent a whole file."""
@@ -220,8 +220,8 @@ class Fetcher:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed.
         """
-        patience = self._transports.patience(folder)
-        return with_retries(lambda: self._transports.entries(folder), patience)
+        timeouts = self._transports.timeouts(folder)
+        return with_retries(lambda: self._transports.entries(folder), timeouts)
 
     def nbytes(self, url: str) -> int | None:
         """Return the length of the file at a URL, without reading any of it; see `head`.
@@ -232,8 +232,8 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: The server cannot be asked.
         """
-        patience = self._transports.patience(url)
-        return with_retries(lambda: self._transports.nbytes(url), patience)
+        timeouts = self._transports.timeouts(url)
+        return with_retries(lambda: self._transports.nbytes(url), timeouts)
 
     def head(self, url: str) -> tuple[int | None, str | None]:
         """Return the length and the tag of the file at a URL; None for what the server omits.

@@ -83,7 +83,7 @@ class RangeReader:
         """Do what `view` does, by streams of the transport; the first one may be open already."""
         given = iter([opened] if opened else [])
         return with_retries(
-            lambda: self._attempt(start, stop, next(given, None)), self.plan.patience.again()
+            lambda: self._attempt(start, stop, next(given, None)), self.plan.timeouts.again()
         )
 
     @property
@@ -122,7 +122,7 @@ class RangeReader:
             self._tag,
             partial(self._check, start),
             partial(self._checked, start, stop),
-            plan.patience.again(),
+            plan.timeouts.again(),
             plan.may_hedge,
         )
 
@@ -293,7 +293,7 @@ def read_first(
         lambda: None,
         accept,
         finish,
-        plan.patience,
+        plan.timeouts,
         plan.may_hedge,
     )
     left = read_ranges([wanted], raise_error)

@@ -58,7 +58,7 @@ OUTAGES: Final = slice(2, 2 + 1021)
 """When servers went away, by a hash of each (`retry.py`); two may have the same place."""
 
 REFUSALS: Final = slice(OUTAGES.stop, OUTAGES.stop + 1021)
-"""Until when half of the places of servers are left to others, by the same hash (`gate.py`)."""
+"""Until when half of the places of servers are others', by the same hash (`admission.py`)."""
 
 _BLOCKS: Final = len(NAMES)
 """How often the process has called `start`, but not `stop`."""

@@ -18,7 +18,7 @@ from wids.errors import FetchError, UploadError
 from wids.storage import files
 from wids.storage.transport import fsspec, object_store, urls
 from wids.storage.transport.request_log import logged
-from wids.storage.transport.retry import Patience, has_answered, note_answer, with_retries
+from wids.storage.transport.retry import Timeouts, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for, retry_s
 from wids.storage.transport.stream import driver_error, error_text
 from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
@@ -339,6 +339,6 @@ def _asked(
             raise driver_error(url, error, "to write it") from None
 
     try:
-        return with_retries(translated, Patience(urls.origin(url), wait_s))
+        return with_retries(translated, Timeouts(urls.origin(url), wait_s))
     except FetchError as error:
         raise UploadError(str(error)) from error

@@ -220,7 +220,7 @@ def test_a_request_has_one_deadline(spec: Path, monkeypatch: pytest.MonkeyPatch)
             """Return what was sent before the deadline; None if nothing was: that was too late."""
             sent: list[bytes] = []
             with connected(client) as connection:
-                connection.sendall(b"GET /about HTTP/1.0\r\nX-Patience: ")
+                connection.sendall(b"GET /about HTTP/1.0\r\nX-Timeouts: ")
                 thread = threading.Thread(target=send_slowly, args=(connection, sent))
                 thread.start()
                 with suppress(ConnectionResetError):  # a byte was on its way when it was closed

@@ -13,12 +13,12 @@ import pytest
 from conftest import raises
 from events import LONG_S, wait_for
 from loopback import Fault, Server, has_unread
-from transfers import answering, turn_of
+from transfers import answering, permit_of
 
 from wids.errors import FetchError
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import retry
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.request_limit import FIRST_AWAITED
 from wids.storage.transport.retry import Attempts
 
@@ -37,7 +37,7 @@ def test_a_read_of_many_attempts_ends(
 ) -> None:
     """The seconds count over all attempts, and the error says what they were spent on."""
     url = server.page("/a", b"abc", always=Fault(503)) + "?SECRET"
-    monkeypatch.setattr("wids.storage.transport.gate._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("wids.storage.transport.admission._LONGEST_PAUSE_S", 0.0)
     failed = Attempts.failed
 
     def pass_at_once(*args: Any) -> float:
@@ -91,13 +91,13 @@ def test_a_wait_for_a_turn_ends_at_the_deadline(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of others count too."""
-    monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
+    monkeypatch.setattr("wids.storage.transport.admission._SILENT_S", math.inf)
     url = server.page("/a", b"abc")
-    turns = [turn_of(gate(), server.url, is_awaited=True) for _ in range(FIRST_AWAITED)]
+    permits = [permit_of(admission(), server.url, is_awaited=True) for _ in range(FIRST_AWAITED)]
     with raises(TimeoutError, "deadline_s", "for its turn"):
         Fetcher({"deadline_s": 1}).read(url, 3)
-    for turn in turns:
-        turn.leave()
+    for permit in permits:
+        permit.leave()
 
 
 def test_where_the_deadline_is_stated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_where_the_deadline_is_stated(server: Server, monkeypatch: pytest.Monkey
     url = server.page("/a", b"abc")
 
     def stated(options: dict[str, object] | None = None) -> float:
-        return Fetcher(options)._transports.patience(url).deadline_s
+        return Fetcher(options)._transports.timeouts(url).deadline_s
 
     assert stated() == float("inf")
     monkeypatch.setenv("WIDS_DEADLINE_S", "20")

@@ -21,7 +21,7 @@ from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import hedging
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.hedging import Pace
 
 DATA = bytes(range(256)) * 4000
@@ -71,7 +71,7 @@ def test_a_range_that_does_not_come_is_requested_again(
     in_time(attempt)
     assert re.search(r"/a\?…: requested again after \d+\.\d\d s", caplog.text)
     assert "SECRET" not in caplog.text
-    wait_for(lambda: gate().server(server.url).num_in_flight == 0)
+    wait_for(lambda: admission().server(server.url).num_in_flight == 0)
 
 
 @pytest.mark.usefixtures("_unbounded")

@@ -37,7 +37,7 @@ from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import read_all
 from wids.storage.transport import store_credentials, store_settings
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.object_store import ObjectStores, _asked_region
 from wids.storage.transport.request_limit import FIRST_AWAITED
 from wids.storage.transport.retry import CancelledError, cancelled_by
@@ -359,12 +359,12 @@ def test_an_error_names_bucket_key_and_remedy(
 
 
 def test_a_busy_store_gets_fewer_requests(tmp_path: Path) -> None:
-    """SlowDown lowers the limit of the gate, as 503 does by HTTP."""
+    """SlowDown lowers the limit of admission control, as 503 does by HTTP."""
     more = "location / { return 503 '<Error><Code>SlowDown</Code></Error>'; }"
     with object_server(tmp_path, more=more) as address:
         with raises(FetchError, "503 SlowDown"):
             Fetcher({**KEYS, "endpoint_url": address, "retry_s": 0}).read("s3://slow/a.tar", 9)
-    assert gate().server("s3://slow", is_awaited=True).limit.value < FIRST_AWAITED
+    assert admission().server("s3://slow", is_awaited=True).limit.value < FIRST_AWAITED
 
 
 def test_a_connection_that_fails_is_an_outage() -> None:

@@ -26,7 +26,7 @@ from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import Arrived, RangeReader, read_all
 from wids.storage.transport import hedging, range_loop
-from wids.storage.transport.gate import gate
+from wids.storage.transport.admission import admission
 from wids.storage.transport.retry import CancelledError, cancelled_by
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -69,14 +69,14 @@ def test_what_fails_is_requested_again(server: Server, name: str) -> None:
     pages = [f"/{number}" for number in range(5)]
     urls = [server.page(path, DATA, faults=[FAULTS[name]] * 3) for path in pages]
     check_all([Fetcher().range_reader(url, len(DATA)) for url in urls])
-    wait_for(lambda: gate().server(server.url, is_awaited=True).num_in_flight == 0)
+    wait_for(lambda: admission().server(server.url, is_awaited=True).num_in_flight == 0)
 
 
 def test_no_more_requests_are_in_flight_than_the_gate_allows(server: Server) -> None:
     """And as many connections are made, each for many requests."""
     url = server.page("/a", DATA)
     check_all([Fetcher().range_reader(url, len(DATA))], 200)
-    most = gate().server(server.url, is_awaited=True).limit.value
+    most = admission().server(server.url, is_awaited=True).limit.value
     assert len({request.port for request in server.log}) <= most
     assert len(server.log) == 200
 
@@ -176,7 +176,7 @@ def test_an_error_of_the_reader_ends_the_others(server: Server) -> None:
     for _ in range(10):
         with pytest.raises(KeyboardInterrupt):
             read_all([(reader, *span) for span in spans(40)], failing)
-        assert gate().server(server.url, is_awaited=True).num_in_flight == 0
+        assert admission().server(server.url, is_awaited=True).num_in_flight == 0
         check_all([reader])
 
 
@@ -188,7 +188,7 @@ def test_a_cancelled_read_ends(server: Server) -> None:
     timer.start()
     with cancelled_by(event), raises(CancelledError, "cancelled"):
         read_all([(reader, *span) for span in spans(40)], kept)
-    assert gate().server(server.url, is_awaited=True).num_in_flight == 0
+    assert admission().server(server.url, is_awaited=True).num_in_flight == 0
 
 
 def test_a_late_request_is_sent_again_by_the_thread_that_waits(
@@ -206,7 +206,7 @@ def test_a_late_request_is_sent_again_by_the_thread_that_waits(
         return True if len(server.log) == 31 else None
 
     in_time(attempt)
-    wait_for(lambda: gate().server(server.url, is_awaited=True).num_in_flight == 0)
+    wait_for(lambda: admission().server(server.url, is_awaited=True).num_in_flight == 0)
 
 
 def test_a_second_request_that_is_not_needed_any_more_is_not_sent(
@@ -216,7 +216,7 @@ def test_a_second_request_that_is_not_needed_any_more_is_not_sent(
     monkeypatch.setenv("WIDS_HEDGE", "1")
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
     check_all([reader])
-    limit = gate().server(server.url, is_awaited=True).limit
+    limit = admission().server(server.url, is_awaited=True).limit
     queue, send = range_loop._Loop._queue, range_loop._Loop._send
     was_late, num_sent = False, 0
 
@@ -242,8 +242,8 @@ def test_a_second_request_that_is_not_needed_any_more_is_not_sent(
         return num_sent if was_late else None
 
     assert in_time(attempt) == 1
-    assert gate().server(server.url, is_awaited=True).num_in_flight == 0
-    assert not gate().server(server.url, is_awaited=True).waiting
+    assert admission().server(server.url, is_awaited=True).num_in_flight == 0
+    assert not admission().server(server.url, is_awaited=True).waiting
 
 
 def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> None:
@@ -390,7 +390,7 @@ def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
         fetcher.save(url, saved)
         assert saved.getvalue() == DATA
     assert (len(server.log), len({request.port for request in server.log})) == (4, 1)
-    wait_for(lambda: gate().server(server.url).num_in_flight == 0)
+    wait_for(lambda: admission().server(server.url).num_in_flight == 0)
 
 
 def test_parts_in_chunks() -> None:

@@ -114,7 +114,7 @@ def simulated(
 
 @dataclass
 class Reader:
-    """A process that reads shards of 20 MB, in the parts that a gate requests."""
+    """A process that reads shards of 20 MB, in the parts that admission control requests."""
 
     limit: RequestLimit
     speed: float = 0.0

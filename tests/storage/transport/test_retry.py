@@ -74,7 +74,7 @@ def test_the_server_says_how_long_to_wait(server: Server, monkeypatch: pytest.Mo
 def test_who_is_refused_often_does_not_wait_longer_and_longer(
     status: int, longest_s: float, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate limits how many requests are sent; others would have the server meanwhile."""
+    """Admission control limits requests; others would have the server meanwhile."""
     waits = waited(monkeypatch)
     monkeypatch.setattr(random, "uniform", lambda _, longest_s: longest_s)
     url = server.page("/a", b"x", faults=[Fault(status)] * 8)

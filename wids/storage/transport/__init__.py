@@ -2,8 +2,8 @@
 
 `schemes` finds the `Transport` of a URL by its scheme; there is one module for each kind, and all
 have the interface that `stream` defines. A transport asks once; `retry` repeats failed attempts.
-What is read by HTTP is ranges of `range_loop`: one thread sends all requests, each when `gate` lets
-it, by `request_limit`. What is read otherwise is a stream, and each stream has a thread.
+What is read by HTTP is ranges of `range_loop`: one thread sends all requests, each when `admission`
+lets it, by `request_limit`. What is read otherwise is a stream, and each stream has a thread.
 `urls` handles URLs as text, and rewrites them as the environment says; `listing` expands patterns
 and folders.
 

@@ -203,7 +203,7 @@ _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _POLL_S: Final = 0.5
 """How long a wait for bytes cannot be cancelled."""
 _PIECE_S: Final = 0.5
-"""A piece ends after this time: the gate, and processes that wait, must see that bytes arrive."""
+"""A piece ends after this time: admission, and processes that wait, must see that bytes arrive."""
 _BUFFER_NBYTES: Final = 8 << 10
 """For a head, and little of the body after it, which is copied once more."""
 

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 from wids.errors import WidsError
 from wids.storage.transport import hedging
+from wids.storage.transport.admission import Permit
 from wids.storage.transport.connections import Connection, CutError, Head, Response
-from wids.storage.transport.gate import Turn
 from wids.storage.transport.http import refusal_error
 from wids.storage.transport.range_reads import Read
 from wids.storage.transport.stream import Stream
@@ -27,19 +27,19 @@ class Server:
     """A server, as connections of one kind reach it.
 
     Attributes:
-        name: Scheme and host, for the gate.
+        name: Scheme and host, for admission control.
         idle: The connections without a request.
         ready: The reads to request, the first one first.
-        asked: A read whose turn has not come, and the turn.
-        passed: Reads whose turn has come, and which have no connection yet.
+        asked: A read whose permit has not come, and the permit.
+        passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
     """
 
     name: str
     idle: list[Connection]
     ready: deque[Read] = field(default_factory=deque)
-    asked: tuple[Read, Turn] | None = None
-    passed: deque[tuple[Read, Turn]] = field(default_factory=deque)
+    asked: tuple[Read, Permit] | None = None
+    passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
 
 
@@ -60,7 +60,7 @@ class Exchange:
         memory: Where the bytes are received.
         size: The length of the range, or as much of it as the server has.
         nbytes: How many of its bytes have arrived, by this request and those before it.
-        noted_nbytes: How many of them the gate need not be told of.
+        noted_nbytes: How many of them admission control need not be told of.
     """
 
     stream: Stream | None = None
@@ -74,13 +74,13 @@ class Exchange:
         self,
         server: Server,
         read: Read,
-        turn: Turn,
+        permit: Permit,
         connection: Connection,
         sock: socket.socket,
         *,
         is_first: bool,
     ) -> None:
-        self.server, self.read, self.turn = server, read, turn
+        self.server, self.read, self.permit = server, read, permit
         self.connection, self.sock, self.is_first = connection, sock, is_first
         self.tag, self.arrived = read.tag, read.arrived
         self.sent_s = self.heard_s = time.monotonic()

@@ -1,8 +1,8 @@
 """Read ranges of files by HTTP, many at a time, in the thread that waits for them.
 
 The thread sends requests, waits for all of their connections at once, and receives into the memory
-in which the bytes are needed; those of a download it writes to their file. The gate says how many
-requests may be in flight. One that fails is queued again, later. One that is late is sent once
+in which the bytes are needed; those of a download it writes to their file. `admission` says how
+many requests may be in flight. One that fails is queued again, later. One that is late is sent once
 more, and the first answer is used (`hedging`). Where the version of an answer is known, the next
 request is for the bytes that are missing of it. Only connecting is left to other threads: looking
 up a name cannot be interrupted.
@@ -26,6 +26,7 @@ from typing import Final, NoReturn, TypeAlias
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
 from wids.storage.transport import hedging, retry
+from wids.storage.transport.admission import Permit, admission, response_nbytes
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     MAX_OVERHEAD_NBYTES,
@@ -40,7 +41,6 @@ from wids.storage.transport.connections import (
     parsed_head,
 )
 from wids.storage.transport.exchanges import Exchange, Server, freed, received, refusal_of
-from wids.storage.transport.gate import Turn, gate, response_nbytes
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
@@ -68,7 +68,7 @@ _TEXT_S: Final = 1.0
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
-"""How long a turn may stay unnoticed that comes while this thread waits for bytes."""
+"""How long a permit may stay unnoticed that comes while this thread waits for bytes."""
 
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 """Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps a
@@ -168,22 +168,22 @@ class _Loop:
         for stream in filter(None, self._unusual.values()):
             stream.close()
         for server in self._servers.values():
-            for _, turn in [*server.passed, *([server.asked] if server.asked else [])]:
-                gate().withdraw(turn)
+            for _, permit in [*server.passed, *([server.asked] if server.asked else [])]:
+                admission().withdraw(permit)
         if self._connecting is not None:
             self._connecting.end()
         self._selector.close()
 
     def _add(self, wanted: Range) -> None:
         read = Read(next(self._numbers), wanted)
-        if not math.isinf(wanted.patience.deadline_s):
+        if not math.isinf(wanted.timeouts.deadline_s):
             self._limited.append(read)
         if wanted.write is None and wanted.stop != END:
             self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
-        """Send as many requests as the gate lets pass."""
+        """Send as many requests as admission control lets pass."""
         servers = self._servers.values()
         while True:
             for server in list(servers):
@@ -217,29 +217,29 @@ class _Loop:
                     continue
                 wanted, is_awaited = read.wanted, read.wanted.write is None
                 stop = None if wanted.stop == END else wanted.stop
-                turn = gate().ask(
+                permit = admission().ask(
                     server.name,
                     response_nbytes(wanted.start, stop, is_collected=is_awaited),
                     ("GET", wanted.url),
                     is_awaited=is_awaited,
                     place=wanted.place,
                 )
-                server.asked = read, turn
-            read, turn = server.asked
-            if read.is_done:  # by its first request, while the second waited for its turn
-                gate().withdraw(turn)
+                server.asked = read, permit
+            read, permit = server.asked
+            if read.is_done:  # by its first request, while the second waited for its permit
+                admission().withdraw(permit)
                 server.asked = None
                 continue
-            if not turn.is_counted:
+            if not permit.is_counted:
                 return
             server.asked = None
-            turn.waited_s = time.monotonic() - turn.asked_s
+            permit.waited_s = time.monotonic() - permit.asked_s
             read.waits("a connection or a response")
             connection = read.route.idle_connection()
             if connection is not None:
-                self._send(server, read, turn, connection, is_first=False)
+                self._send(server, read, permit, connection, is_first=False)
             else:
-                server.passed.append((read, turn))
+                server.passed.append((read, permit))
                 if server.num_connecting < len(server.passed):
                     self._connect(server, read.route)
 
@@ -253,18 +253,18 @@ class _Loop:
     def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> None:
         """Use a connection for the first read that has none, or keep it."""
         while server.passed:
-            read, turn = server.passed.popleft()
+            read, permit = server.passed.popleft()
             if read.is_done:
-                gate().withdraw(turn)
+                admission().withdraw(permit)
             elif isinstance(made, Connection):
-                self._send(server, read, turn, made, is_first=is_first)
+                self._send(server, read, permit, made, is_first=is_first)
                 return
             else:
-                turn.leave(made)
+                permit.leave(made)
                 if not isinstance(made, OSError):
                     raise made
                 error = connection_error(read.wanted.url, made)
-                self._failed(read, error, time.monotonic() - turn.sent_s)
+                self._failed(read, error, time.monotonic() - permit.sent_s)
                 return
         if isinstance(made, Connection):
             server.idle.append(made)
@@ -273,7 +273,7 @@ class _Loop:
         self,
         server: Server,
         read: Read,
-        turn: Turn,
+        permit: Permit,
         connection: Connection,
         *,
         is_first: bool,
@@ -282,15 +282,15 @@ class _Loop:
             sock = connection.begin(read.route.head)
         except OSError as error:
             connection.close()
-            turn.leave(error)
+            permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
             return
         if sock is None:
             server.idle.append(connection)
-            turn.leave()
+            permit.leave()
             self._leave_to_http(read)
             return
-        exchange = Exchange(server, read, turn, connection, sock, is_first=is_first)
+        exchange = Exchange(server, read, permit, connection, sock, is_first=is_first)
         exchange.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
         self._selector.register(sock, selectors.EVENT_READ, exchange)
@@ -298,7 +298,7 @@ class _Loop:
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
     def _wait(self) -> None:
-        """Wait for bytes, a connection, a turn or a time, and use what has come."""
+        """Wait for bytes, a connection, a permit or a time, and use what has come."""
         check_waits()
         until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
         wait_s = min(_TICK_S, max(0.0, until_s - time.monotonic()))
@@ -313,7 +313,7 @@ class _Loop:
                 elif key.data.sock in self._busy:  # it may have lost a race meanwhile
                     self._receive(key.data)
         elif asked:
-            gate().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
+            admission().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
             self._looked_s = time.monotonic()
         else:
             time.sleep(wait_s)
@@ -371,7 +371,7 @@ class _Loop:
         return error
 
     def _write(self, exchange: Exchange) -> OSError | None:
-        """Do the same into a file; stop after a window, so that the others have their turn."""
+        """Do the same into a file; stop after a window, so that the others have their permit."""
         wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
         error: OSError | None = None
         self._window = self._window or memoryview(bytearray(_WINDOW_NBYTES))
@@ -386,7 +386,7 @@ class _Loop:
                 wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
                 exchange.nbytes += nbytes
                 exchange.noted_nbytes += nbytes
-                exchange.turn.note(nbytes)
+                exchange.permit.note(nbytes)
                 check_waits()
         return error
 
@@ -411,8 +411,8 @@ class _Loop:
     def _has_part(self, exchange: Exchange, head: Head) -> bool:
         """Take the head of a response; return False if another request must follow it."""
         wanted = exchange.read.wanted
-        exchange.turn.status = head.status
-        exchange.turn.answered()
+        exchange.permit.status = head.status
+        exchange.permit.answered()
         retry.note_answer(exchange.server.name)
         target = head.headers.get("location")
         if head.status in REDIRECTS and target is not None:
@@ -458,7 +458,7 @@ class _Loop:
             return None
         on_end = exchange.server.idle.append
         response = exchange.connection.resumed(head, exchange.head, on_end)
-        exchange.turn.leave()  # a stream has none
+        exchange.permit.leave()  # a stream has none
         return stream_of(wanted.url, wanted.start, response)
 
     def _accept(self, exchange: Exchange, response: Response, length: int) -> int:
@@ -530,7 +530,7 @@ class _Loop:
         if stream is None:
             return
         self._forget(exchange)
-        exchange.turn.ended(exchange.nbytes - exchange.noted_nbytes)
+        exchange.permit.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
@@ -587,8 +587,8 @@ class _Loop:
         self._forget(exchange)
         exchange.connection.close()
         if exchange.nbytes > exchange.noted_nbytes:
-            exchange.turn.note(exchange.nbytes - exchange.noted_nbytes)
-        exchange.turn.leave(error)
+            exchange.permit.note(exchange.nbytes - exchange.noted_nbytes)
+        exchange.permit.leave(error)
 
     def _fail(self, exchange: Exchange, error: OSError | WidsError) -> None:
         """Drop a request that failed, and queue its read again or hand out the error."""
@@ -649,9 +649,9 @@ class _Loop:
         check_waits()
         self._tick_s = now_s + _TICK_S
         for read in self._limited:
-            if not read.is_done and read.wanted.patience.left_s <= 0:
+            if not read.is_done and read.wanted.timeouts.left_s <= 0:
                 read.waits("")
-                self._hand_out(read, read.wanted.patience.deadline_error())
+                self._hand_out(read, read.wanted.timeouts.deadline_error())
         for exchange in list(self._busy.values()):
             if exchange.sock not in self._busy:
                 continue

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from wids.storage.transport.gate import FIRST_PLACE, Place
+from wids.storage.transport.admission import FIRST_PLACE, Place
 from wids.storage.transport.http import Http, Route, with_callers
-from wids.storage.transport.retry import Attempts, Patience
+from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Stream
 
 END: Final = sys.maxsize
@@ -23,7 +23,7 @@ class Range:
 
     Attributes:
         http: How its server is reached.
-        url: The file, as messages and the gate name it.
+        url: The file, as messages and admission control name it.
         address: Where it is requested, which may be signed.
         start: Position of the first byte.
         stop: Position after the last byte; or `END`, which ``check`` then sets.
@@ -32,7 +32,7 @@ class Range:
             that version; raises `WidsError` if it is of another file.
         finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
             or raises `WidsError`.
-        patience: How long to wait.
+        timeouts: How long to wait.
         may_hedge: Whether it is requested twice if it is late.
         write: Called with the position in the file of bytes that have arrived, and with these,
             which ``finish`` does not get then; None to keep them in memory. Its errors end all.
@@ -50,7 +50,7 @@ class Range:
     tag: Callable[[], str | None]
     check: Callable[[Stream, str | None], None]
     finish: Callable[[Stream, memoryview], memoryview]
-    patience: Patience
+    timeouts: Timeouts
     may_hedge: bool
     write: Callable[[int, memoryview], None] | None = None
     place: Place = FIRST_PLACE
@@ -99,7 +99,7 @@ class Read:
     def __init__(self, number: int, wanted: Range) -> None:
         self.number = number
         self.wanted = wanted
-        self.attempts = Attempts(wanted.patience)
+        self.attempts = Attempts(wanted.timeouts)
         self.num_racing = 0
         self.is_done = self.was_hedged = self.was_renewed = False
         self.arrived: Arrived | None = None
@@ -148,7 +148,7 @@ class Read:
 
     def waits(self, what: str) -> None:
         """Note what it waits for from now on, for the error of its deadline."""
-        waited_s, now_s = self.wanted.patience.waited_s, time.monotonic()
+        waited_s, now_s = self.wanted.timeouts.waited_s, time.monotonic()
         spent_s = waited_s.get(self._waits_for, 0.0) + now_s - self._since_s
         waited_s[self._waits_for] = spent_s
         self._waits_for, self._since_s = what, now_s

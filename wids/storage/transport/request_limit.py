@@ -5,7 +5,7 @@ trial of another limit is compared with the previous limit, and kept only if it 
 is read first would share the network with what is read later. Requests that a reader waits for may
 all be in flight at once, up to a bound. A refused request (429, 503, SlowDown) lowers the limit to
 the number of requests that the server did not refuse. The classes have no clock, no threads and no
-input or output: a gate reports events.
+input or output: admission control reports events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Count and log the requests of all transports; no line has the query of a URL.
 
-Those of `range_loop` are counted by its gate, and those of streams here.
+Those of `range_loop` are counted by admission control, and those of streams here.
 """
 
 from __future__ import annotations

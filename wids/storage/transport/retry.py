@@ -68,7 +68,7 @@ class _PassedError(DeadlineError):
 
 
 @dataclass
-class Patience:
+class Timeouts:
     """How long a read waits for a server.
 
     Attributes:
@@ -88,9 +88,9 @@ class Patience:
     started_s: float = field(default_factory=time.monotonic)
     waited_s: dict[str, float] = field(default_factory=dict)
 
-    def again(self) -> Patience:
+    def again(self) -> Timeouts:
         """Return the same for a read that begins now."""
-        return Patience(self.server, self.retry_s, self.deadline_s, self.url)
+        return Timeouts(self.server, self.retry_s, self.deadline_s, self.url)
 
     @property
     def left_s(self) -> float:
@@ -107,8 +107,8 @@ class Patience:
         )
 
 
-_limited: ContextVar[Patience | None] = ContextVar("wids_limited", default=None)
-"""The patience of the read of this thread."""
+_limited: ContextVar[Timeouts | None] = ContextVar("wids_limited", default=None)
+"""The timeouts of the read of this thread."""
 
 
 def has_answered(server: str) -> bool:
@@ -148,49 +148,49 @@ def check_waits() -> None:
         CancelledError: The event of `cancelled_by` is set.
         DeadlineError: The deadline of the read has passed.
     """
-    event, patience = _cancel.get(), _limited.get()
+    event, timeouts = _cancel.get(), _limited.get()
     if event is not None and event.is_set():
         raise CancelledError("the fetch was cancelled")
-    if patience is not None and patience.left_s <= 0:
+    if timeouts is not None and timeouts.left_s <= 0:
         raise _PassedError("the deadline has passed")  # `with_retries` says more
 
 
 def left_s() -> float:
     """Return the seconds until the deadline of the read, or infinity."""
-    patience = _limited.get()
-    return math.inf if patience is None else max(0.0, patience.left_s)
+    timeouts = _limited.get()
+    return math.inf if timeouts is None else max(0.0, timeouts.left_s)
 
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
     """Have the error of a deadline say how long the block took, for what."""
-    patience, started_s = _limited.get(), time.monotonic()
+    timeouts, started_s = _limited.get(), time.monotonic()
     try:
         yield
     finally:
-        if patience is not None:
+        if timeouts is not None:
             spent_s = time.monotonic() - started_s
-            patience.waited_s[what] = patience.waited_s.get(what, 0.0) + spent_s
+            timeouts.waited_s[what] = timeouts.waited_s.get(what, 0.0) + spent_s
 
 
 def with_retries(
-    attempt: Callable[[], _T], patience: Patience, position: Callable[[], int] = lambda: 0
+    attempt: Callable[[], _T], timeouts: Timeouts, position: Callable[[], int] = lambda: 0
 ) -> _T:
     """Call ``attempt`` until it returns, fails permanently, or fails too long without progress.
 
     Args:
         attempt: Raises `TransientError` if another attempt may succeed.
-        patience: Which server it reads from, and how long to wait.
+        timeouts: Which server it reads from, and how long to wait.
         position: Returns the number of bytes received so far. Failures before the latest megabyte
             are forgotten.
 
     Raises:
         CancelledError: The event of `cancelled_by` was set during a wait.
-        DeadlineError: The deadline of ``patience`` has passed.
+        DeadlineError: The deadline of ``timeouts`` has passed.
         FetchError: It failed too long.
     """
-    with stages.fetching(), _within_deadline(patience):
-        attempts = Attempts(patience)
+    with stages.fetching(), _within_deadline(timeouts):
+        attempts = Attempts(timeouts)
         while True:
             started_s = time.monotonic()
             try:
@@ -208,13 +208,13 @@ def with_retries(
 
 
 @contextmanager
-def _within_deadline(patience: Patience) -> Iterator[None]:
+def _within_deadline(timeouts: Timeouts) -> Iterator[None]:
     """End the waits of the block at the deadline, with an error that says what they were for."""
-    token = _limited.set(patience)
+    token = _limited.set(timeouts)
     try:
         yield
     except _PassedError:
-        raise patience.deadline_error() from None
+        raise timeouts.deadline_error() from None
     finally:
         _limited.reset(token)
 
@@ -224,14 +224,14 @@ class Attempts:
     """The attempts of one read: how long to wait after each that failed, and when to stop.
 
     Attributes:
-        patience: Which server it reads from, and how long to wait.
+        timeouts: Which server it reads from, and how long to wait.
         num_failed: Failures in a row.
         num_refused: How many of them were not outages.
         waited_s: Seconds since the first.
         reached: Number of bytes received before it.
     """
 
-    patience: Patience
+    timeouts: Timeouts
     num_failed: int = 0
     num_refused: int = 0
     waited_s: float = 0.0
@@ -254,18 +254,18 @@ class Attempts:
             self.num_failed, self.num_refused, self.waited_s = 0, 0, 0.0
             self.reached = position
         wait_s = self._wait_s(error, spent_s)
-        stages.count(stages.RETRIES, bool(self.patience.server))
+        stages.count(stages.RETRIES, bool(self.timeouts.server))
         return wait_s
 
     def succeeded(self) -> None:
         """Remember that the server has answered; say so if it was away."""
-        server = self.patience.server
+        server = self.timeouts.server
         note_answer(server)
         if server and (away_s := _outage_ends(server)):
             _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
 
     def _wait_s(self, error: TransientError, spent_s: float) -> float:
-        server = self.patience.server
+        server = self.timeouts.server
         if error.is_answer:
             note_answer(server)
         # The first attempt may have received part of a long response before it failed.
@@ -290,7 +290,7 @@ class Attempts:
 
     def _limit_s(self, error: TransientError, spent_s: float) -> float:
         """Return how long to wait in all, or raise the error if that time has passed."""
-        server, retry_s = self.patience.server, self.patience.retry_s
+        server, retry_s = self.timeouts.server, self.timeouts.retry_s
         if has_answered(server):
             limit_s, next_s = retry_s, 0.0
             advice = "to wait longer, set retry_s in storage_options, or $WIDS_RETRY_S"

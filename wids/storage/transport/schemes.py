@@ -192,13 +192,13 @@ class Plan(NamedTuple):
     Attributes:
         url: The file, after rewriting.
         transport: What reads it.
-        patience: How long to wait for its server.
+        timeouts: How long to wait for its server.
         may_hedge: Whether late requests are sent twice.
     """
 
     url: str
     transport: Transport
-    patience: retry.Patience
+    timeouts: retry.Timeouts
     may_hedge: bool
 
 
@@ -268,10 +268,10 @@ class Transports:
         retry.note_answer(server)
         return noted(method, target, stream, sent_s)
 
-    def patience(self, url: str) -> retry.Patience:
+    def timeouts(self, url: str) -> retry.Timeouts:
         """Return how long to wait for the server of a URL."""
         options = self._common | options_for(url, self._options)
-        return retry.Patience(
+        return retry.Timeouts(
             urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
         )
 
@@ -279,7 +279,7 @@ class Transports:
         """Return how parts of a URL are read."""
         target, transport = self._rewritten(url)
         may_hedge = hedges(self._common | options_for(url, self._options))
-        return Plan(target, transport, self.patience(url), may_hedge)
+        return Plan(target, transport, self.timeouts(url), may_hedge)
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.

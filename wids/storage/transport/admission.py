@@ -1,8 +1,9 @@
 """Say when a request may be sent by HTTP, so that no server gets more than it can take.
 
-A process has one gate, and makes a new one after a fork. For each server, `request_limit` decides
-how many requests are in flight; the others wait by their places: what is read first comes first.
-The bytes that responses may occupy in memory are limited too, for the process and for the node.
+A process has one `Admission`, and makes a new one after a fork. For each server, `request_limit`
+decides how many requests are in flight; the others wait by their places: what is read first comes
+first. The bytes that responses may occupy in memory are limited too, for the process and for the
+node.
 
 A refusal lowers the limit. If the only request in flight is refused, other processes occupy the
 server, and this one pauses for a moment. After such a refusal, and one of a request that a reader
@@ -73,7 +74,7 @@ FIRST_PLACE: Final = (False, 0.0)
 
 @dataclass
 class _Server:
-    """What the gate of a process knows about one server, for one of two kinds of requests.
+    """What a process knows about one server, for one of two kinds of requests.
 
     Those that a reader waits for have a limit of their own: it is of no use to send one part of
     what it needs after another.
@@ -86,7 +87,7 @@ class _Server:
         event_s: When something last arrived, or a request was sent.
         num_rejected: How often in a row the only request in flight was refused.
         pause_until_s: Until when none is sent after that.
-        waiting: Those that wait for their turn, the first one first.
+        waiting: Those that wait for their permit, the first one first.
         speed: Bytes a second that a request has brought lately; 0 if that is not known.
     """
 
@@ -97,7 +98,7 @@ class _Server:
     event_s: float = 0.0
     num_rejected: int = 0
     pause_until_s: float = 0.0
-    waiting: list[Turn] = field(default_factory=list)
+    waiting: list[Permit] = field(default_factory=list)
     speed: float = 0.0
 
     def __post_init__(self) -> None:
@@ -142,11 +143,11 @@ class _Server:
         return min(_POLL_S, pause_s) if pause_s > 0 else _POLL_S
 
 
-class Turn:
+class Permit:
     """The right to have one request in flight, until `leave`.
 
     Args:
-        gate: The gate.
+        admission: Admission control.
         server: The server of the request.
         nbytes: Bytes of memory that the response may occupy.
         request: What the log says of the request: its method, and its URL.
@@ -156,10 +157,15 @@ class Turn:
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
 
     def __init__(
-        self, gate: Gate, server: _Server, nbytes: int, request: tuple[str, str], place: Place
+        self,
+        admission: Admission,
+        server: _Server,
+        nbytes: int,
+        request: tuple[str, str],
+        place: Place,
     ) -> None:
         self.place = place
-        self._gate = gate
+        self._admission = admission
         self._server = server
         self._request = request
         self._received_nbytes = 0
@@ -185,12 +191,12 @@ class Turn:
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """End the turn; it may be called again."""
-        gate, server = self._gate, self._server
+        """End the permit; it may be called again."""
+        admission, server = self._admission, self._server
         # A child does not have the requests of its parent, nor the thread that holds this lock.
-        if gate.pid != os.getpid():
+        if admission.pid != os.getpid():
             return
-        with gate.lock:
+        with admission.lock:
             if not self.is_counted:
                 return
             limit, limit_before = server.limit, server.limit.value
@@ -203,7 +209,7 @@ class Turn:
                 limit.note_request(time.monotonic() - self.sent_s)
                 self._measure(0, has_ended=True)
             stages.count(stages.REQUESTS)
-            gate.give_back(self)
+            admission.give_back(self)
 
         log_request(
             *self._request,
@@ -221,23 +227,23 @@ class Turn:
             )
 
     def __del__(self) -> None:
-        # Ctrl-C may come between the beginning of a turn and the block that ends it. No lock here:
-        # this thread may hold it.
+        # Ctrl-C may come between the beginning of a permit and the block that ends it. No lock
+        # here: this thread may hold it.
         if self.is_counted:
-            self._gate.abandoned.append((self._server, self.nbytes))
+            self._admission.abandoned.append((self._server, self.nbytes))
 
     def note(self, nbytes: int) -> None:
         """Note bytes of the response."""
-        gate, server = self._gate, self._server
-        if gate.pid != os.getpid():
+        admission, server = self._admission, self._server
+        if admission.pid != os.getpid():
             return
-        with gate.lock:
+        with admission.lock:
             if not self.is_counted:
                 return
             was_full = not server.takes_another()
             self._measure(nbytes, has_ended=False)
             if was_full and server.takes_another():
-                gate.admit()
+                admission.admit()
 
     def _measure(self, nbytes: int, *, has_ended: bool) -> None:
         """Report what arrived since the last report; call it with the lock."""
@@ -262,13 +268,13 @@ class Turn:
         self.since_s, self.generation = now_s, limit.generation
 
 
-class Gate:
-    """The gate of one process.
+class Admission:
+    """Admission control of one process.
 
     Attributes:
         pid: The process.
         lock: Held while anything here is changed.
-        abandoned: Turns that ended without `Turn.leave`.
+        abandoned: Turns that ended without `Permit.leave`.
         most_nbytes: Largest number of bytes that responses may have occupied so far.
     """
 
@@ -289,8 +295,8 @@ class Gate:
         *,
         is_awaited: bool = False,
         place: Place = FIRST_PLACE,
-    ) -> Turn:
-        """Return a turn that has come, or one that `wait_a_moment` waits for.
+    ) -> Permit:
+        """Return a permit that has come, or one that `wait_a_moment` waits for.
 
         Args:
             name: The server.
@@ -300,24 +306,24 @@ class Gate:
             place: Its place among those that wait.
         """
         server = self.server(name, is_awaited=is_awaited)
-        turn = Turn(self, server, nbytes, request, place)
+        permit = Permit(self, server, nbytes, request, place)
         with self.lock:
             if self.abandoned:
                 self.admit()
-            if not server.waiting and self._has_room(turn, server):
-                self._let_pass(turn, server)
+            if not server.waiting and self._has_room(permit, server):
+                self._let_pass(permit, server)
             else:
-                turn.passed.acquire()
-                insort(server.waiting, turn, key=lambda each: each.place)
-        return turn
+                permit.passed.acquire()
+                insort(server.waiting, permit, key=lambda each: each.place)
+        return permit
 
-    def withdraw(self, turn: Turn) -> None:
-        """End a turn for which nothing was sent."""
+    def withdraw(self, permit: Permit) -> None:
+        """End a permit for which nothing was sent."""
         with self.lock, suppress(ValueError):
-            if turn.is_counted:
-                self.give_back(turn)
+            if permit.is_counted:
+                self.give_back(permit)
             else:
-                turn._server.waiting.remove(turn)  # noqa: SLF001 - of this module
+                permit._server.waiting.remove(permit)  # noqa: SLF001 - of this module
 
     def server(self, name: str, *, is_awaited: bool = False) -> _Server:
         """Return what is known about a server."""
@@ -327,10 +333,10 @@ class Gate:
             found = self.servers.setdefault((name, is_awaited), made)
         return found
 
-    def give_back(self, turn: Turn) -> None:
-        """End a turn, and let those pass that waited for it; call it with the lock."""
-        turn.is_counted = False
-        self._subtract(turn._server, turn.nbytes)  # noqa: SLF001 - of this module
+    def give_back(self, permit: Permit) -> None:
+        """End a permit, and let those pass that waited for it; call it with the lock."""
+        permit.is_counted = False
+        self._subtract(permit._server, permit.nbytes)  # noqa: SLF001 - of this module
         self.admit()
 
     def admit(self) -> None:
@@ -341,10 +347,10 @@ class Gate:
             while server.waiting and self._has_room(server.waiting[0], server):
                 self._pass_first(server)
 
-    def wait_a_moment(self, turn: Turn, most_s: float = _POLL_S) -> bool:
-        """Return whether a turn has come, after some seconds at most."""
-        server = turn._server  # noqa: SLF001 - of this module
-        if turn.passed.acquire(timeout=min(most_s, server.poll_s(), left_s())):
+    def wait_a_moment(self, permit: Permit, most_s: float = _POLL_S) -> bool:
+        """Return whether a permit has come, after some seconds at most."""
+        server = permit._server  # noqa: SLF001 - of this module
+        if permit.passed.acquire(timeout=min(most_s, server.poll_s(), left_s())):
             return True
         check_waits()
         with self.lock:
@@ -353,27 +359,27 @@ class Gate:
                 self._pass_first(server)
         return False
 
-    def _has_room(self, turn: Turn, server: _Server) -> bool:
+    def _has_room(self, permit: Permit, server: _Server) -> bool:
         if not server.takes_another():
             return False
         # When it is first needed: a worker does not know about the others when it is forked.
         self._limit_nbytes = self._limit_nbytes or _share_nbytes()
-        return self._nbytes + turn.nbytes <= self._limit_nbytes or not self._nbytes
+        return self._nbytes + permit.nbytes <= self._limit_nbytes or not self._nbytes
 
     def _pass_first(self, server: _Server) -> None:
-        turn = server.waiting.pop(0)
-        self._let_pass(turn, server)
-        turn.passed.release()
+        permit = server.waiting.pop(0)
+        self._let_pass(permit, server)
+        permit.passed.release()
 
-    def _let_pass(self, turn: Turn, server: _Server) -> None:
-        turn.is_counted = True
+    def _let_pass(self, permit: Permit, server: _Server) -> None:
+        permit.is_counted = True
         server.num_in_flight += 1
-        self._nbytes += turn.nbytes
+        self._nbytes += permit.nbytes
         self.most_nbytes = max(self.most_nbytes, self._nbytes)
-        turn.sent_s = turn.since_s = server.event_s = time.monotonic()
-        turn.generation = server.limit.generation
+        permit.sent_s = permit.since_s = server.event_s = time.monotonic()
+        permit.generation = server.limit.generation
         if server.num_in_flight >= server.limit.value:
-            server.full_s = turn.since_s
+            server.full_s = permit.since_s
 
     def _subtract(self, server: _Server, nbytes: int) -> None:
         server.num_in_flight = max(0, server.num_in_flight - 1)
@@ -382,26 +388,26 @@ class Gate:
 
 def part_nbytes(server: str) -> int:
     """Return how many bytes of a file to request at a time: what arrives in a moment."""
-    wanted = int(_PART_S * gate().server(server).speed) or _FIRST_PART_NBYTES
+    wanted = int(_PART_S * admission().server(server).speed) or _FIRST_PART_NBYTES
     return max(CHUNK_NBYTES, wanted - wanted % CHUNK_NBYTES)
 
 
 def has_room(server: str, num_files: int) -> bool:
-    """Return whether one more file may begin: no request for another one waits for its turn.
+    """Return whether one more file may begin: no request for another one waits for its permit.
 
     Args:
         server: Scheme and host, as `urls.origin` returns them.
         num_files: How many files are arriving; those without a request here are streams.
     """
-    known = gate().server(server)
+    known = admission().server(server)
     num_streams = num_files - known.num_in_flight
     is_free = not known.waiting and known.num_in_flight < known.limit.value
     return is_free and num_streams < _MOST_STREAMS
 
 
-def gate() -> Gate:
-    """Return the gate of this process."""
-    return _gates[0]
+def admission() -> Admission:
+    """Return admission control of this process."""
+    return _admissions[0]
 
 
 def response_nbytes(start: int, stop: int | None, *, is_collected: bool) -> int:
@@ -431,12 +437,12 @@ def _share_nbytes() -> int:
     return min(PROCESS_NBYTES, NODE_NBYTES // num_processes)
 
 
-_gates: Final = [Gate()]
+_admissions: Final = [Admission()]
 
 
 def _make_again() -> None:
     # The locks of the parent may be held by threads that a child does not have.
-    _gates[0] = Gate()
+    _admissions[0] = Admission()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""The gate of requests by HTTP: turns, memory, cancellation, forks."""
+"""Admission control of requests by HTTP: permits, memory, cancellation, forks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 from conftest import in_child, optional
 from events import LONG_S, after, wait_for
 from loopback import Fault, Page, Request, Server
-from transfers import saved, turn_of
+from transfers import permit_of, saved
 
 from wids.storage import stages
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import bytes_of, read_all
 from wids.storage.reading_threads import in_threads
-from wids.storage.transport.gate import (
+from wids.storage.transport.admission import (
     NODE_NBYTES,
     PROCESS_NBYTES,
-    Gate,
-    Turn,
+    Admission,
+    Permit,
     _Server,
     _share_nbytes,
-    gate,
+    admission,
     has_room,
     part_nbytes,
 )
@@ -40,48 +40,48 @@ NOTE_SPEED = _Server.note_speed
 """Other tests have parts that are as long on a machine that stops."""
 
 
-def fill(gate: Gate, count: int = FIRST, nbytes: int = 0) -> list[Turn]:
-    """Take turns."""
-    return [turn_of(gate, SERVER, nbytes) for _ in range(count)]
+def fill(admission: Admission, count: int = FIRST, nbytes: int = 0) -> list[Permit]:
+    """Take permits."""
+    return [permit_of(admission, SERVER, nbytes) for _ in range(count)]
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long nothing happens, the server is not taken for silent."""
-    monkeypatch.setattr("wids.storage.transport.gate._SILENT_S", math.inf)
+    monkeypatch.setattr("wids.storage.transport.admission._SILENT_S", math.inf)
 
 
 @pytest.mark.usefixtures("patient")
 def test_as_many_pass_as_the_limit_allows() -> None:
     """The next request waits until one has ended."""
-    gate = Gate()
-    turns = fill(gate)
+    admission = Admission()
+    permits = fill(admission)
     passed = threading.Event()
 
     def wait() -> None:
-        turn = turn_of(gate, SERVER)
+        permit = permit_of(admission, SERVER)
         passed.set()
-        turn.leave()
+        permit.leave()
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert not passed.wait(0.2)
-    turns.pop().leave()
+    permits.pop().leave()
     assert passed.wait(LONG_S)
     thread.join()
-    for turn in turns:
-        turn.leave()
+    for permit in permits:
+        permit.leave()
 
 
 def test_servers_are_met_while_turns_end() -> None:
     """A thread that meets a server does not disturb one that lets others pass."""
-    gate, errors, is_over = Gate(), list[Exception](), threading.Event()
+    admission, errors, is_over = Admission(), list[Exception](), threading.Event()
     interval_s = sys.getswitchinterval()
 
     def work() -> None:
         try:
             while not is_over.is_set():
-                turn_of(gate, SERVER).leave()
+                permit_of(admission, SERVER).leave()
         except RuntimeError as error:
             errors.append(error)
 
@@ -91,7 +91,7 @@ def test_servers_are_met_while_turns_end() -> None:
         for thread in threads:
             thread.start()
         for number in range(3000):
-            gate.server(f"{SERVER}{number}")
+            admission.server(f"{SERVER}{number}")
     finally:
         sys.setswitchinterval(interval_s)
         is_over.set()
@@ -102,70 +102,70 @@ def test_servers_are_met_while_turns_end() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_wait_is_cancelled() -> None:
-    """A thread that waits for its turn ends soon after its event was set."""
-    gate = Gate()
-    turns = fill(gate)
+    """A thread that waits for its permit ends soon after its event was set."""
+    admission = Admission()
+    permits = fill(admission)
     event = threading.Event()
-    thread = after(lambda: gate.server(SERVER).waiting, event.set)
+    thread = after(lambda: admission.server(SERVER).waiting, event.set)
 
     with cancelled_by(event), pytest.raises(CancelledError):
-        turn_of(gate, SERVER)
+        permit_of(admission, SERVER)
     thread.join()
-    for turn in turns:
-        turn.leave()
-    assert gate.server(SERVER).num_in_flight == 0
+    for permit in permits:
+        permit.leave()
+    assert admission.server(SERVER).num_in_flight == 0
 
 
 @pytest.mark.usefixtures("patient")
 def test_a_cancelled_wait_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if its turn comes at that moment: nothing was sent."""
-    gate, num_before = Gate(), stages.counted()["requests"]
-    turns = fill(gate)
+    """Also if its permit comes at that moment: nothing was sent."""
+    admission, num_before = Admission(), stages.counted()["requests"]
+    permits = fill(admission)
 
     def cancel() -> NoReturn:
-        for turn in turns:
-            turn.leave()
+        for permit in permits:
+            permit.leave()
         raise CancelledError("")
 
-    monkeypatch.setattr("wids.storage.transport.gate.check_waits", cancel)
+    monkeypatch.setattr("wids.storage.transport.admission.check_waits", cancel)
     with pytest.raises(CancelledError):
-        turn_of(gate, SERVER)
+        permit_of(admission, SERVER)
     assert stages.counted()["requests"] == num_before + FIRST
-    assert gate.server(SERVER).num_in_flight == 0
+    assert admission.server(SERVER).num_in_flight == 0
 
 
 def test_idle_turns_do_not_block_others() -> None:
     """After two seconds in which nothing happened, one more passes."""
-    gate = Gate()
+    admission = Admission()
     started_s = time.monotonic()
-    turns = fill(gate)
-    turn = turn_of(gate, SERVER)
+    permits = fill(admission)
+    permit = permit_of(admission, SERVER)
     assert 2 < time.monotonic() - started_s < LONG_S
-    for held in [*turns, turn]:
+    for held in [*permits, permit]:
         held.leave()
 
 
 def test_a_forgotten_turn_is_returned() -> None:
-    """A turn that Ctrl-C separated from its request does not count for ever."""
-    gate = Gate()
+    """A permit that Ctrl-C separated from its request does not count for ever."""
+    admission = Admission()
     for _ in range(3 * FIRST):
-        fill(gate, 1)
-    turn = turn_of(gate, SERVER)
-    assert gate.server(SERVER).num_in_flight == 1
-    turn.leave()
+        fill(admission, 1)
+    permit = permit_of(admission, SERVER)
+    assert admission.server(SERVER).num_in_flight == 1
+    permit.leave()
 
 
 @pytest.mark.usefixtures("patient")
 def test_bytes_in_flight_are_limited() -> None:
     """Responses that are kept in memory wait for each other; one always passes."""
-    gate = Gate()
-    large = fill(gate, 1, 10 * PROCESS_NBYTES)
+    admission = Admission()
+    large = fill(admission, 1, 10 * PROCESS_NBYTES)
     passed = threading.Event()
 
     def wait() -> None:
-        turn = turn_of(gate, "https://another", 1 << 20)
+        permit = permit_of(admission, "https://another", 1 << 20)
         passed.set()
-        turn.leave()
+        permit.leave()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -173,7 +173,7 @@ def test_bytes_in_flight_are_limited() -> None:
     large.pop().leave()
     assert passed.wait(LONG_S)
     thread.join()
-    assert gate.most_nbytes == 10 * PROCESS_NBYTES
+    assert admission.most_nbytes == 10 * PROCESS_NBYTES
 
 
 def test_processes_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +192,8 @@ class Limits:
         return 2
 
     def __getitem__(self, _: int) -> int:
-        turn_of(gate(), SERVER).leave()
-        return gate()._limit_nbytes
+        permit_of(admission(), SERVER).leave()
+        return admission()._limit_nbytes
 
 
 def test_workers_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,27 +207,27 @@ def test_workers_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_child_has_a_gate_of_its_own() -> None:
     """Turns of the parent, and its locks, are not those of the child."""
-    turns = fill(gate())
-    with gate().lock:
-        assert in_child(lambda: [turn.leave() for turn in fill(gate())] == [None] * FIRST)
-    for turn in turns:
-        turn.leave()
+    permits = fill(admission())
+    with admission().lock:
+        assert in_child(lambda: [permit.leave() for permit in fill(admission())] == [None] * FIRST)
+    for permit in permits:
+        permit.leave()
 
 
 def test_requests_pass_the_gate(server: Server) -> None:
-    """Documents and ranges hold a turn while they are in flight, and none afterwards."""
+    """Documents and ranges hold a permit while they are in flight, and none afterwards."""
     url = server.page("/a", bytes(100_000))
     server.pages["/b"] = Together(bytes(100_000), threading.Barrier(2))
     fetcher = Fetcher()
-    assert gate().server(server.url).limit.value == FIRST
+    assert admission().server(server.url).limit.value == FIRST
     assert fetcher.read(url, 1 << 20) == bytes(100_000)
     read = fetcher.range_reader(f"{server.url}/b", 100_000)
-    gate().most_nbytes = 0
+    admission().most_nbytes = 0
     in_threads([lambda: read(0, 50_000)] * 100, "test")
 
-    assert gate().server(server.url).num_in_flight == 0
+    assert admission().server(server.url).num_in_flight == 0
     assert len(server.log) == 101
-    assert gate().most_nbytes > 50_000  # more than one at a time
+    assert admission().most_nbytes > 50_000  # more than one at a time
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -235,7 +235,7 @@ def test_a_refusal_lowers_the_limit(server: Server) -> None:
     """A server that answers 503 gets fewer requests."""
     url = server.page("/a", b"abc", faults=[Fault(503)] * 3)
     Fetcher().save(url, io.BytesIO())
-    assert gate().server(server.url).limit.value == max(1, FIRST // 8)
+    assert admission().server(server.url).limit.value == max(1, FIRST // 8)
     assert len(server.log) == 4
 
 
@@ -245,7 +245,7 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     reader = Fetcher().range_reader(server.page("/small", bytes(1000)), 1000)
     reader_thread = threading.Thread(target=reader, args=(0, 10))
     reader_thread.start()
-    wait_for(lambda: gate().server(server.url, is_awaited=True).num_rejected)
+    wait_for(lambda: admission().server(server.url, is_awaited=True).num_rejected)
     threads = [threading.Thread(target=reader, args=(n, n + 10)) for n in range(100)]
     for thread in threads:
         thread.start()
@@ -265,47 +265,47 @@ def test_who_is_refused_gets_half_of_the_server(
 
     So do processes of the program for one whose only request was refused, whatever it was for.
     """
-    monkeypatch.setattr("wids.storage.transport.gate._HELD_S", LONG_S)
+    monkeypatch.setattr("wids.storage.transport.admission._HELD_S", LONG_S)
     server.max_requests = 0
     url = server.page("/small", bytes(1000))
 
     def ahead(address: str = server.url) -> bool:
-        return gate().server(address).takes_another()
+        return admission().server(address).takes_another()
 
     def is_refused() -> bool:
         fetcher = Fetcher()
         save = lambda *_: fetcher.save(url, io.BytesIO())  # noqa: E731
         read = fetcher.range_reader(url, 1000) if is_awaited else save
         threading.Thread(target=read, args=(0, 10), daemon=True).start()
-        wait_for(lambda: gate().server(server.url, is_awaited=is_awaited).num_rejected)
+        wait_for(lambda: admission().server(server.url, is_awaited=is_awaited).num_rejected)
         return True
 
-    turns = [turn_of(gate(), server.url) for _ in range(FIRST // 2)]
+    permits = [permit_of(admission(), server.url) for _ in range(FIRST // 2)]
     assert ahead()
     assert in_child(is_refused)
     assert not ahead()
     assert ahead(SERVER)
-    turns.pop().leave()
+    permits.pop().leave()
     assert ahead()
-    turns.append(turn_of(gate(), server.url))
+    permits.append(permit_of(admission(), server.url))
     assert not ahead()
     stages.here.common[server_at(server.url, stages.REFUSALS)] = 0.0  # the time is over
     assert ahead()
-    for turn in turns:
-        turn.leave()
+    for permit in permits:
+        permit.leave()
 
 
 def test_a_request_that_is_cut_off_teaches_no_time() -> None:
     """All of the answer would have taken longer."""
-    gate = Gate()
-    limit = gate.server(SERVER, is_awaited=True).limit
-    turn, value = turn_of(gate, SERVER, is_awaited=True), limit.value
-    turn.answered()
-    turn.leave()
+    admission = Admission()
+    limit = admission.server(SERVER, is_awaited=True).limit
+    permit, value = permit_of(admission, SERVER, is_awaited=True), limit.value
+    permit.answered()
+    permit.leave()
     assert (limit.value, limit.is_prompt) == (value, False)
-    turn = turn_of(gate, SERVER, is_awaited=True)
-    turn.answered()
-    turn.ended(10)
+    permit = permit_of(admission, SERVER, is_awaited=True)
+    permit.answered()
+    permit.ended(10)
     # However long it took, one more is in flight, or the processor is the limit.
     assert limit.value > value or limit.is_prompt
 
@@ -313,33 +313,33 @@ def test_a_request_that_is_cut_off_teaches_no_time() -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before any of the others ends."""
-    monkeypatch.setattr("wids.storage.transport.gate._POLL_S", threading.TIMEOUT_MAX)
-    gate = Gate()
-    turns = fill(gate)
-    thread = threading.Thread(target=lambda: turn_of(gate, SERVER).leave(), daemon=True)
+    monkeypatch.setattr("wids.storage.transport.admission._POLL_S", threading.TIMEOUT_MAX)
+    admission = Admission()
+    permits = fill(admission)
+    thread = threading.Thread(target=lambda: permit_of(admission, SERVER).leave(), daemon=True)
     thread.start()
-    known = gate.server(SERVER)
+    known = admission.server(SERVER)
     wait_for(lambda: known.waiting)
-    for turn in turns:
-        turn.answered()
+    for permit in permits:
+        permit.answered()
     assert known.limit.value > FIRST
     thread.join(LONG_S)
     assert not thread.is_alive()
-    for turn in turns:
-        turn.leave()
+    for permit in permits:
+        permit.leave()
 
 
 def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C then is no other error, and counts no request."""
-    gate = Gate()
+    admission = Admission()
     clock = SimpleNamespace(monotonic=interrupt)
-    monkeypatch.setattr("wids.storage.transport.gate.time", clock)
+    monkeypatch.setattr("wids.storage.transport.admission.time", clock)
     with pytest.raises(KeyboardInterrupt):
-        turn_of(gate, SERVER)
+        permit_of(admission, SERVER)
     monkeypatch.undo()
     gc.collect()  # an error in a finalizer fails the test
-    turn_of(gate, SERVER).leave()
-    assert gate.server(SERVER).num_in_flight == 0
+    permit_of(admission, SERVER).leave()
+    assert admission.server(SERVER).num_in_flight == 0
 
 
 def interrupt() -> NoReturn:
@@ -352,13 +352,13 @@ def test_a_part_is_what_a_request_brings_in_half_a_second(
     """By the latest requests; short ones say nothing of the speed."""
     monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
     assert len(saved(server.page("/a", bytes(300_000)))) == 300_000
-    assert gate().server(server.url).speed > 0
+    assert admission().server(server.url).speed > 0
     clock = SimpleNamespace(monotonic=lambda: 100.0)
-    monkeypatch.setattr("wids.storage.transport.gate.time", clock)
+    monkeypatch.setattr("wids.storage.transport.admission.time", clock)
     lengths = []
     for nbytes in (1000, 8 << 20, 1 << 20):
         lengths.append(part_nbytes(SERVER))
-        gate().server(SERVER).note_speed(nbytes, since_s=98.0)
+        admission().server(SERVER).note_speed(nbytes, since_s=98.0)
     assert [*lengths, part_nbytes(SERVER)] == [1 << 20, 1 << 20, 2 << 20, 6 << 18]
 
 
@@ -367,7 +367,7 @@ def test_parts_grow_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Server, "note_speed", NOTE_SPEED)
     lengths = [1 << 18]
     for _ in range(3):
-        gate().server(SERVER).note_speed(lengths[-1], since_s=time.monotonic() - 1e-9)
+        admission().server(SERVER).note_speed(lengths[-1], since_s=time.monotonic() - 1e-9)
         lengths.append(part_nbytes(SERVER))
     assert lengths[1] == 1 << 20
     assert lengths == sorted(lengths)
@@ -377,23 +377,25 @@ def test_parts_grow_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_what_is_awaited_does_not_wait_for_what_is_fetched_ahead() -> None:
     """It passes though others wait, until as many pass as may be awaited."""
-    gate = Gate()
-    turns = fill(gate)
-    threads = [threading.Thread(target=lambda: turns.append(turn_of(gate, SERVER)))]
+    admission = Admission()
+    permits = fill(admission)
+    threads = [threading.Thread(target=lambda: permits.append(permit_of(admission, SERVER)))]
     threads[0].start()
-    wait_for(lambda: gate.server(SERVER).waiting)
-    awaited = gate.server(SERVER, is_awaited=True)
+    wait_for(lambda: admission.server(SERVER).waiting)
+    awaited = admission.server(SERVER, is_awaited=True)
     for _ in range(FIRST_AWAITED + 1):
         threads.append(
-            threading.Thread(target=lambda: turns.append(turn_of(gate, SERVER, is_awaited=True)))
+            threading.Thread(
+                target=lambda: permits.append(permit_of(admission, SERVER, is_awaited=True))
+            )
         )
         threads[-1].start()
-    wait_for(lambda: len(turns) == FIRST + FIRST_AWAITED)
+    wait_for(lambda: len(permits) == FIRST + FIRST_AWAITED)
     wait_for(lambda: awaited.waiting)
-    assert (len(awaited.waiting), len(gate.server(SERVER).waiting)) == (1, 1)
+    assert (len(awaited.waiting), len(admission.server(SERVER).waiting)) == (1, 1)
     for _ in range(2):  # the second time, those that waited
-        for turn in turns:
-            turn.leave()
+        for permit in permits:
+            permit.leave()
         for thread in threads:
             thread.join(LONG_S)
 
@@ -424,10 +426,10 @@ def test_files_that_arrive_as_streams_are_few() -> None:
     """Where no request is in flight here, so many files may begin; else one for each and more."""
     assert has_room("sftp://host", 7)
     assert not has_room("sftp://host", 8)
-    turns = [turn_of(gate(), SERVER) for _ in range(FIRST - 1)]
-    assert has_room(SERVER, 7 + len(turns))
-    assert not has_room(SERVER, 8 + len(turns))
-    turns.append(turn_of(gate(), SERVER))
+    permits = [permit_of(admission(), SERVER) for _ in range(FIRST - 1)]
+    assert has_room(SERVER, 7 + len(permits))
+    assert not has_room(SERVER, 8 + len(permits))
+    permits.append(permit_of(admission(), SERVER))
     assert not has_room(SERVER, FIRST)
-    for turn in turns:
-        turn.leave()
+    for permit in permits:
+        permit.leave()
