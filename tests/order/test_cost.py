@@ -112,7 +112,7 @@ def test_cost_prints_as_a_table() -> None:
     assert lines[0] == (
         "the most that one of 4 ranks reads, and one of 2 nodes; 64 samples are mixed at a time"
     )
-    assert lines[1] == "in hand at a time: at most 2 shards (10.0 MB) of a rank, 20.0 MB of a node"
+    assert lines[1] == "working set: at most 2 shards (10.0 MB) of a rank, 20.0 MB of a node"
     assert " ".join(lines[3].split()) == "epoch shards visits bytes by visits | node new"
     assert len(lines) == 6
     assert lines[5].split()[0] == "1"
@@ -186,7 +186,7 @@ def test_batches_of_buckets_cost_what_their_sampler_does() -> None:
 
 
 def test_a_small_cache_downloads_less_than_is_visited(tmp_path: Path, server: Server) -> None:
-    """With a cache that holds what is in hand, new bytes and visits bound real downloads."""
+    """With a cache that holds the working set, new bytes and visits bound real downloads."""
     shards = serve_shards(tmp_path, server)
     cache_size = int(3.2 * shards[0]["filesize"])
     with (
@@ -202,7 +202,7 @@ def test_a_small_cache_downloads_less_than_is_visited(tmp_path: Path, server: Se
         warnings.simplefilter("ignore", UserWarning)
         sampler = ChunkedSampler(dataset, seed=3, chunksize=25)
         cost = sampling_cost(dataset.spec, sampler)
-        assert cost.hand_nbytes < cache_size < cost.node_nbytes[0, 0]
+        assert cost.working_nbytes < cache_size < cost.node_nbytes[0, 0]
         for epoch in range(2):
             before = server.num_sent
             sampler.set_epoch(epoch)

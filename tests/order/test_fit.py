@@ -1,4 +1,4 @@
-"""What an order has in hand at a time, and whether a cache holds it."""
+"""What an order has in the working set, and whether a cache holds it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wids import (
     sampling_cost,
 )
 from wids.order import epoch_order
-from wids.order.fit import Hand, fitting_chunksize, hand
+from wids.order.fit import WorkingSet, fitting_chunksize, working_set
 from wids.shards.capacity import Capacity
 
 
@@ -60,7 +60,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
-# What is in hand
+# The working set
 
 
 @given(
@@ -69,7 +69,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     st.integers(0, 2**30),
 )
 def test_hand_is_what_a_chunk_touches(lengths: list[int], chunksize: int, seed: int) -> None:
-    """Shards and bytes in hand are those of the chunks of the order (ORDER-27)."""
+    """The working set has the shards and bytes of the chunks of the order (ORDER-27)."""
     made = ChunkedSampler(Data(lengths), chunksize=chunksize, seed=seed).settings
     nbytes = np.array([3.0**number for number in range(len(lengths))])
     shard_of = np.repeat(np.arange(len(lengths)), lengths)
@@ -77,15 +77,15 @@ def test_hand_is_what_a_chunk_touches(lengths: list[int], chunksize: int, seed: 
         set(shard_of[block].tolist()) for block in epoch_order.rank_blocks(made, seed, 0, 0, 1)
     ]
 
-    found = hand(made, chunksize, np.array(lengths), nbytes)
+    found = working_set(made, chunksize, np.array(lengths), nbytes)
 
     assert found.num_shards == max(map(len, touched), default=0)
     lengths_of = [[nbytes[s] for s in range(min(t), max(t) + 1)] for t in touched]
     assert found.nbytes == pytest.approx(max(map(sum, lengths_of), default=0))
 
 
-def test_cost_states_what_is_in_hand() -> None:
-    """A rank has its runs in hand, a node its ranks; a mix has a chunk of each source."""
+def test_cost_states_the_working_set() -> None:
+    """That of a rank has its runs, of a node its ranks, of a mix a chunk of each source."""
     shards = [wids.ShardSpec(f"/{i}.tar", 10, 1000 + i, dataset="ab"[i // 4]) for i in range(8)]
     spec = wids.DatasetSpec(tuple(shards))
     dataset = ShardListDataset(spec)
@@ -95,11 +95,11 @@ def test_cost_states_what_is_in_hand() -> None:
     many = sampling_cost(spec, DistributedChunkedSampler(dataset, chunksize=20, **options))
     mixed = sampling_cost(spec, MixedSampler(dataset, chunksize=20))
 
-    assert (one.hand_shards, one.hand_nbytes) == (2, 1006 + 1007)
-    assert (many.hand_shards, many.hand_nbytes) == (4, 2 * 2013)
-    assert (mixed.hand_shards, mixed.hand_nbytes) == (4, 1002 + 1003 + 2013)
+    assert (one.working_shards, one.working_nbytes) == (2, 1006 + 1007)
+    assert (many.working_shards, many.working_nbytes) == (4, 2 * 2013)
+    assert (mixed.working_shards, mixed.working_nbytes) == (4, 1002 + 1003 + 2013)
     assert str(many).splitlines()[1] == (
-        "in hand at a time: at most 4 shards (4.0 kB) of a rank, 8.1 kB of a node"
+        "working set: at most 4 shards (4.0 kB) of a rank, 8.1 kB of a node"
     )
 
 
@@ -145,7 +145,9 @@ def test_auto_of_a_mix_has_a_chunk_of_each_source() -> None:
     }
     sampler = MixedSampler(data, chunksize="auto")
     assert sampler.chunksize == 49
-    assert hand(sampler.settings, 49, data.limits.lengths, data.limits.nbytes) == Hand(8, 80)
+    assert working_set(sampler.settings, 49, data.limits.lengths, data.limits.nbytes) == WorkingSet(
+        8, 80
+    )
 
 
 @given(
@@ -160,7 +162,7 @@ def test_auto_fits_if_anything_fits(lengths: list[int], cache_nbytes: int, num_o
 
     chosen = fitting_chunksize(made, limits)
 
-    found = hand(made, chosen, limits.lengths, limits.nbytes)
+    found = working_set(made, chosen, limits.lengths, limits.nbytes)
     least = max(lengths) if sum(lengths) > cache_nbytes else 1
     if sum(lengths) > cache_nbytes:
         assert found.nbytes <= cache_nbytes / 4 or chosen == least
@@ -185,9 +187,9 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
 
     assert found == [
         (
-            "ChunkedSampler: chunks of 2000 samples have up to 100 shards (1.0 kB) in hand at a "
-            "time, but the cache holds 160 B (cache_size), so that shards are downloaded again and "
-            "again; set chunksize=49, or cache_size=1030, for all that is read"
+            "ChunkedSampler: chunks of 2000 samples have up to 100 shards (1.0 kB) in the "
+            "working set, but the cache holds 160 B (cache_size), so that shards are downloaded "
+            "again and again; set chunksize=49, or cache_size=1030, for all that is read"
         )
     ]
 
@@ -218,7 +220,7 @@ def test_chunk_beyond_the_cache_is_a_warning() -> None:
         (
             ShardListSampler(Data([100] * 10, cache_nbytes=150)),
             (
-                "shards have up to 1 shard (100 B) in hand at a time, but the cache holds 150 B "
+                "shards have up to 1 shard (100 B) in the working set, but the cache holds 150 B "
                 "(cache_size), so that shards are downloaded again and again; set cache_size=400, "
                 "or cache_size=1300, for all that is read"
             ),
@@ -242,7 +244,7 @@ def test_warnings_fit_the_limits(sampler: Any, cure: str | None) -> None:
 
 
 def test_ranks_of_a_machine_share_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank has its chunks in hand; together they read only their part of the dataset."""
+    """The working set of each rank is its chunks; together they read only their part."""
 
     def sampler(**others: Any) -> DistributedChunkedSampler:
         data = Data([10] * 100, cache_nbytes=400)
@@ -252,24 +254,24 @@ def test_ranks_of_a_machine_share_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert warned(sampler()) == [], "a rank alone reads an eighth, which fits"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     (found,) = warned(sampler())
-    assert "up to 24 shards (240 B) in hand at a time" in found
+    assert "up to 24 shards (240 B) in the working set" in found
     assert "set chunksize=29, or cache_size=530, for all that is read" in found
     assert warned(sampler(chunksize=29)) == []
     (dealt,) = warned(sampler(redeal=True))
     assert "cache_size=1030, for all that is read" in dealt
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     (runs,) = warned(sampler(num_canonical=32, redeal=True))
-    assert "up to 24 shards (240 B) in hand at a time" in runs
+    assert "up to 24 shards (240 B) in the working set" in runs
 
 
-def test_peers_have_one_chunk_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_have_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes of a machine that share their samples in pairs read as two do (ORDER-66)."""
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     data = Data([10] * 100, cache_nbytes=200)
 
     (found,) = warned(DistributedChunkedSampler(data, replication=2, chunksize=60))
-    assert "up to 12 shards (120 B) in hand at a time" in found
+    assert "up to 12 shards (120 B) in the working set" in found
     assert "cache_size=280, for all that is read" in found
 
 
@@ -277,7 +279,7 @@ def test_no_chunks_fit_a_cache_that_is_too_small() -> None:
     """Where even one shard for each run does not fit, the size of the cache is the cure."""
     sampler = MixedSampler(Data([10] * 100, cache_nbytes=80), num_canonical=8, chunksize=10)
     (found,) = warned(sampler)
-    assert "8 shards (80 B) in hand" in found
+    assert "8 shards (80 B) in the working set" in found
     assert "set cache_size=320, or cache_size=1030, for all that is read" in found
 
 

@@ -112,7 +112,7 @@ def test_parts_of_shards_are_downloaded_again(site: Site) -> None:
     assert (times, found) == (1, [])
 
 
-def test_a_mix_has_a_chunk_of_each_source_in_hand(site: Site) -> None:
+def test_a_mix_has_a_chunk_of_each_source(site: Site) -> None:
     """Its automatic chunks download each shard once for each pass over its source."""
     dataset = site.dataset(8)
     sampler = MixedSampler(dataset, chunksize="auto")

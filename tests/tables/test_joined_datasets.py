@@ -117,7 +117,7 @@ def publish(site: Site, name: str, keys: list[str], cuts: list[int]) -> str:
 
 
 def test_automatic_chunks_count_the_bytes_of_both_sides(tmp_path: Path, server: Server) -> None:
-    """What is in hand has the shards of both sides, where one cache stores them."""
+    """The working set has the shards of both sides, where one cache stores them."""
     site = Site(tmp_path / "site", server, [5] * 8)
     keys = [f"s{number:05d}" for number in range(40)]
     url = publish(site, "caps", keys, [10, 20, 30])  # each has the keys of two shards

@@ -1,8 +1,9 @@
 """Check whether an order fits what a machine can hold, and find the chunks that do.
 
-A chunk is read in random order, so all shards that it touches are *in hand* at the same time. If
-the cache holds fewer, each of them is downloaded repeatedly. Everything is computed from lengths
-and limits: no file is opened. ORDER-27 in specs/sampler-order.md specifies it.
+A chunk is read in random order, so all shards that it touches are needed at the same time: its
+*working set*. If the cache holds fewer, each of them is downloaded repeatedly. Everything is
+computed from lengths and limits: no file is opened. ORDER-27 in specs/sampler-order.md specifies
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _UNEVEN: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Hand:
+class WorkingSet:
     """The shards that one run reads at the same time, at most.
 
     Attributes:
@@ -83,8 +84,10 @@ def _share(order: Order, limits: Capacity, share: float) -> float:
     return covered if order.redeal else covered * min(1, share)
 
 
-def hand(order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatArray) -> Hand:
-    """Return what a run has in hand: the shards of a chunk, or of a chunk of each source.
+def working_set(
+    order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatArray
+) -> WorkingSet:
+    """Return the working set of a run: the shards of a chunk, or of a chunk of each source.
 
     In ascending order, without ``shuffle``, it is one shard at a time.
 
@@ -102,31 +105,31 @@ def hand(order: Order, chunksize: int | None, lengths: IntArray, nbytes: FloatAr
             sums = np.append(0, np.cumsum(nbytes[shards]))
             num_shards += int((filled[stops] - filled[starts]).max())
             total_nbytes += float((sums[stops] - sums[starts]).max())
-    return Hand(num_shards, total_nbytes)
+    return WorkingSet(num_shards, total_nbytes)
 
 
-def fitting_chunksize(order: Order, limits: Capacity, num_hands: int = 1) -> int:
+def fitting_chunksize(order: Order, limits: Capacity, num_working_sets: int = 1) -> int:
     """Return the largest chunksize, up to the default one, with which an order fits.
 
     A pure function, so that all ranks choose alike if their limits are alike. A quarter of the
-    cache is for what is in hand: the rest is for shards that are fetched ahead or were just read.
+    cache is for the working set: the rest is for shards that are fetched ahead or were just read.
     Where the cache does not hold the whole dataset, no shard is cut, even if it is longer than the
     default: each chunk of it would download it again.
 
     Args:
         order: The order, with any chunks.
         limits: What the machine can hold.
-        num_hands: Number of runs on this machine that are read at the same time.
+        num_working_sets: Number of runs on this machine that are read at the same time.
     """
     share, least = math.inf, 1
     # `not <=` holds for NaN too: shards of unknown length may exceed any cache.
     if limits.cache_nbytes is not None and not limits.nbytes.sum() <= limits.cache_nbytes:
-        share = limits.cache_nbytes * CACHE_SHARE / num_hands
+        share = limits.cache_nbytes * CACHE_SHARE / num_working_sets
         least = int(limits.lengths.max(initial=1))
     most = max(DEFAULT_CHUNKSIZE, least)
     while least < most:
         middle = (least + most + 1) // 2
-        found = hand(order, middle, limits.lengths, limits.nbytes)
+        found = working_set(order, middle, limits.lengths, limits.nbytes)
         if found.num_shards > limits.num_open or found.nbytes > share:
             most = middle - 1
         else:
@@ -151,7 +154,7 @@ class Machine:
     ahead_nbytes: int = 0
 
     @property
-    def num_hands(self) -> int:
+    def num_working_sets(self) -> int:
         """Number of runs that are read at the same time."""
         return self.num_runs * self.num_processes
 
@@ -165,15 +168,18 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
         machine: What else reads there.
     """
     chunksize = order.chunksize
-    found = hand(order, chunksize, limits.lengths, limits.nbytes)
+    found = working_set(order, chunksize, limits.lengths, limits.nbytes)
     cache_nbytes, needed_nbytes = limits.cache_nbytes, float(limits.nbytes.sum()) * machine.share
     chunks = "shards" if chunksize is None else f"chunks of {chunksize} samples"
     if cache_nbytes is not None and needed_nbytes > cache_nbytes:
-        nbytes, longest = found.nbytes * machine.num_hands, int(limits.lengths.max(initial=0))
+        nbytes, longest = (
+            found.nbytes * machine.num_working_sets,
+            int(limits.lengths.max(initial=0)),
+        )
         # Measured: from half of the cache on, shards are evicted before they are read completely.
         if nbytes + machine.ahead_nbytes > cache_nbytes / 2:
-            shards = count_text(found.num_shards * machine.num_hands, "shard")
-            what = f"{chunks} have up to {shards} ({nbytes_text(nbytes)}) in hand at a time"
+            shards = count_text(found.num_shards * machine.num_working_sets, "shard")
+            what = f"{chunks} have up to {shards} ({nbytes_text(nbytes)}) in the working set"
             if machine.ahead_nbytes:
                 what += f", {nbytes_text(machine.ahead_nbytes)} are fetched ahead"
             return what + _cure(order, limits, machine)
@@ -194,12 +200,16 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
 def _cure(order: Order, limits: Capacity, machine: Machine) -> str:
     """Explain a misfit, with the settings with which each shard is downloaded once."""
     chunksize = order.chunksize
-    fitting = None if chunksize is None else fitting_chunksize(order, limits, machine.num_hands)
-    in_hand = hand(order, fitting, limits.lengths, limits.nbytes).nbytes * machine.num_hands
+    fitting = (
+        None if chunksize is None else fitting_chunksize(order, limits, machine.num_working_sets)
+    )
+    needed_nbytes = (
+        working_set(order, fitting, limits.lengths, limits.nbytes).nbytes * machine.num_working_sets
+    )
     cache_nbytes = limits.cache_nbytes or 0
     settings = [] if fitting == chunksize else [f"chunksize={fitting}"]
-    if in_hand > cache_nbytes * CACHE_SHARE:
-        settings.append(f"cache_size={math.ceil(in_hand / CACHE_SHARE)}")
+    if needed_nbytes > cache_nbytes * CACHE_SHARE:
+        settings.append(f"cache_size={math.ceil(needed_nbytes / CACHE_SHARE)}")
     # With space for shards that are being fetched when all others are cached.
     everything = math.ceil(limits.nbytes.sum() * machine.share + 3 * limits.nbytes.max(initial=0))
     cures = [" and ".join(settings)] * bool(settings)

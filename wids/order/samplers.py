@@ -1,6 +1,6 @@
 """Yield shuffled chunks of shuffled indices, on one rank or among many, as torch samplers.
 
-The orders are those of `wids.order.epoch_order`, passes and states those of `wids.order.passes`.
+The shuffle is in `wids.order.epoch_order`; passes and states are in `wids.order.passes`.
 
 `DistributedChunkedSampler` looks up the rank. Ranks do not communicate. Only datasets that each
 rank had to count are compared, once.

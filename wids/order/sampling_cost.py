@@ -28,7 +28,7 @@ class SamplingCost:
     A rank *visits* a shard each time it opens it; returning to a shard for another chunk is another
     visit. Bytes are those of entire shards, and NaN where the spec does not state them. A node with
     a cache for everything that it reads downloads ``new_nbytes``. With a smaller one that holds
-    what is in hand, it downloads at most ``visited_nbytes`` of its ranks.
+    the working set, it downloads at most ``visited_nbytes`` of its ranks.
 
     Attributes:
         epochs: The epochs, ascending.
@@ -40,10 +40,10 @@ class SamplingCost:
         node_nbytes: Bytes of the different shards that the ranks of each node read, shape
             ``(num_epochs, num_nodes)``.
         new_nbytes: The bytes among them that the node did not read in an earlier epoch, same shape.
-        hand_shards: Most shards that one rank has in hand at a time: those of the chunks that its
-            runs are reading, each of which is read in random order.
-        hand_nbytes: Their bytes. A cache that holds fewer for all ranks of a node downloads shards
-            repeatedly.
+        working_shards: Most shards of the working set of a rank: those of the chunks that its runs
+            are reading, each of which is read in random order.
+        working_nbytes: Their bytes. A cache that holds fewer for all ranks of a node downloads
+            shards repeatedly.
         num_mixed: Number of samples from which the next batch of the job is drawn: the chunks that
             all runs are reading at the same time, on average.
 
@@ -64,8 +64,8 @@ class SamplingCost:
     node_nbytes: FloatArray
     new_nbytes: FloatArray
     num_mixed: int
-    hand_shards: int
-    hand_nbytes: float
+    working_shards: int
+    working_nbytes: float
 
     def __str__(self) -> str:
         """Return a table of the rank and the node that read most in each epoch."""
@@ -74,14 +74,14 @@ class SamplingCost:
             f"the most that one of {num_replicas} ranks reads, and one of {num_nodes} nodes; "
             f"{self.num_mixed:,} samples are mixed at a time"
         )
-        in_hand = nbytes_text(self.hand_nbytes)
-        node_in_hand = nbytes_text(self.hand_nbytes * num_replicas / num_nodes)
-        hand = (
-            f"in hand at a time: at most {count_text(self.hand_shards, 'shard')} ({in_hand}) of a "
-            f"rank, {node_in_hand} of a node"
+        of_rank = nbytes_text(self.working_nbytes)
+        of_node = nbytes_text(self.working_nbytes * num_replicas / num_nodes)
+        working_set = (
+            f"working set: at most {count_text(self.working_shards, 'shard')} ({of_rank}) of a "
+            f"rank, {of_node} of a node"
         )
         header = "epoch    shards    visits     bytes  by visits |      node       new"
-        lines = [title, hand, "", header]
+        lines = [title, working_set, "", header]
         for row, epoch in enumerate(self.epochs):
             num_shards, num_visits = self.num_shards[row].max(), self.num_visits[row].max()
             sizes = (self.nbytes, self.visited_nbytes, self.node_nbytes, self.new_nbytes)
@@ -139,7 +139,7 @@ def sampling_cost(
         raise ValueError(f"epochs: expected numbers of at least 0, found {epochs[0]}")
     stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
     sizes = np.asarray(stated, np.float64)
-    in_hand = fit.hand(settings, settings.chunksize, settings.lengths, sizes)
+    found = fit.working_set(settings, settings.chunksize, settings.lengths, sizes)
     runs_per_rank = settings.num_runs // num_replicas
     by_rank, by_node = (len(epochs), num_replicas), (len(epochs), num_nodes)
     cost = SamplingCost(  # the loop below fills in the arrays
@@ -151,8 +151,8 @@ def sampling_cost(
         node_nbytes=np.zeros(by_node),
         new_nbytes=np.zeros(by_node),
         num_mixed=settings.num_mixed,
-        hand_shards=in_hand.num_shards * runs_per_rank,
-        hand_nbytes=in_hand.nbytes * runs_per_rank,
+        working_shards=found.num_shards * runs_per_rank,
+        working_nbytes=found.nbytes * runs_per_rank,
     )
     seen = np.zeros((num_nodes, len(sizes)), bool)
     for row, epoch in enumerate(epochs):

@@ -1,7 +1,7 @@
 """Name the files of a cache folder, and write its small ones.
 
 The names are pure functions of strings. All versions of this library that use one folder share
-them, so they never change.
+them, so they never change (CACHE-2, and the golden cache folders).
 """
 
 from __future__ import annotations
