@@ -139,24 +139,27 @@ def large(sample: dict[str, bytes]) -> dict[str, bytes] | None:
     return sample if int(sample[".cls"]) > 2 else None
 
 
-@pytest.mark.parametrize("change", ["part", "spec"])
+@pytest.mark.parametrize("change", ["count", "shard", "part", "spec"])
 def test_another_dataset_is_no_merge(change: str, folder: Path) -> None:
-    """With parts of other work, or something else for a spec, it is an error."""
+    """With other counts, a missing shard, a part or another spec it is an error."""
     rewrite("out")
+    options = ["--maxcount", "4"] if change == "count" else []
+    if change == "shard":
+        (folder / "out" / "new-000001.tar").unlink()
     if change == "part":
         (folder / "out" / "new.partial").mkdir()
         (folder / "out" / "new.partial" / "plan").write_text("of other work")
     if change == "spec":
         (folder / "out" / "new.json").write_text("{}")
     before = contents(folder / "out")
-    status, _, err = rewrite("out", "--merge")
+    status, _, err = rewrite("out", "--merge", *options)
     assert (status, "parts" in err or "one of others" in err) == (1, True)
     assert contents(folder / "out") == before
 
 
 @WORKS
 def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
-    """Missing parts, and parts of other samples, are named; divisions may be mixed."""
+    """Missing parts, and parts of other shards or options, are named; divisions may be mixed."""
     for part in ("1/3", "3/3"):
         work("out", "--part", part)
     before = contents(folder / "out")
@@ -166,8 +169,9 @@ def test_parts_that_do_not_fit(work: Work, folder: Path) -> None:
     status, _, err = work("out", "--merge")
     assert (status, "missing: part 2/3 or 2/5, 3/5: run these again" in err) == (1, True)
 
-    for option in (("--part", "3/3"), ("--merge",)) if work is rewrite else ():
-        status, _, err = work("out", *option, "--shuffle", "1")
+    other = ("--digests",) if work is create else ("--shuffle", "1")
+    for option in (("--part", "3/3"), ("--merge",)):
+        status, _, err = work("out", *option, *other)
         assert (status, "new.partial: expected a journal of these shards" in err) == (1, True)
     work("out", "--part", "2/3")
     assert before.items() <= contents(folder / "out").items()

@@ -82,7 +82,7 @@ def results_of(
         Exception: Whatever a task raised, with the worker's traceback as its cause. Results that
             finished together with it are yielded first. Also other exceptions of ``submit``.
     """
-    if executor is None or (isinstance(executor, ProcessPool) and len(tasks) < 2):
+    if executor is None or runs_here(executor, tasks):
         for task in tasks:
             yield task, function(task)
         return
@@ -115,6 +115,11 @@ def results_of(
     finally:
         for future in pending:
             future.cancel()
+
+
+def runs_here(executor: Executor | None, tasks: Sequence[Any]) -> bool:
+    """Return whether tasks run in this thread: without an executor, or one of a `process_pool`."""
+    return executor is None or (isinstance(executor, ProcessPool) and len(tasks) < 2)
 
 
 def _check_executor(executor: Executor) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from wids.errors import PackError
 from wids.publish.describe import ShardRecord
+from wids.publish.executors import runs_here
 from wids.publish.job import Job, finish
 from wids.publish.journal import JobPart, Journal, ShardTask
 from wids.publish.new_shard import Publishing
@@ -183,7 +184,7 @@ class ShardJob(Job):
 
     def run(self, executor: Executor | None, progress: bool | None = None) -> DatasetSpec:
         """Write the shards that are missing, then the dataset index and the spec; see `Job`."""
-        output, is_alone = self.output, executor is None
+        output, is_alone = self.output, runs_here(executor, self.tasks)
         output.make_folder()
         with (
             only_writer(output),
@@ -215,10 +216,26 @@ class ShardJob(Job):
         if self.journal.plan is None and upload.exists(output.spec_path, output.storage_options):
             with only_writer(output):  # which deletes what a killed merge has left
                 spec = output.saved_spec()
-            if spec is not None:
+            if spec is not None and self._is_of_tasks(spec):
                 _logger.warning(_MERGED, urls.redact(output.spec_path))
                 return spec
         return super().merge()
+
+    def _is_of_tasks(self, spec: DatasetSpec) -> bool:
+        """Return whether a dataset has the names and the counts of the tasks, and all its shards."""
+        there = self.output.existing_shards()
+        counts = {shard.url: shard.num_samples for shard in spec.shards}
+        kept: set[str] = set()
+        for number, task in enumerate(self.tasks):
+            original = self.originals[number] if self.originals else None
+            if original and counts.get(original.spec.url) == original.spec.num_samples:
+                kept.add(original.spec.url)  # one shard may be kept several times
+                continue
+            count = task.num_samples
+            num_samples = counts.pop(task.path, None if count is None else 0)
+            if count not in (None, num_samples) or (num_samples and task.path not in there):
+                return False
+        return counts.keys() <= kept
 
     def _unwanted(self, log: Journal) -> Iterable[str] | None:
         """Return the shards of an interrupted run that are written again; None to resume it."""

@@ -200,8 +200,9 @@ def prepare_spec(
     fetcher.bind_options(named.origin)
     describer = Describer(fetcher, key_split, repeated, digests, on_cost)
     log = Journal(unfinished_path(target), private_mode(chain([base or ""], files)))
+    plan = f"{_PLAN} with digests" if digests else _PLAN
     return SpecJob(
-        *(describer.tasks(named.shards), log, _PLAN, named, target, describer),
+        *(describer.tasks(named.shards), log, plan, named, target, describer),
         *(storage_options, is_new, base),
         **options,
     )

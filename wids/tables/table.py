@@ -185,7 +185,7 @@ class ColumnReader:
         local = np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
         columns = [self._part(path, found[path.name], len(rows), example) for path in self.paths]
         for path, column in zip(self.paths, columns, strict=True):
-            if path.field not in shard.index.fields:
+            if not any(len(places) for places, _ in found[path.name]):
                 column.names = shard.index.fields
         return ShardColumns(_keys(shard.index, rows), local + first, columns)
 
