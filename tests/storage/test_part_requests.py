@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 from conftest import raises
@@ -23,8 +24,10 @@ from wids.errors import FetchError, MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
 from wids.storage.transport.admission import admission
+from wids.storage.transport.http import Http
 from wids.storage.transport.request_limit import FIRST
 from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.stream import TransientError
 
 PART = 500_000
 NUM_PARTS = len(DATA) // PART
@@ -293,6 +296,25 @@ def test_a_failing_disk_ends_all_parts(server: Server) -> None:
 
     with pytest.raises(OSError, match="No space left"):
         Fetcher().save(server.page("/a", DATA), Full(), EXPECTED)
+
+
+@pytest.mark.parametrize("call", [3, 4, 5])
+def test_an_attempt_that_ends_between_two_parts(
+    server: Server, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """What it had received counts no more: no part is missing, and none is counted twice.
+
+    Credentials may fail to be renewed when the next part is about to be requested.
+    """
+    calls, by_http = itertools.count(1), Http.by_http
+
+    def failing_once(self: Http, url: str) -> Any:
+        if next(calls) == call:
+            raise TransientError("no credentials", is_outage=False)
+        return by_http(self, url)
+
+    monkeypatch.setattr(Http, "by_http", failing_once)
+    assert saved(server.page("/a", DATA), Expected(len(DATA))) == DATA
 
 
 def test_downloads_at_the_same_time(server: Server) -> None:

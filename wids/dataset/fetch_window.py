@@ -245,7 +245,7 @@ class FetchWindow:
         self._threads: list[threading.Thread] = []
         # Those being fetched, with the length of each; a thread has this lock while it waits to
         # begin, so that shards begin in order.
-        self._fetching: dict[BackgroundFetch, int] = {}
+        self._fetching: dict[BackgroundFetch, tuple[str, int]] = {}
         self._beginning = threading.Lock()
         self._lock = lock
         self._is_open = False
@@ -458,7 +458,8 @@ class FetchWindow:
         with self._beginning:
             while not (self._has_room(shard.url) or self._closed.wait(_POLL_S)):
                 pass
-            self._fetching[fetch] = shard.nbytes or Download.part_nbytes + 1
+            server = urls.origin(urls.rewritten(shard.url))
+            self._fetching[fetch] = server, shard.nbytes or Download.part_nbytes + 1
         with self._lock:
             self._start_idle_thread()
 
@@ -469,6 +470,7 @@ class FetchWindow:
         if not fetching or not server:  # no admission control counts what commands and files do
             return len(fetching) < _MOST_COMMANDS
         # Nor does one know yet which parts a shard has that just began.
-        latest, nbytes = fetching[-1]
+        latest, (_, nbytes) = fetching[-1]
         is_known = nbytes <= Download.part_nbytes or latest.received_nbytes > 0
-        return is_known and has_room(server, len(fetching))
+        num_files = sum(other == server for _, (other, _) in fetching)
+        return is_known and has_room(server, num_files)

@@ -222,7 +222,7 @@ class ShardJob(Job):
         return super().merge()
 
     def _is_of_tasks(self, spec: DatasetSpec) -> bool:
-        """Return whether a dataset has the names and the counts of the tasks, and all its shards."""
+        """Return whether a dataset has the names and counts of the tasks, and all its shards."""
         there = self.output.existing_shards()
         counts = {shard.url: shard.num_samples for shard in spec.shards}
         kept: set[str] = set()

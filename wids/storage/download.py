@@ -404,6 +404,7 @@ class PartRequests:
         from wids.storage.transport.range_loop import UnusualError, raise_error, read_ranges
 
         download = self._download
+        download.end()  # the previous attempt may have ended between two parts
         first = DownloadPart(0, self._first_nbytes() if self._in_parts else None)
 
         def more() -> Range | None:

@@ -346,8 +346,8 @@ def test_no_error_keeps_what_callers_hold(server: Server) -> None:
     ("text", "found"),
     [
         ("<Error><Code>SlowDown</Code></Error>", "found 503 SlowDown; waited"),
-        ("<html><title>503 Not now</title>", "found 503: 503 Not now; waited"),
-        ("too many\r\nrequests by " + "token" * 9, "found 503: too many requests by …; waited"),
+        ("too many requests by Basic dXNlcjpodW50ZXIy", "found 503; waited"),  # may be secrets
+        ("<Error><Code>dXNlcjpodW50ZXIy</Code></Error>", "found 503; waited"),
         ("", "found 503; waited"),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_refusal_whose_text_does_not_come(monkeypatch: pytest.MonkeyPatch) -> 
     head = b"HTTP/1.1 500 Error\r\nContent-Length: 100\r\n\r\nwho "
     with answering(lambda connection: connection.sendall(head)) as url:
         reader = Fetcher({"retry_s": 0}).range_reader(f"{url}/a", len(DATA))
-        with raises(FetchError, "found 500: who; waited"):
+        with raises(FetchError, "found 500; waited"):
             reader(3, 9)
 
 
@@ -408,6 +408,18 @@ def test_parts_in_chunks() -> None:
         reader = Fetcher().range_reader(f"{url}/a", len(DATA))
         assert [reader(3, 9) for _ in range(2)] == [DATA[3:9]] * 2
     assert len(num_asked) == 2
+
+
+def test_few_responses_without_a_length_keep_a_connection_each(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large batch the others are requested again when a thread can read them."""
+    monkeypatch.setattr(range_loop, "_MOST_HANDED_OVER", 4)
+    reader = Fetcher().range_reader(server.page("/a", DATA, has_length=False), len(DATA))
+    parts = [(reader, at, at + 9) for at in range(0, 2000, 100)]
+    found = read_all(parts, lambda _, arrived: bytes(arrived))
+    assert found == [DATA[start:stop] for _, start, stop in parts]
+    assert len(server.log) == 20 + 16
 
 
 def test_time_in_which_nobody_looks_is_no_silence(

@@ -397,7 +397,7 @@ def has_room(server: str, num_files: int) -> bool:
 
     Args:
         server: Scheme and host, as `urls.origin` returns them.
-        num_files: How many files are arriving; those without a request here are streams.
+        num_files: How many files of it are arriving; those without a request here are streams.
     """
     known = admission().server(server)
     num_streams = num_files - known.num_in_flight

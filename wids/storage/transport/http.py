@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import urljoin
 
-from wids.errors import FetchError, printable
+from wids.errors import FetchError
 from wids.storage.transport import connections, retry, urls
 from wids.storage.transport.connections import (
     Address,
@@ -153,11 +153,7 @@ REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
 TEXT_NBYTES: Final = 4096
 """Bytes of the text of a refusal that are read."""
-_TEXT_LENGTH: Final = 200
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
-_TITLE: Final = re.compile(r"<title>([^<]*)", re.IGNORECASE)
-_SECRET: Final = re.compile(r"\S{24,}")
-"""Long words, which may be tokens that a server repeats."""
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{3,60})</Code>")
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
 
@@ -496,8 +492,10 @@ def refusal_error(url: str, response: Response) -> FetchError:
     status = response.status
     if status in (404, 410):
         return not_found(url, f" (HTTP status {status})")
-    said = _said(url, refusal_text(response))
-    message = f"{urls.redact(url)}: expected HTTP status 200, found {status}{said}"
+    # The code of a store alone: other text may repeat what was sent in headers (SEC-54).
+    code = _CODE.search(refusal_text(response))
+    found = f"{status} {code[1]}" if code else str(status)
+    message = f"{urls.redact(url)}: expected HTTP status 200, found {found}"
     if status in TRANSIENT_STATUSES:
         asked_s = _number(response.headers.get("retry-after"))
         wait_s = None if asked_s is None else min(asked_s, _MAX_RETRY_AFTER_S)
@@ -520,18 +518,6 @@ def refusal_text(response: Response) -> str:
                 break
     retry.check_waits()  # raises if it was cut short
     return data[:TEXT_NBYTES].decode(errors="replace")
-
-
-def _said(url: str, text: str) -> str:
-    """Return what the text of a refusal adds to its status: a store's code, a title, or words."""
-    if code := _CODE.search(text):
-        return f" {code[1]}"
-    if text.lstrip().startswith("<"):  # a page or a document
-        title = _TITLE.search(text)
-        text = title[1] if title else ""
-    words = _SECRET.sub("…", " ".join(text.split()))
-    said = printable(urls.without_secrets(words, url))
-    return f": {said:.{_TEXT_LENGTH}}" if said else ""
 
 
 def connection_error(url: str, error: OSError, *, has_begun: bool = False) -> FetchError:

@@ -65,6 +65,8 @@ _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
 """How long the text of a refusal may take; the refusal matters more."""
+_MOST_HANDED_OVER: Final = 32
+"""Responses of unknown length that wait for the threads that read them, each with a connection."""
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
@@ -454,8 +456,9 @@ class _Loop:
     def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
         """Return a response of unknown length as a stream; None if it has too little."""
         wanted = exchange.read.wanted
-        if exchange.arrived is not None and head.status == 206:
-            return None
+        is_too_little = exchange.arrived is not None and head.status == 206
+        if is_too_little or len(self._unusual) >= _MOST_HANDED_OVER:
+            return None  # each that is handed over keeps a connection until a thread reads it
         on_end = exchange.server.idle.append
         response = exchange.connection.resumed(head, exchange.head, on_end)
         exchange.permit.leave()  # a stream has none

@@ -20,7 +20,7 @@ from wids.storage.transport.stream import (
 )
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
-_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_CODE: Final = re.compile(r"<Code>([A-Za-z]+)</Code>")
 _REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
 _ATTEMPT: Final = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in \S+ - ")
 _KIND: Final = re.compile(r"kind: ([A-Z]\w+)")
