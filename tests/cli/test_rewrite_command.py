@@ -135,6 +135,23 @@ def same(sample: dict[str, object]) -> dict[str, object]:
     return sample
 
 
+def failing(sample: dict[str, object]) -> dict[str, object]:
+    """Fail."""
+    raise LookupError(str(sample["__key__"]))
+
+
+def test_a_lone_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """What is put under its names afterwards belongs to others, and is not replaced."""
+    spec = write_shards(tmp_path, [4])
+    command = ["rewrite", str(spec), str(tmp_path / "new"), "--jobs", "2", "--map"]
+    assert main([*command, f"{__name__}:failing"]) == 1
+    assert not list(tmp_path.glob("new*"))
+    other = tmp_path / "new-000000.tar"
+    other.write_bytes(b"of others")
+    assert main([*command, f"{__name__}:same"]) == 1
+    assert other.read_bytes() == b"of others"
+
+
 REASONS = [1]
 
 

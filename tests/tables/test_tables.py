@@ -257,6 +257,9 @@ def test_a_path_that_no_sample_has_names_near_ones(tmp_path: Path) -> None:
         assert dataset.table([".json/n"])[".json/n"].to_pylist() == [None, None]
         assert dataset.table([".null.json"])[".null.json"].to_pylist() == [None, None]
         assert len(dataset[:0].table([".xyzzy"])) == 0
+    samples = [{".json": b"1"}, {".json": b"1", ".cls": b"1"}]
+    with opened(tmp_path, samples) as dataset, raises(TableError, "near it: .cls"):
+        dataset[:1].table([".cls"])  # others of the shard have it
 
 
 def test_a_field_that_cannot_be_decoded_names_the_sample(tmp_path: Path) -> None:
