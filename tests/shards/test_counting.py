@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import raises, sample_members, settle, write_tar
 from loopback import Fault, Server
+from tqdm import tqdm
 
 import wids
 from wids.shards.costs import DownloadCost
@@ -172,6 +174,8 @@ def test_it_says_what_it_downloads(
     """One bar has the bytes of all shards, and the time that is left (SPEC-26)."""
     caplog.set_level(logging.INFO, "wids")
     monkeypatch.setattr("wids.storage.progress.DELAY_S", 0)
+    each = partialmethod(tqdm.__init__, mininterval=0)  # the last one comes within 0.1 s otherwise
+    monkeypatch.setattr(tqdm, "__init__", each)
     with wids.ShardListDataset(urls, progress=True):
         pass
     assert "counting samples: downloading 245.8 kB in 8 shards" in caplog.text
