@@ -32,6 +32,7 @@ from PIL import Image
 
 import wids
 from wids.tables.join_keys import DatasetKeys, match_keys
+from wids.tables.join_sides import KeyedSamples
 
 JOIN_ROWS = ("first time", "from the cache", "pandas.merge", "list files, merge")
 READ_ROWS = ("one dataset", "joined", "joined, other order", "files by a frame")
@@ -110,7 +111,7 @@ def measure_joins(folder: Path, num_keys: int, num_files: int, rounds: int) -> d
 
 def peak_nbytes(left: wids.ShardListDataset, right: wids.ShardListDataset) -> int:
     """Return the most memory that finding out what belongs together takes."""
-    sides = [DatasetKeys(d.reader, range(len(d)), "") for d in (left, right)]
+    sides = [DatasetKeys(KeyedSamples(d), range(len(d)), "") for d in (left, right)]
     tracemalloc.start()
     try:
         match_keys(*sides)

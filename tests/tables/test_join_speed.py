@@ -20,6 +20,7 @@ from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.headers import TarMembers
 from wids.shards.tars.index import build_index
 from wids.tables.join_keys import DatasetKeys, match_keys
+from wids.tables.join_sides import KeyedSamples
 
 
 def fastest(work: Callable[[], Any], rounds: int) -> float:
@@ -62,7 +63,7 @@ def test_a_million_keys(tmp_path: Path) -> None:
     ]
     with wids.ShardListDataset(specs[0]) as a, wids.ShardListDataset(specs[1]) as b:
         assert fastest(lambda: a.join(b), 3) < 2
-        sides = [DatasetKeys(dataset.reader, range(1_000_000), "") for dataset in (a, b)]
+        sides = [DatasetKeys(KeyedSamples(dataset), range(1_000_000), "") for dataset in (a, b)]
         tracemalloc.start()
         found = match_keys(*sides)
         peak_nbytes = tracemalloc.get_traced_memory()[1]
