@@ -21,7 +21,7 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "streaming": (*TORCH, *STATEFUL, "mosaicml-streaming==0.13.0"),
     "litdata": (*TORCH, *STATEFUL, "litdata==0.2.76"),
     "datasets": (*TORCH, *STATEFUL, "datasets==5.2.0", "aiohttp==3.14.5", "requests==2.34.2"),
-    "webshart": (*TORCH, *STATEFUL, "webshart==0.4.6"),
+    "webshart": (*TORCH, *STATEFUL, "webshart==0.4.6", "numpy==2.4.6"),
     "lancedb": (*TORCH, "lancedb==0.40.0", "pylance==14.0.2", "pillow==13.0.0"),
     "grain": ("grain==0.2.18", "array-record==0.8.6", "pillow==13.0.0"),
     "records": (*TORCH, *STATEFUL, "bagz==0.3.8", "lmdb==3.0.0", "simplejpeg==1.9.0"),
