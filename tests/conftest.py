@@ -159,6 +159,25 @@ def frozen() -> None:
     gc.freeze()
 
 
+_own_folders: list[Path] = []  # of the test that runs
+
+
+def own_folder(folder: Path) -> Path:
+    """Make a folder that goes with the test that runs, unless that fails."""
+    folder.mkdir(0o700, parents=True)
+    _own_folders.append(folder)
+    return folder
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Delete what a test wrote after it, unless it failed: all of it would take 2 GB."""
+    if report.failed:
+        _own_folders.clear()
+    elif report.when == "teardown":
+        while _own_folders:
+            shutil.rmtree(_own_folders.pop(), ignore_errors=True)
+
+
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder of its own for each test, named for it, as pytest's.
@@ -166,16 +185,14 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     That one looks through the folders of all earlier tests for the next number: 3 ms a test.
     """
     name = re.sub(r"\W", "_", request.node.name)[:30]
-    folder = tmp_path_factory.getbasetemp() / f"{name}_{next(_folder_numbers)}"
-    folder.mkdir(0o700)
-    return folder
+    return own_folder(tmp_path_factory.getbasetemp() / f"{name}_{next(_folder_numbers)}")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own for each test."""
-    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(_folder_numbers)) / "wids"
-    folder.parent.mkdir(parents=True)
+    caches = tmp_path_factory.getbasetemp() / "caches"
+    folder = own_folder(caches / str(next(_folder_numbers))) / "wids"
     monkeypatch.setenv("WIDS_CACHE", str(folder))
     return folder
 
