@@ -78,10 +78,10 @@ def warn(text: str, line: Line | None = None) -> None:
         text: What is wrong, and what to do.
         line: The line to name in a thread, or in a process that was spawned.
     """
-    found = user_line()
-    if found is None or (line and found[0].startswith("<")):  # spawned processes begin in <string>
-        found = line or ("wids", 1)
-    warnings.warn_explicit(text, UserWarning, *found, registry=_warned)
+    place = user_line()
+    if place is None or (line and place[0].startswith("<")):  # spawned processes begin in <string>
+        place = line or ("wids", 1)
+    warnings.warn_explicit(text, UserWarning, *place, registry=_warned)
 
 
 _warned: Final[dict[str | tuple[str, type[Warning], int], int]] = {}
@@ -117,38 +117,38 @@ def keep_secret(url: str, parts: Callable[[], Iterable[str]]) -> None:
 def _by_start() -> dict[str, list[str]]:
     """Return all secrets by their first characters."""
     # Without a lock, which a forked process might find taken: each step is one operation.
-    kept = _secrets.copy()
-    found = _starts.get(frozenset(kept))
-    if found is None:
+    secrets = _secrets.copy()
+    by_start = _starts.get(frozenset(secrets))
+    if by_start is None:
         texts: set[str] = set()
-        for url, parts in kept.items():
-            known = parts if isinstance(parts, tuple) else tuple(parts())
+        for url, parts in secrets.items():
+            url_secrets = parts if isinstance(parts, tuple) else tuple(parts())
             if url in _secrets:
-                _secrets[url] = known
-            texts.update(known)
-        found = {}
+                _secrets[url] = url_secrets
+            texts.update(url_secrets)
+        by_start = {}
         for secret in sorted(texts, key=len, reverse=True):
-            found.setdefault(secret[:MIN_SECRET], []).append(secret)
+            by_start.setdefault(secret[:MIN_SECRET], []).append(secret)
         _starts.clear()
-        _starts[frozenset(kept)] = found
-    return found
+        _starts[frozenset(secrets)] = by_start
+    return by_start
 
 
 def without_kept_secrets(text: str) -> str:
     """Return text without the secrets that were kept, also where a quotation cut them off."""
     if not _secrets:
         return text
-    starts, pieces, done, at = _by_start(), [], 0, 0
+    starts, pieces, num_done, at = _by_start(), [], 0, 0
     while at < len(text):
         for secret in starts.get(text[at : at + MIN_SECRET], ()):
             length = _num_shared(text[at : at + len(secret)], secret)
             # Messages quote the first characters of what was found.
             if length == len(secret) or text[at + length : at + length + 1] in "'\"…":
-                pieces += [text[done:at], "…"]
-                done = at + length
+                pieces += [text[num_done:at], "…"]
+                num_done = at + length
                 break
-        at = max(at + 1, done)
-    return "".join(pieces) + text[done:]
+        at = max(at + 1, num_done)
+    return "".join(pieces) + text[num_done:]
 
 
 def _num_shared(first: str, second: str) -> int:

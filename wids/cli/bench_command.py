@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from wids.dataset.benchmark import benchmark
 
     with ExitStack() as stack:
-        found = benchmark(
+        figures = benchmark(
             _subject(options, stack),
             options.workers,
             batch_size=options.batch_size,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             seconds=options.seconds,
             num_batches=options.batches,
         )
-    print(json.dumps(found.as_dict()) if options.json else found)
+    print(json.dumps(figures.as_dict()) if options.json else figures)
     return 0
 
 

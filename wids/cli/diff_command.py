@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the key of each sample that differs; return 1 if there are any."""
     old, new, servers = options.old, options.new, storage_options(options)
-    found = wids.diff_specs(old, new, allow_pipe=options.allow_pipe, storage_options=servers)
+    diff = wids.diff_specs(old, new, allow_pipe=options.allow_pipe, storage_options=servers)
     if options.json:
-        print(json.dumps(vars(found)))
+        print(json.dumps(vars(diff)))
     else:
-        for mark, keys in (("-", found.removed), ("~", found.changed), ("+", found.added)):
+        for mark, keys in (("-", diff.removed), ("~", diff.changed), ("+", diff.added)):
             sys.stdout.writelines(f"{mark} {printable(key)}\n" for key in keys)
     # Standard output has the differences alone, so that it is empty where there are none.
     print(
-        f"{urls.redact(old)}, {urls.redact(new)}: {len(found.removed):,} removed, "
-        f"{len(found.changed):,} changed, {len(found.added):,} added, {found.num_same:,} the same",
+        f"{urls.redact(old)}, {urls.redact(new)}: {len(diff.removed):,} removed, "
+        f"{len(diff.changed):,} changed, {len(diff.added):,} added, {diff.num_same:,} the same",
         file=sys.stderr,
     )
-    return 0 if found.is_empty else 1
+    return 0 if diff.is_empty else 1

@@ -66,19 +66,19 @@ def run(options: argparse.Namespace) -> int:
         (path, _found(path, shared.loaded_spec(path, options), options, missing))
         for path in options.specs
     ]
-    found = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
+    facts = [(urls.redact(path), spec_rows(spec)) for path, spec in specs]
     if options.json:
-        for name, rows in found:
+        for name, rows in facts:
             print(printable(json.dumps({"file": name, **rows})))
     elif options.table:
         columns = ["name", "num_samples", "num_shards", "nbytes", "first", "last"]
-        rows_of = ([name, *(rows[column] for column in columns)] for name, rows in found)
+        rows_of = ([name, *(rows[column] for column in columns)] for name, rows in facts)
         text = table(["file", *columns], rows_of)
         print("\n".join(shortened(line, shared.output_width()) for line in text.splitlines()))
     else:
         texts = []
-        for (name, rows), (path, spec) in zip(found, specs, strict=True):
-            heading = f"{name}\n" if len(found) > 1 else ""
+        for (name, rows), (path, spec) in zip(facts, specs, strict=True):
+            heading = f"{name}\n" if len(facts) > 1 else ""
             details = _fields_text(spec, options) or _glimpse_text(path, spec, options)
             text = heading + spec_text(rows, shared.output_width()) + details
             texts.append(text + _columns_text(spec, options))

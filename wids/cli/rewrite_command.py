@@ -145,16 +145,16 @@ def _run_streams(options: argparse.Namespace) -> int:
         f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
         "plain tars without this option first, and rewrite these",
     )
-    given = shared.storage_options(options)
+    servers = shared.storage_options(options)
     spec = rewrite_streams(
-        tar_urls([options.spec], Fetcher(given)),
+        tar_urls([options.spec], Fetcher(servers)),
         _pattern(options.output),
         maxcount=options.maxcount,
         maxsize=options.maxsize,
         fields=_fields(options),
         name=options.name,
         resume=not options.restart,
-        storage_options=given,
+        storage_options=servers,
     )
     shared.print_counts(options.output, spec.shards)
     return 0

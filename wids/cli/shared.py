@@ -420,12 +420,12 @@ def named_object(text: str, option: str, kind: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as error:
         reason = f": {error}" if mark else ""
         raise ValueError(
             f"{option}: expected MODULE:{kind.upper()}, found {text!r}{reason}"
         ) from None
-    return found
+    return value

@@ -390,7 +390,7 @@ class Access:
             try:
                 shard = open_shard(number, _SAMPLES)
                 labels = self.labels.get(number) or self.labels_of(number)
-                found = shard.read_many(local_indices, verify=verify, labels=labels)
+                samples_there = shard.read_many(local_indices, verify=verify, labels=labels)
             except WidsError as error:  # names the shard
                 start = reader.starts[number]
                 for place, local_index in zip(places, local_indices, strict=True):
@@ -403,8 +403,8 @@ class Access:
                     )
                 continue
             if transformations:
-                found = self.transformed_together(found)
-            for place, sample in zip(places, found, strict=True):
+                samples_there = self.transformed_together(samples_there)
+            for place, sample in zip(places, samples_there, strict=True):
                 samples[place] = sample
         return samples
 

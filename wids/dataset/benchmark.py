@@ -262,13 +262,13 @@ class _Collate:
 def made(subject: Any) -> Any:
     """Return a dataset or a loader, or what a callable returns as one."""
     is_maker = isinstance(subject, type) or not (_is_dataset(subject) or _is_loader(subject))
-    found = subject() if is_maker and callable(subject) else subject
-    if isinstance(found, type) or not (_is_dataset(found) or _is_loader(found)):
+    result = subject() if is_maker and callable(subject) else subject
+    if isinstance(result, type) or not (_is_dataset(result) or _is_loader(result)):
         raise SubjectError(
             "expected a dataset, a loader, or a callable that returns one, found "
-            f"{type(found).__name__}"
+            f"{type(result).__name__}"
         )
-    return found
+    return result
 
 
 def _is_loader(subject: Any) -> bool:

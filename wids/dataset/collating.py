@@ -329,19 +329,19 @@ def _mappings(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
         if other.keys() != names:
             name = next(iter(other.keys() ^ names))
             raise _MixedError(f"dicts with the same keys, found {name!r} in some of them only")
-    found = {
+    columns = {
         name: collate_by([each[name] for each in batch], collate_fn_map=collate_fn_map)
         for name in first
     }
     if type(first) is dict:
-        return found
+        return columns
     try:
         if not isinstance(first, MutableMapping):
-            return type(first)(found)
+            return type(first)(columns)
         clone = copy(first)  # which may have attributes
-        clone.update(found)
+        clone.update(columns)
     except TypeError:
-        return found
+        return columns
     return clone
 
 

@@ -350,7 +350,7 @@ class FetchWindow:
 
     def _look(self) -> bool:
         """Find the next shards to fetch, if none is known; return whether one is near."""
-        latest: Numbers = ()
+        last_numbers: Numbers = ()
         last = _FIRST_LOOK + _LOOK_FASTER * self._num_reached
         # The bound keeps the first batch of a huge local dataset from waiting for a look at every
         # index.
@@ -362,9 +362,9 @@ class FetchWindow:
             position, numbers = following
             self._num_looked_at = position + 1
             # What was reached before a reader was noticed is fetched by readers, if at all.
-            if numbers == latest or position < self._num_reached:
+            if numbers == last_numbers or position < self._num_reached:
                 continue
-            latest = numbers
+            last_numbers = numbers
             if numbers != self._current:
                 # More than one only where a sample is read from several shards.
                 needed = [n for n in as_tuple(numbers) if self._is_needed(position, n)]

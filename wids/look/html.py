@@ -246,19 +246,19 @@ def _provenance(sample: Mapping[str, Any]) -> str:
 
 def _bytes_html(field: str, data: bytes, *, with_size: bool, classes: Sequence[str]) -> str:
     size = nbytes_text(len(data))
-    stated = f"<small>{escaped(size)}</small> " if with_size else ""
+    size_html = f"<small>{escaped(size)}</small> " if with_size else ""
     if codecs.extension(field) in codecs.IMAGE_EXTENSIONS:
         return _picture_html(data, f", {size}")
     if codecs.media_kind(field):
         return _media_html(field, data, size)
     if len(data) > MAX_SHOWN_NBYTES:
-        return f"{stated}<code>{escaped(repr(data[:60]))}</code>"
+        return f"{size_html}<code>{escaped(repr(data[:60]))}</code>"
     try:
         value = PREVIEW_DECODER({field: data})[field]
     except SampleError as error:
         return f'<span class="bad">{escaped(f"{size} that cannot be decoded: {error}")}</span>'
     if isinstance(value, bytes):
-        return f"{stated}<code>{escaped(repr(value[:60]))}</code>"
+        return f"{size_html}<code>{escaped(repr(value[:60]))}</code>"
     return field_html(field, value, classes=classes)
 
 

@@ -224,13 +224,13 @@ def shortened(text: str, width: int) -> str:
     # Most texts are short; only the others are looked at character by character.
     if 2 * len(text) <= width or text_width(text) <= width:
         return text
-    kept, columns = 0, 1  # the ellipsis
-    while kept < len(text):
-        columns += _character_width(text[kept])
+    num_kept, columns = 0, 1  # the ellipsis
+    while num_kept < len(text):
+        columns += _character_width(text[num_kept])
         if columns > width:
             break
-        kept += 1
-    return text[:kept] + "…"
+        num_kept += 1
+    return text[:num_kept] + "…"
 
 
 def share_text(share: float) -> str:

@@ -143,7 +143,7 @@ class AlignedRounds(Rounds):
 
     def _read(self, pieces: list[_Piece]) -> list[IntArray]:
         """Return the indices of pieces, from the orders of their runs."""
-        found: list[list[IntArray]] = [[] for _ in pieces]
+        parts_by_piece: list[list[IntArray]] = [[] for _ in pieces]
         for run in sorted({piece.run for piece in pieces}):
             wanted = [(at, piece) for at, piece in enumerate(pieces) if piece.run == run]
             seen = dict.fromkeys((piece.bucket for _, piece in wanted), 0)
@@ -153,10 +153,10 @@ class AlignedRounds(Rounds):
                 for at, piece in wanted:
                     offset = seen[piece.bucket]
                     a, b = max(piece.start - offset, 0), max(piece.stop - offset, 0)
-                    found[at].append(here[piece.bucket][a:b])
+                    parts_by_piece[at].append(here[piece.bucket][a:b])
                 for bucket, indices in here.items():
                     seen[bucket] += len(indices)
-        return [np.concatenate(parts) for parts in found]
+        return [np.concatenate(parts) for parts in parts_by_piece]
 
 
 class _Stock:

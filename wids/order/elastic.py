@@ -261,15 +261,15 @@ class _Remaining:
         left = self.ranges.between(np.array([start]), np.array([stop]))
         settings = self.settings
         edges = run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
-        latest, chunks = -1, None
+        chunks_number, chunks = -1, None
         for first, last in zip(left.starts.tolist(), left.stops.tolist(), strict=True):
             at = first
             while at < last:
                 number = int(np.searchsorted(edges, at, side="right")) - 1
-                if chunks is None or number != latest:
+                if chunks is None or number != chunks_number:
                     bounds = (settings.start + int(edge) for edge in edges[number : number + 2])
                     chunks = shuffled_chunks(settings, self.seed, self.epoch, number, *bounds)
-                    latest = number
+                    chunks_number = number
                 end, offset = min(last, int(edges[number + 1])), int(edges[number])
                 yield from chunks.blocks(at - offset, end - offset)
                 at = end

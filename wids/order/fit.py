@@ -168,17 +168,17 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
         machine: What else reads there.
     """
     chunksize = order.chunksize
-    found = working_set(order, chunksize, limits.lengths, limits.nbytes)
+    peak = working_set(order, chunksize, limits.lengths, limits.nbytes)
     cache_nbytes, needed_nbytes = limits.cache_nbytes, float(limits.nbytes.sum()) * machine.share
     chunks = "shards" if chunksize is None else f"chunks of {chunksize} samples"
     if cache_nbytes is not None and needed_nbytes > cache_nbytes:
         nbytes, longest = (
-            found.nbytes * machine.num_working_sets,
+            peak.nbytes * machine.num_working_sets,
             int(limits.lengths.max(initial=0)),
         )
         # Measured: from half of the cache on, shards are evicted before they are read completely.
         if nbytes + machine.ahead_nbytes > cache_nbytes / 2:
-            shards = count_text(found.num_shards * machine.num_working_sets, "shard")
+            shards = count_text(peak.num_shards * machine.num_working_sets, "shard")
             what = f"{chunks} have up to {shards} ({nbytes_text(nbytes)}) in the working set"
             if machine.ahead_nbytes:
                 what += f", {nbytes_text(machine.ahead_nbytes)} are fetched ahead"
@@ -186,7 +186,7 @@ def misfit(order: Order, limits: Capacity, machine: Machine) -> str | None:
         if order.shuffle and chunksize is not None and chunksize < longest:
             what = f"{chunks} cut shards of up to {longest}, each part of which is read separately"
             return what + _cure(order, limits, machine)
-    num_shards = found.num_shards * machine.num_runs
+    num_shards = peak.num_shards * machine.num_runs
     if num_shards > limits.num_open:
         return (
             f"{chunks} are read from up to {count_text(num_shards, 'shard')} at a time, but "

@@ -125,17 +125,20 @@ class MixedSampler(DistributedChunkedSampler):
             weights = getattr(dataset, "weights", None) or None
         phases = _phases(weights)
         sources = _sources(dataset, self._lengths, phases[0][1])
-        stated = [
+        checked_phases = [
             (start, _checked_weights(each, sources, f"weights[{start}]" if start else "weights"))
             for start, each in phases
         ]
         self._named = {source.name: source for source in sources}
         # A source without any weight is not there. In the order in which they come into the mix, so
         # that later ones change nothing (ORDER-29).
-        names = list(dict.fromkeys(name for _, each in stated for name in each if each[name]))
+        names = list(
+            dict.fromkeys(name for _, each in checked_phases for name in each if each[name])
+        )
         self._sources = tuple(self._named[name] for name in names)
         self._schedule = tuple(
-            (start, draws_per_period([each[name] for name in names])) for start, each in stated
+            (start, draws_per_period([each[name] for name in names]))
+            for start, each in checked_phases
         )
         at = {name: number for number, name in enumerate(names)}
         self.schedule = [
@@ -193,10 +196,13 @@ class MixedSampler(DistributedChunkedSampler):
         epoch, position = state.epoch, state.position
         if whole:
             epoch, position = epoch + (position > 0), 0
-        found, num_runs = state.fingerprint.get("weights"), state.fingerprint["num_canonical"]
+        state_weights, num_runs = (
+            state.fingerprint.get("weights"),
+            state.fingerprint["num_canonical"],
+        )
         position += epoch * self._settings_of(num_runs).num_indices
         try:
-            theirs, ours = (_past(each, position) for each in (found, expected["weights"]))
+            theirs, ours = (_past(each, position) for each in (state_weights, expected["weights"]))
         except (TypeError, ValueError, AttributeError):
             return expected  # of a state that is damaged, or of another sampler
         if theirs != ours:
@@ -211,14 +217,14 @@ class MixedSampler(DistributedChunkedSampler):
                 f"{position}, where it was saved, found {theirs!r:.400} in the state; {advice}"
             )
         # What the state has read is the same; what comes later is that of this sampler (ORDER-30).
-        names = {name for _, each in _past(found, math.inf) for name in each}
+        names = {name for _, each in _past(state_weights, math.inf) for name in each}
         if missing := names - self._named.keys():
             raise StateError(
                 "dataset: expected the datasets of the state, found none named "
                 f"{_listed(sorted(missing))}; keep them in the list of specs, with weight 0 from "
                 "the state's position on"
             )
-        return {**expected, "weights": found, "sources": self._digest(names)}
+        return {**expected, "weights": state_weights, "sources": self._digest(names)}
 
 
 def _phases(weights: Any) -> list[tuple[int, Any]]:

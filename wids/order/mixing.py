@@ -404,7 +404,7 @@ class MixedRun:
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source (see `epoch_order.visits`)."""
         mix, first = self.mix, self.first
-        found = [np.empty(0, np.int64)]
+        visited_shards = [np.empty(0, np.int64)]
         draws = zip(self._drawn(first), self._drawn(first + mix.length), strict=True)
         for number, (start, stop) in enumerate(draws):
             source = mix.sources[number]
@@ -416,8 +416,8 @@ class MixedRun:
             ]
             ranges = np.concatenate([np.empty(0, np.int64), *read])
             ranges = ranges[np.diff(ranges, prepend=-1) != 0]
-            found.append(source.shards(lengths)[ranges])
-        return np.concatenate(found)
+            visited_shards.append(source.shards(lengths)[ranges])
+        return np.concatenate(visited_shards)
 
     @property
     def first(self) -> int:

@@ -148,30 +148,30 @@ class Budgets:
     def packed(self, needs: IntArray) -> tuple[int, Packed]:
         """Return how many samples the next window of a run has, and its batches (ORDER-70)."""
         length = min(self.fitting(needs), needs.shape[1])
-        found = best_fit(needs[:, :length], self.limits, self.max_items)
-        while len(found) > self.window:
-            length = length * self.window // len(found)
-            found = best_fit(needs[:, :length], self.limits, self.max_items)
+        batches = best_fit(needs[:, :length], self.limits, self.max_items)
+        while len(batches) > self.window:
+            length = length * self.window // len(batches)
+            batches = best_fit(needs[:, :length], self.limits, self.max_items)
         if length < needs.shape[1]:
-            while len(found) < self.window:
-                largest = max(found, key=len)
+            while len(batches) < self.window:
+                largest = max(batches, key=len)
                 half = -(-len(largest) // 2)
-                found.append(largest[half:])
+                batches.append(largest[half:])
                 del largest[half:]
-        return length, sorted(found)
+        return length, sorted(batches)
 
-    def by_cost(self, indices: IntArray, found: Packed) -> Packed:
+    def by_cost(self, indices: IntArray, batches: Packed) -> Packed:
         """Return the batches of a window in descending order of cost (ORDER-74)."""
         if self.cost is None:
-            return found
-        given = self.needs[0] if isinstance(self.cost, str) else self.cost
-        costs = given[indices].astype(np.float64)
+            return batches
+        cost_of_sample = self.needs[0] if isinstance(self.cost, str) else self.cost
+        costs = cost_of_sample[indices].astype(np.float64)
         if isinstance(self.cost, str) and self.cost == "squares":
             costs = costs**2
-        number = np.repeat(np.arange(len(found)), list(map(len, found)))
+        number = np.repeat(np.arange(len(batches)), list(map(len, batches)))
         # bincount adds one after another, so that every machine has the same sums.
-        sums = np.bincount(number, costs[list(chain.from_iterable(found))])
-        return [found[at] for at in np.argsort(-sums, kind="stable")]
+        sums = np.bincount(number, costs[list(chain.from_iterable(batches))])
+        return [batches[at] for at in np.argsort(-sums, kind="stable")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,31 +277,31 @@ class PackedRounds(DealtRounds):
 
     def _windows(self, run: int, first: int) -> Iterator[tuple[IntArray, Packed]]:
         """Yield the windows of a run from one on: indices, and batches before they are shuffled."""
-        known, size = self._runs[run], self._budgets.window
-        number = max(number for number in known.starts if number <= first)
-        blocks = self._blocks(run, known.starts[number])
+        progress, size = self._runs[run], self._budgets.window
+        number = max(number for number in progress.starts if number <= first)
+        blocks = self._blocks(run, progress.starts[number])
         nothing = np.empty(0, np.int64)
         ahead = self._filled(
             (nothing, nothing, np.empty((len(self._budgets.limits), 0), np.int64)), blocks
         )
         if not len(ahead[0]):
-            known.num_batches = number * size
+            progress.num_batches = number * size
         while len(ahead[0]):
             _, indices, needs = ahead
-            length, found = self._budgets.packed(needs)
+            length, batches = self._budgets.packed(needs)
             indices = indices[:length]
-            found = self._budgets.by_cost(indices, found)
-            known.lengths[number] = np.array(list(map(len, found)), np.int32)
-            known.needs[number] = needs[:, :length].sum(1)
+            batches = self._budgets.by_cost(indices, batches)
+            progress.lengths[number] = np.array(list(map(len, batches)), np.int32)
+            progress.needs[number] = needs[:, :length].sum(1)
             ahead = self._filled(tuple(values[..., length:] for values in ahead), blocks)
             number += 1
             if len(ahead[0]):
-                known.starts[number] = int(ahead[0][0])
-                known.last = max(known.last, number)
+                progress.starts[number] = int(ahead[0][0])
+                progress.last = max(progress.last, number)
             else:
-                known.num_batches = (number - 1) * size + len(found)
+                progress.num_batches = (number - 1) * size + len(batches)
             if number > first:
-                yield indices, found
+                yield indices, batches
 
     def _blocks(self, run: int, position: int) -> Iterator[tuple[IntArray, ...]]:
         """Yield the positions, the indices and the needs of the samples of a run."""
@@ -351,29 +351,29 @@ class PackedRounds(DealtRounds):
         """
         latest = round_ // self._budgets.window
         found = []
-        for run, known in enumerate(self._runs):
-            number = max(number for number in known.starts if number <= latest)
-            if number or known.num_batches is not None or known.lengths:
-                found.append([run, number, known.starts[number], known.num_batches or 0])
+        for run, progress in enumerate(self._runs):
+            number = max(number for number in progress.starts if number <= latest)
+            if number or progress.num_batches is not None or progress.lengths:
+                found.append([run, number, progress.starts[number], progress.num_batches or 0])
         return found
 
     def restore(self, found: Iterable[list[int]]) -> None:
         """Take over what `located` returned of this epoch."""
         for run, number, start, num_batches in found:
-            known = self._runs[run]
-            known.starts[number], known.last = start, number
-            known.num_batches = num_batches or None
+            progress = self._runs[run]
+            progress.starts[number], progress.last = start, number
+            progress.num_batches = num_batches or None
 
     # Batches.
 
     def _reach(self, run: int, number: int) -> int:
         """Return the number of batches that a run makes, or ``number`` if it makes more."""
-        known, size = self._runs[run], self._budgets.window
-        if known.num_batches is None and number > known.least(size):
-            for _ in self._windows(run, known.last):
-                if number <= known.least(size):
+        progress, size = self._runs[run], self._budgets.window
+        if progress.num_batches is None and number > progress.least(size):
+            for _ in self._windows(run, progress.last):
+                if number <= progress.least(size):
                     break
-        return number if known.num_batches is None else min(number, known.num_batches)
+        return number if progress.num_batches is None else min(number, progress.num_batches)
 
     @cached_property
     def _num_batches(self) -> IntArray:
@@ -384,8 +384,10 @@ class PackedRounds(DealtRounds):
         # Runs are counted equally far, and no further than necessary: tokens say how many batches
         # there are at least, but in a mix nobody knows the tokens of an epoch.
         size = self._budgets.window
-        while count > max(self._least, sum(known.least(size) for known in self._runs)):
-            uncounted = [run for run, known in enumerate(self._runs) if known.num_batches is None]
+        while count > max(self._least, sum(progress.least(size) for progress in self._runs)):
+            uncounted = [
+                run for run, progress in enumerate(self._runs) if progress.num_batches is None
+            ]
             if not uncounted:
                 return False
             run = min(uncounted, key=lambda run: self._runs[run].last)
@@ -401,12 +403,12 @@ class PackedRounds(DealtRounds):
         return super().num_left_out + num_skipped
 
     def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        known = self._runs[run]
-        if known.num_batches is None or len(known.lengths) <= known.last:
+        progress = self._runs[run]
+        if progress.num_batches is None or len(progress.lengths) <= progress.last:
             deque(self._windows(run, 0), maxlen=0)
         of_windows = [
             lengths[self._order(run, number, len(lengths))]
-            for number, lengths in sorted(known.lengths.items())
+            for number, lengths in sorted(progress.lengths.items())
         ]
         return np.concatenate([np.empty(0, np.int64), *of_windows])
 
@@ -429,12 +431,15 @@ class PackedRounds(DealtRounds):
     def _shares_used(self) -> dict[str, float]:
         """Return which share these windows use of each limit of their batches, by its name."""
         runs, budgets = self._runs, self._budgets
-        if not any(known.lengths for known in runs):
+        if not any(progress.lengths for progress in runs):
             next(self._windows(0, 0), None)
         lengths = np.concatenate(
-            [np.empty(0, np.int32), *(each for known in runs for each in known.lengths.values())]
+            [
+                np.empty(0, np.int32),
+                *(each for progress in runs for each in progress.lengths.values()),
+            ]
         )
-        needs = np.array([each for known in runs for each in known.needs.values()], np.int64)
+        needs = np.array([each for progress in runs for each in progress.needs.values()], np.int64)
         used = needs.reshape(-1, len(budgets.limits)).sum(0).tolist()
         names = ("max_tokens", "the second budget")
         pairs = dict(zip(names, zip(used, budgets.limits, strict=True)))  # noqa: B905 - one or both
@@ -447,7 +452,9 @@ class PackedRounds(DealtRounds):
     def remark(self) -> str | None:
         """Why batches are far from full, if they are; those of an epoch are counted."""
         count = int(self._num_batches.sum())
-        if not self._least and not all(len(known.lengths) > known.last for known in self._runs):
+        if not self._least and not all(
+            len(progress.lengths) > progress.last for progress in self._runs
+        ):
             return None  # in a mix that was resumed, only some windows say how full they are
         fill = self._least / count if self._least else self.fill
         # Each run may end with a batch that is not full.

@@ -105,16 +105,16 @@ class PackedBatchSampler(RoundsSampler):
         super().__init__(sampler, drop_last)
         if too_long not in _TOO_LONG:
             raise ValueError(f"too_long: expected one of {_TOO_LONG}, found {too_long!r}")
-        stated = dict(budgets or {})
-        if len(stated) > 1:
+        other_budgets = dict(budgets or {})
+        if len(other_budgets) > 1:
             raise ValueError(
-                f"budgets: expected at most one besides max_tokens, found {sorted(stated)}"
+                f"budgets: expected at most one besides max_tokens, found {sorted(other_budgets)}"
             )
         self.max_tokens = _limit(max_tokens, "max_tokens")
         needs = [self._needs(lengths, self.max_tokens, "lengths", "max_tokens", too_long)]
         limits = [self.max_tokens]
-        self._named = list(stated)
-        for name, pair in stated.items():
+        self._named = list(other_budgets)
+        for name, pair in other_budgets.items():
             what = f"budgets[{name!r}]"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(

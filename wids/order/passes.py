@@ -412,25 +412,26 @@ class EpochSampler(Sampler[T]):
             ValueError: ``num_consumed`` exceeds what the sampler has handed out in the pass, such
                 as a number of samples on all ranks.
         """
-        latest = self._latest_pass()
-        if latest is None:
+        latest_pass = self._latest_pass()
+        if latest_pass is None:
             start = self._place_of(self.epoch)
             if num_consumed is not None:
                 start += self._checked_consumed(num_consumed, start)
             return self._state_at(start)
         if num_consumed is None:
-            self._note_ahead(latest)
-            return self._state_at(latest.start + latest.num_read)
-        number = self._checked_consumed(num_consumed, latest.start)
+            self._note_ahead(latest_pass)
+            return self._state_at(latest_pass.start + latest_pass.num_read)
+        number = self._checked_consumed(num_consumed, latest_pass.start)
         # At the end of a pass, the last batch may count as full.
-        if number > latest.num_read < self._num_left(latest.start):
+        if number > latest_pass.num_read < self._num_left(latest_pass.start):
             raise ValueError(
-                f"num_consumed: expected at most the {latest.num_read} {self._items} that this "
-                f"sampler has handed out in its latest pass, found {number}; pass what training on "
-                f"this rank has used since the pass began, {self._counted}, not what all ranks or "
-                f"earlier passes have{'' if self.yields_indices else ', and no number of samples'}"
+                f"num_consumed: expected at most the {latest_pass.num_read} {self._items} that "
+                f"this sampler has handed out in its latest pass, found {number}; pass what "
+                f"training on this rank has used since the pass began, {self._counted}, not what "
+                "all ranks or earlier passes have"
+                f"{'' if self.yields_indices else ', and no number of samples'}"
             )
-        return self._state_at(latest.start + number)
+        return self._state_at(latest_pass.start + number)
 
     def _checked_consumed(self, num_consumed: Any, start: EpochPlace) -> int:
         """Return the number of items that training has consumed of a pass, as an int.

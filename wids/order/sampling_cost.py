@@ -139,7 +139,7 @@ def sampling_cost(
         raise ValueError(f"epochs: expected numbers of at least 0, found {epochs[0]}")
     stated = [np.nan if shard.nbytes is None else shard.nbytes for shard in spec.shards]
     sizes = np.asarray(stated, np.float64)
-    found = fit.working_set(settings, settings.chunksize, settings.lengths, sizes)
+    peak = fit.working_set(settings, settings.chunksize, settings.lengths, sizes)
     runs_per_rank = settings.num_runs // num_replicas
     by_rank, by_node = (len(epochs), num_replicas), (len(epochs), num_nodes)
     cost = SamplingCost(  # the loop below fills in the arrays
@@ -151,8 +151,8 @@ def sampling_cost(
         node_nbytes=np.zeros(by_node),
         new_nbytes=np.zeros(by_node),
         num_mixed=settings.num_mixed,
-        working_shards=found.num_shards * runs_per_rank,
-        working_nbytes=found.nbytes * runs_per_rank,
+        working_shards=peak.num_shards * runs_per_rank,
+        working_nbytes=peak.nbytes * runs_per_rank,
     )
     seen = np.zeros((num_nodes, len(sizes)), bool)
     for row, epoch in enumerate(epochs):

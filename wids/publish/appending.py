@@ -142,9 +142,9 @@ def entries(
             f"{name}: expected its base {urls.redact(old.base)}, found "
             f"{urls.redact(os.fspath(base))!r}"
         )
-    known = {shard.url for shard in old.spec.shards}
+    old_urls = {shard.url for shard in old.spec.shards}
     is_default = old.key_split == (old.document.get("key_split") or "first")
-    found = []
+    new_entries = []
     for shard in shards:
         if base is None and urls.is_local(shard.url) and not urls.is_local(old.base):
             raise ValueError(
@@ -154,15 +154,15 @@ def entries(
         reference = name_with_query(shard.url) if base is not None else shard.url
         reference = urls.relative(reference, old.base)
         url = urls.join(old.base, reference)
-        if url in known:
+        if url in old_urls:
             raise ValueError(
                 f"{name}: expected new shards, found {urls.redact(url)}, which it already lists"
             )
-        known.add(url)
+        old_urls.add(url)
         rule = None if is_default else old.key_split
-        found.append(replace(shard, key_split=rule, index=None).entry() | {"url": reference})
-    check_references(old.target, [urls.join(old.base, entry["url"]) for entry in found])
-    return found
+        new_entries.append(replace(shard, key_split=rule, index=None).entry() | {"url": reference})
+    check_references(old.target, [urls.join(old.base, entry["url"]) for entry in new_entries])
+    return new_entries
 
 
 _MAX_ATTEMPTS: Final = 5

@@ -225,17 +225,17 @@ class ShardJob(Job):
         """Return whether a dataset has the names and counts of the tasks, and all its shards."""
         there = self.output.existing_shards()
         counts = {shard.url: shard.num_samples for shard in spec.shards}
-        kept: set[str] = set()
+        kept_urls: set[str] = set()
         for number, task in enumerate(self.tasks):
             original = self.originals[number] if self.originals else None
             if original and counts.get(original.spec.url) == original.spec.num_samples:
-                kept.add(original.spec.url)  # one shard may be kept several times
+                kept_urls.add(original.spec.url)  # one shard may be kept several times
                 continue
             count = task.num_samples
             num_samples = counts.pop(task.path, None if count is None else 0)
             if count not in (None, num_samples) or (num_samples and task.path not in there):
                 return False
-        return counts.keys() <= kept
+        return counts.keys() <= kept_urls
 
     def _unwanted(self, log: Journal) -> Iterable[str] | None:
         """Return the shards of an interrupted run that are written again; None to resume it."""

@@ -97,15 +97,15 @@ def diff_specs(
     names = ("the old dataset", "the new dataset")
     common_classes(zip(names, (side.spec.classes for side in sides), strict=True))
     _leave_out_same_shards(*sides)
-    left = Counter(sides[0].entries())
+    old_entries = Counter(sides[0].entries())
     added: list[bytes] = []
     for entry in sides[1].entries():
-        count = left.pop(entry, 0)
+        count = old_entries.pop(entry, 0)
         if not count:
             added.append(entry[:-_WORD_NBYTES])
         elif count > 1:
-            left[entry] = count - 1
-    removed = [entry[:-_WORD_NBYTES] for entry in left.elements()]
+            old_entries[entry] = count - 1
+    removed = [entry[:-_WORD_NBYTES] for entry in old_entries.elements()]
     changed = Counter(removed) & Counter(added)
     num_same = sides[0].num_samples - len(removed)
     only_old, only_new = (_texts((Counter(keys) - changed).elements()) for keys in (removed, added))

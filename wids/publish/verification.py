@@ -133,8 +133,8 @@ def verify_spec(
         stack.enter_context(closing(results))
 
         def indexes() -> Iterator[tuple[str, int, ShardIndex]]:
-            for number, (shard, (found, record)) in enumerate(results):
-                problems.extend(found)
+            for number, (shard, (shard_problems, record)) in enumerate(results):
+                problems.extend(shard_problems)
                 if record is not None:
                     index_problems.extend(_index_mismatch(dataset_indexes, number, record))
                     if (shard_index := record.index()) is not None:
@@ -152,8 +152,8 @@ def verify_spec(
     for problem in [*remarks, *in_several]:
         if problem.severity == "remark":
             on_remark(problem)
-    found = [*problems, *in_several, *index_problems]
-    return [problem for problem in found if problem.severity == "error"]
+    shard_problems = [*problems, *in_several, *index_problems]
+    return [problem for problem in shard_problems if problem.severity == "error"]
 
 
 def _examined(
@@ -196,19 +196,19 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         if stated not in (None, len(shard)):
             texts.append(f"the spec says {stated} samples, the shard has {len(shard)}")
         texts += [*_odd_names(scanned[0], key_split), *scanned[0].remarks]
-        found = [*(Problem(name, text) for text in texts)]
-        found += _decode_problems(shard, name) if decode else []
+        problems = [*(Problem(name, text) for text in texts)]
+        problems += _decode_problems(shard, name) if decode else []
         record = record_of(shard_spec.url, shard.index, nbytes, None)
     if mismatch:
         # The file is not the one that the spec describes: one problem, with the rest as details.
-        text = "; ".join([mismatch, *(problem.text for problem in found)])
-        return [Problem(name, text, keys=tuple(key for p in found for key in p.keys))], None
+        text = "; ".join([mismatch, *(problem.text for problem in problems)])
+        return [Problem(name, text, keys=tuple(key for p in problems for key in p.keys))], None
     skipped = [to_text(name) for name in scanned[0].names if is_metadata(name)]
     text = f"members skipped as metadata, as in webdataset ({len(skipped):,}): {first_of(skipped)}"
     remarks = [Problem(name, text, "remark")] if skipped else []
     if scanned[0].links:
         remarks.append(Problem(name, links_text(scanned[0].links), "remark"))
-    return [*found, *remarks], record
+    return [*problems, *remarks], record
 
 
 def _mismatch(shard_spec: ShardSpec, path: str, nbytes: int) -> str:

@@ -135,16 +135,16 @@ class FieldCheck:
             if existing >= self._wanted:
                 return
         missing -= existing
-        names, known = _listed(sorted(missing)), _listed(_nearest_first(existing, missing))
+        names, known_fields = _listed(sorted(missing)), _listed(_nearest_first(existing, missing))
         if is_proven:
             raise ValueError(
                 f"fields: expected fields of the dataset, found {names}, which no shard has; the "
-                f"shards have {known}"
+                f"shards have {known_fields}"
             )
         # If the first shard has some of the fields, the others may just be rare: no warning.
         if has_none and not self._warned.common[0]:
             self._warned.common[0] = 1  # for all processes
-            warn(f"fields: no shard whose index is known has {names}; they have {known}")
+            warn(f"fields: no shard whose index is known has {names}; they have {known_fields}")
 
 
 def _fields(reader: ShardReader, number: int) -> set[str] | None:

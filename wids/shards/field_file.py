@@ -38,12 +38,12 @@ def open_field(
     """
     number, local_index = place
     shard = open_shard(number, Wanted.PART)
-    index, kept = shard.index, None
+    index, saver = shard.index, None
     if cache_folder is not None and len(index.payload_crcs):
         member = index.member(local_index, field, f"shard {number}")
         facts = index.member_name(member), int(index.payload_crcs[member]), int(index.sizes[member])
         path = cache_names.frames_path(cache_folder, shard.name, *facts)
-        kept = partial(cache_names.saved_or_made, path)
+        saver = partial(cache_names.saved_or_made, path)
     _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes
 
@@ -55,7 +55,7 @@ def open_field(
         # Opened for each part: a copy that stays open cannot be evicted (CACHE-7).
         return open_shard(number, Wanted.PART).read_part(local_index, field, start, stop)
 
-    return io.BufferedReader(_FieldFile(nbytes, read, kept), _BUFFER_NBYTES)
+    return io.BufferedReader(_FieldFile(nbytes, read, saver), _BUFFER_NBYTES)
 
 
 class _FieldFile(io.RawIOBase):

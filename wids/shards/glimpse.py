@@ -293,9 +293,9 @@ class ShardLook:
             self._current(Glimpse.complete)
         except RangeError:
             self._reader.fetch(self._number, BackgroundFetch())
-        known = self.glimpse
-        if known is not None and known.nbytes is not None and known.is_complete:
-            blob = index_file.dump(known.index, TarIdentity(known.nbytes))
+        glimpse = self.glimpse
+        if glimpse is not None and glimpse.nbytes is not None and glimpse.is_complete:
+            blob = index_file.dump(glimpse.index, TarIdentity(glimpse.nbytes))
             path = self._reader.store.index_path(remote_file(self._reader.shards[self._number]))
             if not save_quietly(path, blob):
                 raise FetchError(
@@ -306,15 +306,15 @@ class ShardLook:
     def _look(self) -> ShardIndex | Glimpse:
         # One request for the beginning of a shard, even if many threads want it.
         with self._lock:
-            known = self._known
-            if not isinstance(known, ShardIndex):
+            index_or_glimpse = self._known
+            if not isinstance(index_or_glimpse, ShardIndex):
                 if self._reader.has_index(self._number):  # it may have been made since
                     with self._reader.open_apart(self._number, Wanted.PART) as shard:
-                        known = shard.index
-                elif known is None or known.is_stale:
-                    known = self._new_glimpse()
-                self._known = known
-            return known
+                        index_or_glimpse = shard.index
+                elif index_or_glimpse is None or index_or_glimpse.is_stale:
+                    index_or_glimpse = self._new_glimpse()
+                self._known = index_or_glimpse
+            return index_or_glimpse
 
     def _new_glimpse(self) -> Glimpse:
         shard_spec = self._reader.shards[self._number]

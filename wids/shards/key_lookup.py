@@ -146,12 +146,12 @@ class KeyLookup:
             latest_facts, latest = self._latest
             if facts == latest_facts and latest is not None and latest.is_intact():
                 return latest
-            known = shards.known_index(number)
+            shard_index = shards.known_index(number)
             num_samples = int(shards.edges[number + 1] - shards.edges[number])
-            if known is not None and len(known) == num_samples:
+            if shard_index is not None and len(shard_index) == num_samples:
                 if identity is not None:
-                    self._latest = facts, known
-                return known
+                    self._latest = facts, shard_index
+                return shard_index
             if not shards.has_index(number):
                 raise self._missing_index(shards, number, "have its keys")
             shard = shards.open(number, Wanted.PART)  # compares it with the spec
@@ -175,32 +175,32 @@ class KeyLookup:
         candidates = shards.dataset_indexes.samples_with(key) if self._uses_dataset_index else []
         if candidates is None:  # no dataset index, or damaged tables: hash the keys of all shards
             self._known, self._uses_dataset_index, candidates = None, False, []
-        known = self._known
-        if known is None:
-            known = self._known = self._established(shards)
+        table = self._known
+        if table is None:
+            table = self._known = self._established(shards)
         found = [
             (number, local_index)
             for number, local_index in candidates
-            if number < len(known.is_in_dataset_index) and known.is_in_dataset_index[number]
+            if number < len(table.is_in_dataset_index) and table.is_in_dataset_index[number]
         ]
-        found += self._in_table(shards, known, wanted)
-        for number, local_index in merge(sorted(found), ((n, -1) for n in known.unknown)):
+        found += self._in_table(shards, table, wanted)
+        for number, local_index in merge(sorted(found), ((n, -1) for n in table.unknown)):
             if local_index < 0:
                 yield number, self._searched(shards, number, key)
-            elif known.is_in_dataset_index[number]:
+            elif table.is_in_dataset_index[number]:
                 yield number, self._in_dataset_index(shards, number, local_index, key)
             else:
                 yield number, self._in_shard(shards, number, local_index, key)
 
     def _in_table(
-        self, shards: SearchedShards, known: _Known, wanted: bytes
+        self, shards: SearchedShards, table: _Known, wanted: bytes
     ) -> list[tuple[int, int]]:
-        if not len(known.hashes):
+        if not len(table.hashes):
             return []
         value, found = np.uint64(key_hash(wanted)), []
-        at = int(known.hashes.searchsorted(value))
-        while at < len(known.hashes) and known.hashes[at] == value:
-            position = int(known.positions[at])
+        at = int(table.hashes.searchsorted(value))
+        while at < len(table.hashes) and table.hashes[at] == value:
+            position = int(table.positions[at])
             number = int(shards.edges.searchsorted(position, "right")) - 1
             found.append((number, position - int(shards.edges[number])))
             at += 1
@@ -233,10 +233,10 @@ class KeyLookup:
         if not shards.has_index(number):
             raise self._missing_index(shards, number, f"search for the key {key!r}")
         local_index = shards.open(number, Wanted.PART).find(key)
-        known = self._known
+        table = self._known
         # Rebuild the table only when half of these shards have become available, so that fetching
         # a dataset shard by shard does not rebuild it for each.
-        if known is not None and number == known.unknown[len(known.unknown) // 2]:
+        if table is not None and number == table.unknown[len(table.unknown) // 2]:
             self._known = None
         return local_index
 
@@ -246,17 +246,17 @@ class KeyLookup:
         is_in_dataset_index, unknown = np.zeros(num_shards, bool), []
         hashes: list[WordArray] = []
         for number in range(num_shards):
-            found = np.empty(0, np.uint64)
+            hashes_there = np.empty(0, np.uint64)
             if shards.edges[number] == shards.edges[number + 1]:
                 pass  # it may be broken, and not counted
             elif self._uses_dataset_index and shards.is_in_dataset_index(number):
                 is_in_dataset_index[number] = True
             else:
                 try:
-                    found = key_hashes(self.index(shards, number))
+                    hashes_there = key_hashes(self.index(shards, number))
                 except WidsError:  # raised again when a search reaches the shard
                     unknown.append(number)
-            hashes.append(found)
+            hashes.append(hashes_there)
         return _Known(is_in_dataset_index, *_sorted(hashes, shards.edges), unknown)
 
 

@@ -148,8 +148,8 @@ def check_count(facts: ShardFacts, shard: Shard | RemoteShard) -> None:
 def _count_message(facts: ShardFacts, shard: Shard | RemoteShard, expected: int) -> str:
     """Return the message for a shard with another number of samples, with the likely cause."""
     url = urls.redact(facts.spec.url)
-    stated = facts.spec.num_samples
-    if stated is None:
+    num_stated = facts.spec.num_samples
+    if num_stated is None:
         return (
             f"{url}: expected {expected} samples as when the dataset was opened, found "
             f"{len(shard)}; it was written again since: open the dataset again"
@@ -157,23 +157,23 @@ def _count_message(facts: ShardFacts, shard: Shard | RemoteShard, expected: int)
     # The two most common mistakes: the other rule, and counting files.
     other: KeySplit = "last" if facts.key_split == "first" else "first"
     source = facts.spec.extras.get(COUNTS_FROM)
-    message = f"{url}: {source or 'the spec'} says {stated} samples, the shard has {len(shard)}"
+    message = f"{url}: {source or 'the spec'} says {num_stated} samples, the shard has {len(shard)}"
     if isinstance(shard, Shard):
         with Shard(shard.path, key_split=other) as split_otherwise:
-            if len(split_otherwise) == stated:
+            if len(split_otherwise) == num_stated:
                 return (
-                    f"{message}, but {stated} when names are split at their {other} dot; pass "
+                    f"{message}, but {num_stated} when names are split at their {other} dot; pass "
                     f'key_split="{other}"'
                 )
     if source is not None:
-        members = stated == shard.index.num_files
+        members = num_stated == shard.index.num_files
         return (
             f"{message}{', and as many members' if members else ''}; correct or remove that file, "
             "or describe the shards with `wids create` and open that spec"
         )
-    if stated == shard.index.num_files:
+    if num_stated == shard.index.num_files:
         return (
-            f"{message}, and {stated} is its number of members: the spec counts files; pass "
+            f"{message}, and {num_stated} is its number of members: the spec counts files; pass "
             "spec.without_counts() to count samples when the dataset is opened, or make a correct "
             "spec with `wids create`"
         )

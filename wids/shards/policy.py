@@ -145,10 +145,10 @@ class ShardFacts:
         indexed = self.dataset_indexes.index(self.number, nbytes, self.key_split)
         if indexed is not None:
             return indexed
-        left = index_file.load_recorded(self.store.index_path(self.remote_file))
-        if left is None or left[0].key_split != self.key_split:
+        record = index_file.load_recorded(self.store.index_path(self.remote_file))
+        if record is None or record[0].key_split != self.key_split:
             return None
-        return (left[0], left[1].nbytes) if nbytes in (None, left[1].nbytes) else None
+        return (record[0], record[1].nbytes) if nbytes in (None, record[1].nbytes) else None
 
 
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:

@@ -260,7 +260,7 @@ class RemoteShard(TarShard):
             SpentError: The tar should be fetched instead.
             FetchError: It cannot be read.
         """
-        found: dict[Span, bytes] = {}
+        data_by_span: dict[Span, bytes] = {}
         with self.watch() if decides else nullcontext():  # asks nothing of a broken shard
             if not self.takes(sum([part.stop - part.start for part in parts])):
                 raise SpentError(
@@ -269,9 +269,9 @@ class RemoteShard(TarShard):
                 )
             read_all(
                 [part[:3] for part in parts],
-                lambda at, arrived: found.update(_taken(parts[at], arrived)),
+                lambda at, arrived: data_by_span.update(_taken(parts[at], arrived)),
             )
-        return found
+        return data_by_span
 
     def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
         """Return the bytes of spans; near ones share a request."""
@@ -330,7 +330,7 @@ def fly(
     others = [number for number in wanted if not is_open(number)]
     answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
     shards = dict(zip(others, answers, strict=True))
-    found: dict[int, RemoteShard | WidsError] = {}
+    shard_by_number: dict[int, RemoteShard | WidsError] = {}
     parts: list[tuple[RemoteShard, int, Part]] = []
     for number in wanted:
         shard = shards[number] if number in shards else opened(number)
@@ -347,8 +347,8 @@ def fly(
                 if not is_taken:
                     continue
                 parts += [(shard, number, part) for part in own]
-        found[number] = shard
-    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in found}
+        shard_by_number[number] = shard
+    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in shard_by_number}
 
     def use(at: int, data: Arrived) -> None:
         shard, number, part = parts[at]
@@ -363,5 +363,5 @@ def fly(
         number: shard.with_arrived(Received(arrived[number]))
         if isinstance(shard, RemoteShard)
         else shard
-        for number, shard in found.items()
+        for number, shard in shard_by_number.items()
     }

@@ -384,15 +384,15 @@ class DatasetIndexes:
         """
         if len(self._shared) > _MAX_SHARED:  # each key would be looked up in all of them
             return None
-        found: list[tuple[int, int]] = []
+        all_places: list[tuple[int, int]] = []
         for shared in self._shared:
             indexes = self._open(shared)
             places = [] if indexes is None else indexes.samples_with(key)
             if places is None:
                 return None
             numbered = ((shared.start + position, at) for position, at in places)
-            found += [place for place in numbered if place[0] < shared.stop]
-        return found
+            all_places += [place for place in numbered if place[0] < shared.stop]
+        return all_places
 
     def has_key(
         self, number: int, local_index: int, key: str, num_samples: int, key_split: KeySplit

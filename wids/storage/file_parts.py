@@ -109,7 +109,7 @@ class FileParts:
 
     def _known(self, start: int, stop: int) -> bytes | None:
         """Return bytes that were read, from as many adjacent parts as they are in, or None."""
-        found = []
+        pieces = []
         at = start
         while at < stop:
             number = bisect_right(self._starts, at) - 1
@@ -118,18 +118,20 @@ class FileParts:
             piece = part[at - first : stop - first]
             if not piece:
                 return None
-            found.append(piece)
+            pieces.append(piece)
             at += len(piece)
-        return b"".join(found) if len(found) != 1 else found[0]
+        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _window(self, start: int, stop: int, hop: int) -> tuple[int, int]:
         """Return what to read for a part that is not known, ``hop`` bytes after the previous."""
-        latest = self._latest_stop
+        latest_stop = self._latest_stop
         # The first of the bytes may be known, and the rest not.
-        is_rest = start < latest < stop and self._known(start, latest) is not None
-        requested = joined([(latest, latest), (start, stop)], STEP_NBYTES - 1, ENDLESS_NBYTES)
-        if is_rest or (0 <= hop < STEP_NBYTES and latest <= start and len(requested) == 1):
-            first, last = latest, max(latest + self._ahead_nbytes, start + JUMP_NBYTES)
+        is_rest = start < latest_stop < stop and self._known(start, latest_stop) is not None
+        requested = joined(
+            [(latest_stop, latest_stop), (start, stop)], STEP_NBYTES - 1, ENDLESS_NBYTES
+        )
+        if is_rest or (0 <= hop < STEP_NBYTES and latest_stop <= start and len(requested) == 1):
+            first, last = latest_stop, max(latest_stop + self._ahead_nbytes, start + JUMP_NBYTES)
             # More each time, as long as the next part is near: all of the file may be wanted.
             self._ahead_nbytes = min(2 * self._ahead_nbytes, MAX_AHEAD_NBYTES)
         else:

@@ -251,27 +251,27 @@ def timed_steps(
     previous = state[0] if here.common[_IS_TIMED] else -1
     if previous < 0:
         return list(map(transform, samples))
-    made: list[Any] = []
+    results: list[Any] = []
     try:
-        latest, share, num_left = _clock.split
-        if latest is not steps or num_left <= 0:
+        last_steps, share, num_left = _clock.split
+        if last_steps is not steps or num_left <= 0:
             kinds = [of_type.get(type(step), TRANSFORM) for step in steps]
             share = float(kinds[0] == DECODE)
             if len(set(kinds)) > 1:
                 by_step = by([partial(_step, *each) for each in zip(kinds, steps, strict=True)])
-                share = _share_of_decoding(state, lambda: made.append(by_step(samples[0])))
+                share = _share_of_decoding(state, lambda: results.append(by_step(samples[0])))
             # The very first sample may import modules, so the others are not judged by it.
-            num_left = _SPLIT_EVERY if latest is steps else 0
+            num_left = _SPLIT_EVERY if last_steps is steps else 0
         _clock.split = steps, share, num_left - len(samples)
         _switch(state, DECODE if share == 1 else TRANSFORM)
-        made += map(transform, samples[len(made) :])
+        results += map(transform, samples[len(results) :])
         if 0 < share < 1:
             moved_s = (perf_counter() - state[1]) * share
             here.row[DECODE] += moved_s
             here.row[TRANSFORM] -= moved_s  # to which the switch below adds all
     finally:
         _switch(state, previous)
-    return made
+    return results
 
 
 def _share_of_decoding(state: list[Any], transform: Callable[[], None]) -> float:

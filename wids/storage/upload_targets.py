@@ -97,13 +97,13 @@ class Target(ABC):
 
     def check_length(self, expected: int) -> None:
         """Refuse an upload of which only a part has arrived, and delete that."""
-        found = self.nbytes()
-        if found in (None, expected):
+        nbytes = self.nbytes()
+        if nbytes in (None, expected):
             return
-        if found is not None and found < expected:
+        if nbytes is not None and nbytes < expected:
             self.remove()
         message = f"{urls.redact(self._url)}: expected {expected} bytes after the upload, "
-        raise TransientError(f"{message}found {found}", is_outage=False)
+        raise TransientError(f"{message}found {nbytes}", is_outage=False)
 
     @abstractmethod
     def read(self) -> tuple[bytes, str | None]:

@@ -153,10 +153,10 @@ def _kind_of(value: Any) -> Kind | None:
         return _WIDE if type(value) is int and value >> 63 == 1 else _LEAVES[type(value)]
     if isinstance(value, list | tuple):
         kinds = {_kind_of(item) or Kind("json") for item in value if item is not None}
-        found = united(kinds)
-        if found is None or found.leaf == "json":
+        kind = united(kinds)
+        if kind is None or kind.leaf == "json":
             return Kind("json")
-        return Kind(found.leaf, found.depth + 1)
+        return Kind(kind.leaf, kind.depth + 1)
     return Kind("json") if isinstance(value, Mapping) else None
 
 

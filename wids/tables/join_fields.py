@@ -123,7 +123,7 @@ def columns_by_field(what: str, columns: Iterable[Any]) -> dict[str, str]:
     Raises:
         JoinError: A column has no text as its name, or two become one field.
     """
-    found: dict[str, str] = {}
+    column_by_field: dict[str, str] = {}
     for name in columns:
         if not isinstance(name, str):
             raise JoinError(
@@ -133,13 +133,13 @@ def columns_by_field(what: str, columns: Iterable[Any]) -> dict[str, str]:
         if name.startswith("__"):
             continue
         field = dotted(name)
-        if field in found:
+        if field in column_by_field:
             raise JoinError(
-                f"{what}: expected one column for the field {field}, found {found[field]!r} and "
-                f"{name!r}; rename one of them"
+                f"{what}: expected one column for the field {field}, found "
+                f"{column_by_field[field]!r} and {name!r}; rename one of them"
             )
-        found[field] = name
-    return found
+        column_by_field[field] = name
+    return column_by_field
 
 
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -179,15 +179,15 @@ def own_value(value: Any) -> Any:
         return tuple(map(own_value, value))
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(own_value, value))
-    found = copy(value)
-    if isinstance(found, np.ndarray) and found.dtype == object:
-        for place in np.ndindex(found.shape):
-            found[place] = own_value(found[place])
-    if isinstance(found, list | dict):
-        for place, item in found.items() if isinstance(found, dict) else enumerate(found):
+    clone = copy(value)
+    if isinstance(clone, np.ndarray) and clone.dtype == object:
+        for place in np.ndindex(clone.shape):
+            clone[place] = own_value(clone[place])
+    if isinstance(clone, list | dict):
+        for place, item in clone.items() if isinstance(clone, dict) else enumerate(clone):
             if type(item) not in PLAIN:  # a fifth of the time that `isinstance` needs
-                found[place] = own_value(item)  # no other key, so that the dict can be iterated
-    return found
+                clone[place] = own_value(item)  # no other key, so that the dict can be iterated
+    return clone
 
 
 def as_bytes(value: Any) -> bytes:
@@ -203,11 +203,11 @@ def as_bytes(value: Any) -> bytes:
 
 def plain_values(values: list[Any], decode: DecodeMany) -> list[Any]:
     """Return values as items of a column; bytes are decoded as those of a shard would be."""
-    found = [value if type(value) in PLAIN else _plain(value) for value in values]
-    places = [place for place, value in enumerate(found) if type(value) is bytes]
-    for place, value in zip(places, decode([found[place] for place in places]), strict=True):
-        found[place] = value
-    return found
+    results = [value if type(value) in PLAIN else _plain(value) for value in values]
+    places = [place for place, value in enumerate(results) if type(value) is bytes]
+    for place, value in zip(places, decode([results[place] for place in places]), strict=True):
+        results[place] = value
+    return results
 
 
 def _plain(value: Any) -> Any:

@@ -159,11 +159,11 @@ class RowKeys:
         """
         keys = list(self.listed())
         self._refuse(keys, 0)
-        found = {key: row for row, key in reversed([*enumerate(keys)])}
-        if len(found) < len(keys):
-            second = next(row for row, key in enumerate(keys) if found[key] != row)
-            raise _repeated(self, keys[second], (found[keys[second]], second))
-        return found
+        row_by_key = {key: row for row, key in reversed([*enumerate(keys)])}
+        if len(row_by_key) < len(keys):
+            second = next(row for row, key in enumerate(keys) if row_by_key[key] != row)
+            raise _repeated(self, keys[second], (row_by_key[keys[second]], second))
+        return row_by_key
 
     def texts(self) -> Iterator[KeyTexts]:
         """Yield blocks of keys; see `Keyed`."""

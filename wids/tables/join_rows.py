@@ -279,10 +279,10 @@ def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> _Ent
 
 
 def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries:
-    latest: list[_Entries] = [[]]
+    last_pairs: list[_Entries] = [[]]
 
     def kept(pairs: _Entries) -> dict[str, Any]:
-        latest[0] = pairs
+        last_pairs[0] = pairs
         return dict(pairs)
 
     try:
@@ -295,7 +295,7 @@ def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries
     if isinstance(content, list):
         entries = _listed(content, name, wanted)
     elif isinstance(content, dict):
-        entries = latest[0]  # the outermost object is the last one; its keys may be repeated
+        entries = last_pairs[0]  # the outermost object is the last one; its keys may be repeated
     else:
         raise JoinError(
             f"{name}: expected an object from keys to values, or a list of objects with "
@@ -467,17 +467,17 @@ class FileSide(OtherSide):
             return self._stored[number]
         except KeyError:
             pass
-        found = self._read(number)
+        file_rows = self._read(number)
         self._fetched.add(number)
-        found.keys.rows  # noqa: B018 - a key that occurs twice is an error here
+        file_rows.keys.rows  # noqa: B018 - a key that occurs twice is an error here
         # Each step is one operation on the dict, since other threads may use it.
-        self._stored[number] = found
+        self._stored[number] = file_rows
         for old in list(self._stored):
             stored_nbytes = sum(file.held_nbytes for file in list(self._stored.values()))
             if stored_nbytes <= _MAX_STORED_NBYTES or old == number:
                 break
             self._stored.pop(old, None)
-        return found
+        return file_rows
 
     def _read(self, number: int) -> RowSide:
         url = self.url(number)
@@ -496,15 +496,15 @@ class FileSide(OtherSide):
 
     def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""
-        found: list[Fields | None] = [None] * len(entries)
+        samples: list[Fields | None] = [None] * len(entries)
         for number, places, local_indices in self._first.groups(entries):
             file, index = self._file(number), self._first.key_index(number)
             rows = [file.keys.rows.get(index.key(local_index), -1) for local_index in local_indices]
             present = np.array([row for row in rows if row >= 0], np.int64)
             read = iter(file.read(present, wanted))
             for place, row in zip(places, rows, strict=True):
-                found[place] = next(read) if row >= 0 else None
-        return self._selected(found)
+                samples[place] = next(read) if row >= 0 else None
+        return self._selected(samples)
 
     def fields(self, number: int | None) -> Sequence[str]:
         """Return all fields that one shard's file has; none without a number."""

@@ -233,19 +233,19 @@ class DatasetSide(OtherSide):
         keys, samples = self.dataset.read(entries, wanted)
         if not self.dataset.is_plain:
             self.dataset.check(samples)
-        latest: tuple[Any, ...] = ()
+        last_names: tuple[Any, ...] = ()
         pairs: list[tuple[Any, Any]] = []
-        found: list[Fields | None] = []
+        results: list[Fields | None] = []
         for key, sample in zip(keys, samples, strict=True):
             # Nearly all samples have the names of the previous one, and looking at each name again
             # would take longer than joining the sample.
             names = tuple(sample)
-            if names != latest:
-                latest, pairs = names, self._names.pairs(names)
+            if names != last_names:
+                last_names, pairs = names, self._names.pairs(names)
             fields = {new: sample[name] for name, new in pairs}
             fields["__key__"] = key
-            found.append(fields)
-        return found
+            results.append(fields)
+        return results
 
     def content(self, entries: IntArray) -> tuple[Any, ...]:
         """Return the contents of the shards that are used, and which samples of them are."""

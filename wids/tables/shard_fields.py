@@ -160,15 +160,17 @@ class ShardFields:
     def _headers(self, field: str, members: IntArray, max_nbytes: int | None) -> list[Any]:
         """Return what the headers of pictures state, of first bytes where these are enough."""
         values: list[Any] = [None] * len(members)
-        left = list(range(len(members)))
+        unread_places = list(range(len(members)))
         for nbytes in HEAD_NBYTES:
             read = partial(self.shard.read_starts, nbytes=nbytes)
-            for place, start in zip(left, self._or_errors(read, members[left]), strict=True):
+            for place, start in zip(
+                unread_places, self._or_errors(read, members[unread_places]), strict=True
+            ):
                 with suppress(Exception):  # of Pillow; all bytes show whether it is damaged
                     values[place] = picture_facts(start)
-            left = [place for place in left if values[place] is None]
-        rest = self._decoder_of(field)(self._read(members[left], max_nbytes))
-        for place, value in zip(left, rest, strict=True):
+            unread_places = [place for place in unread_places if values[place] is None]
+        rest = self._decoder_of(field)(self._read(members[unread_places], max_nbytes))
+        for place, value in zip(unread_places, rest, strict=True):
             values[place] = value
         return values
 

@@ -147,14 +147,14 @@ def requested_span(header: str, nbytes: int) -> range | None:
     """
     # RFC 9110 lets a server ignore a Range header. So several ranges, which need a multipart body,
     # and invalid headers get all of the body.
-    found = _RANGE.fullmatch(header)
-    if found is None or not (found[1] or found[2]):
+    match = _RANGE.fullmatch(header)
+    if match is None or not (match[1] or match[2]):
         return None
-    if not found[1]:  # so many bytes at the end
-        return range(max(nbytes - int(found[2]), 0), nbytes)
-    first, last = int(found[1]), int(found[2] or nbytes)
+    if not match[1]:  # so many bytes at the end
+        return range(max(nbytes - int(match[2]), 0), nbytes)
+    first, last = int(match[1]), int(match[2] or nbytes)
     # RFC 9110, section 14.1.1: such a range is invalid, which differs from one that the body does
     # not have. Section 14.2 lets a server ignore it.
-    if found[2] and last < first:
+    if match[2] and last < first:
         return None
     return range(first, min(last + 1, nbytes))

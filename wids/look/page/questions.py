@@ -308,11 +308,13 @@ class Questions:
     def selection(self, query: Query) -> Selection:
         """Return the samples found so far that a query asks for, in its order."""
         conditions, seed = self._conditions(query), query.get("seed", "")
-        found: Sequence[int] = range(len(self._dataset))
+        indices: Sequence[int] = range(len(self._dataset))
         if conditions:
             scan = self._scans.searches.get((self, conditions))
-            found = [] if scan is None else scan.visitor.found
-            found = found[: len(found)]  # those that there are now: a scan may find more meanwhile
+            indices = [] if scan is None else scan.visitor.found
+            indices = indices[
+                : len(indices)
+            ]  # those that there are now: a scan may find more meanwhile
         if step := query.get("step", ""):
             batch = self._steps.get(parsed_number(step, "step"))
             if batch is None:
@@ -320,8 +322,8 @@ class Questions:
                     f"step: expected the one that the page was started with, found {step}; start "
                     f"`wids browse` with --step {step}"
                 )
-            found = sorted({*batch}.intersection(found)) if conditions else batch
-        return Selection(found, len(self._dataset), parsed_number(seed, "seed") if seed else None)
+            indices = sorted({*batch}.intersection(indices)) if conditions else batch
+        return Selection(indices, len(self._dataset), parsed_number(seed, "seed") if seed else None)
 
     def search(self, query: Query) -> dict[str, Any]:
         """Look for samples, or continue to; return what `hits` does."""

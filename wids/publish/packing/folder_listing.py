@@ -126,7 +126,7 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
     root = os.path.abspath(urls.local_path(name))
     if not os.path.isdir(root):
         raise _not_a_folder(name, root)
-    found = Listing(root)
+    listing = Listing(root)
     status = os.stat(root)
     pending: _Pending = [("", ((status.st_dev, status.st_ino),))]
     while pending:
@@ -137,18 +137,18 @@ def list_folder(folder: str | os.PathLike[str]) -> Listing:
         except OSError:
             if not prefix:
                 raise
-            found.leave_out(prefix, UNREADABLE)
+            listing.leave_out(prefix, UNREADABLE)
             continue
         with entries:
             for entry in entries:
-                _list_entry(found, entry, prefix + entry.name, ancestors, pending)
-    found.files.sort()
-    found.folders.sort()
-    return found
+                _list_entry(listing, entry, prefix + entry.name, ancestors, pending)
+    listing.files.sort()
+    listing.folders.sort()
+    return listing
 
 
 def _list_entry(
-    found: Listing,
+    listing: Listing,
     entry: os.DirEntry[str],
     path: str,
     ancestors: tuple[_Identity, ...],
@@ -156,35 +156,35 @@ def _list_entry(
 ) -> None:
     """Add a file to the listing, or a subfolder to those still to be listed."""
     if entry.name.startswith(".") or entry.name in _OF_SYSTEMS:
-        found.leave_out(path, "hidden")
+        listing.leave_out(path, "hidden")
         return
     if len(ancestors) == 1 and is_metadata(os.fsencode(entry.name)):
-        found.leave_out(path, "named as metadata, __…__")
+        listing.leave_out(path, "named as metadata, __…__")
         return
     try:
         # What Windows lists has no inode numbers.
         status = os.stat(entry.path) if entry.is_dir() else entry.stat()
     except OSError:
         reason = "linked to nothing" if entry.is_symlink() else UNREADABLE
-        found.leave_out(path, reason)
+        listing.leave_out(path, reason)
         return
-    if entry.is_symlink() and not is_inside(entry.path, found.root):
-        found.outside.append(path)
+    if entry.is_symlink() and not is_inside(entry.path, listing.root):
+        listing.outside.append(path)
     if stat.S_ISDIR(status.st_mode):
         identity = (status.st_dev, status.st_ino)
         if identity in ancestors:
-            found.leave_out(path, "linked to a folder above")
+            listing.leave_out(path, "linked to a folder above")
             return
         if len(ancestors) == 1:
-            found.folders.append(entry.name)
+            listing.folders.append(entry.name)
         pending.append((path + "/", (*ancestors, identity)))
     elif not stat.S_ISREG(status.st_mode):
-        found.leave_out(path, "not regular")
+        listing.leave_out(path, "not regular")
     # Asking the system what this user may read takes as long as everything else.
     elif status.st_mode & _FOR_ALL == _FOR_ALL or os.access(entry.path, os.R_OK):
-        found.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
+        listing.files.append(ListedFile(path, status.st_size, status.st_mtime_ns))
     else:
-        found.leave_out(path, UNREADABLE)
+        listing.leave_out(path, UNREADABLE)
 
 
 def is_inside(path: str, folder: str) -> bool:

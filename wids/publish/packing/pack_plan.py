@@ -469,9 +469,9 @@ def _remarks(table: SampleTable, listing: Listing, *, has_rows: bool) -> list[st
 
 def _remark(items: Iterable[str], one: str, many: str) -> list[str]:
     """Return a list of one sentence that counts and names items; an empty list without any."""
-    found = list(items)
-    text = one if len(found) == 1 else many
-    return [f"{len(found):,} {text}: {first_of(found)}"] if found else []
+    all_items = list(items)
+    text = one if len(all_items) == 1 else many
+    return [f"{len(all_items):,} {text}: {first_of(all_items)}"] if all_items else []
 
 
 def _prefix_before_dot(stem: str) -> str:

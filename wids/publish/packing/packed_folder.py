@@ -157,7 +157,7 @@ class _TarOfFiles(ThreadedTar):
 
     def _put_file(self, path: str, file: ListedFile) -> tuple[int, bool]:
         """Append a file; return its checksum, and whether it is a picture without its end."""
-        left, crc, head, tail = file.nbytes, 0, b"", b""
+        num_left, crc, head, tail = file.nbytes, 0, b"", b""
         try:
             stream = FileIO(path)
         except FileNotFoundError:
@@ -165,15 +165,15 @@ class _TarOfFiles(ThreadedTar):
         except OSError as error:
             raise local_error(path, error) from error
         with stream:
-            while left:
-                if self._end and self._end + left >= len(self._buffer):
+            while num_left:
+                if self._end and self._end + num_left >= len(self._buffer):
                     self._send()
                 # One byte more, if there is space, so that a longer file is noticed.
                 try:
-                    count = stream.readinto(self._buffer[self._end : self._end + left + 1])
+                    count = stream.readinto(self._buffer[self._end : self._end + num_left + 1])
                 except OSError as error:  # here, since the shard written meanwhile has its own
                     raise local_error(path, error) from error
-                if not 0 < count <= left:
+                if not 0 < count <= num_left:
                     break
                 end = self._end + count
                 piece = self._buffer[self._end : end]
@@ -181,9 +181,9 @@ class _TarOfFiles(ThreadedTar):
                 head = head or bytes(piece[:_HEAD_NBYTES])
                 tail = (tail + bytes(piece[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
                 self._end = end
-                left -= count
+                num_left -= count
             status = os.fstat(stream.fileno())
-        if left or (status.st_size, status.st_mtime_ns) != file[1:]:
+        if num_left or (status.st_size, status.st_mtime_ns) != file[1:]:
             raise FetchError(
                 f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "
                 "changed since; pack the folder again when nothing writes to it"

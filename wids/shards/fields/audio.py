@@ -473,11 +473,11 @@ def check_audio(data: bytes) -> None:
     import soundfile
 
     with soundfile.SoundFile(io.BytesIO(data)) as file:
-        left = file.frames
-        while left and (count := len(file.read(min(left, _BLOCK_FRAMES), dtype="float32"))):
-            left -= count
-        if left:
-            raise ValueError(_MISSING.format(file.frames, file.frames - left))
+        num_left = file.frames
+        while num_left and (count := len(file.read(min(num_left, _BLOCK_FRAMES), dtype="float32"))):
+            num_left -= count
+        if num_left:
+            raise ValueError(_MISSING.format(file.frames, file.frames - num_left))
     stated = int.from_bytes(data[4:8], "little") + 8
     if data.startswith(b"RIFF") and len(data) < stated < _STREAMED_NBYTES:
         raise ValueError(f"expected {stated} bytes, found {len(data)}")

@@ -118,11 +118,15 @@ class Film:
 
     def numbered(self, number: int) -> Iterator[tuple[int, Any]]:
         """Return numbers and frames, from one that is not after ``number`` on."""
-        found = None
+        beginning = None
         if self._order and self._num_lost is not None:
             mark = self._order[min(number + self._num_lost, len(self._order) - 1)]
-            found = self._begun(self._tick(mark), self._number, number)
-        return enumerate(self.from_start()) if found is None else enumerate(found[1], found[0])
+            beginning = self._begun(self._tick(mark), self._number, number)
+        return (
+            enumerate(self.from_start())
+            if beginning is None
+            else enumerate(beginning[1], beginning[0])
+        )
 
     def timed(self, tick: int) -> Iterator[tuple[int, Any]]:
         """Return times and frames, from one that is not after ``tick`` on, or from the first."""

@@ -148,7 +148,7 @@ class VideoReader:
         """Return the frames with some numbers, or on the screen at some times."""
         begin = self._film.numbered if are_numbers else self._film.timed
         far = round(_SEEK_S * self.rate) * (1 if are_numbers else self._film.step)
-        found = self._room(len(places))
+        pixels = self._room(len(places))
         frames: Iterator[tuple[int, Any]] = iter(())
         current = following = None
         for row in np.argsort(np.array(places, np.int64), kind="stable").tolist():
@@ -165,8 +165,8 @@ class VideoReader:
                 current, following = following, None
             if are_numbers and current[0] != place:
                 raise IndexError(f"frame {place} is out of range for {current[0] + 1} frames")
-            found[row] = self._pixels(current[1])
-        return found
+            pixels[row] = self._pixels(current[1])
+        return pixels
 
     def clip(self, clips: Clips, generator: Generator | None) -> Pixels:
         """Return a clip, shape (frames, height, width, 3), in this thread."""
@@ -179,41 +179,41 @@ class VideoReader:
         else:
             last = film.end - (span - 1) * film.step
             tick = int(generator.integers(film.start, max(film.start + 1, last)))
-            found, count = self._spread(film.shown_from(tick), clips)
+            pixels, count = self._spread(film.shown_from(tick), clips)
             if count == clips.num_frames or tick == film.start:
-                return found
+                return pixels
             number = max(0, film.num_frames - span)  # the rate varies: the last clip that there is
         frames = (frame for place, frame in film.numbered(number) if place >= number)
         return self._spread(frames, clips)[0]
 
     def _spread(self, frames: Iterator[Any], clips: Clips) -> tuple[Pixels, int]:
         """Return every ``stride``-th frame, and how many there are; the last of all fills up."""
-        found, count, last = self._room(clips.num_frames), 0, None
+        pixels, count, last = self._room(clips.num_frames), 0, None
         for place, last in enumerate(islice(frames, (clips.num_frames - 1) * clips.stride + 1)):
             if place % clips.stride == 0:
-                found[count] = self._pixels(last)
+                pixels[count] = self._pixels(last)
                 count += 1
         if last is None:
             raise ValueError(NO_FRAMES)
         if count < clips.num_frames:
-            found[count:] = self._pixels(last)
-        return found, count
+            pixels[count:] = self._pixels(last)
+        return pixels, count
 
     def all_frames(self) -> Pixels:
         """Return all frames, shape (frames, height, width, 3)."""
-        film, found, end = self._film, list[Pixels](), 0
+        film, pixels, end = self._film, list[Pixels](), 0
         for frame in film.from_start():
-            self._check_size(len(found) + 1)
-            found.append(self._pixels(frame))
+            self._check_size(len(pixels) + 1)
+            pixels.append(self._pixels(frame))
             if frame.pts is not None:
                 end = max(end, film.end_of(frame))
-        if not found:
+        if not pixels:
             raise ValueError(NO_FRAMES)
         if film.is_listed:
-            _check_count(len(found), film.num_frames)
+            _check_count(len(pixels), film.num_frames)
         elif len(film.container.streams) == 1:  # or sound may be longer
             audio.check_end(film.container, film.stream, {film.stream.index: end})
-        return np.stack(found)
+        return np.stack(pixels)
 
     def _pixels(self, frame: Any) -> Pixels:
         if (frame.width, frame.height) != (self.width, self.height):  # it may change inside

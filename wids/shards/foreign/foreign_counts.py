@@ -327,13 +327,16 @@ def _stated(shard: ShardSpec, counts: Mapping[str, int]) -> ShardSpec:
     Raises:
         MismatchError: It is not.
     """
-    known = {urls.redact(source): count for source, count in counts.items()}
+    counts_by_source = {urls.redact(source): count for source, count in counts.items()}
     extras = dict(shard.extras)
     if shard.num_samples is None:
-        extras[COUNTS_FROM] = next(iter(known))
+        extras[COUNTS_FROM] = next(iter(counts_by_source))
     else:
-        known = {extras.get(COUNTS_FROM, "the spec"): shard.num_samples, **known}
-    (source, count), *others = known.items()
+        counts_by_source = {
+            extras.get(COUNTS_FROM, "the spec"): shard.num_samples,
+            **counts_by_source,
+        }
+    (source, count), *others = counts_by_source.items()
     for other, found in others:
         if found != count:
             raise disagreement(shard.url, source, count, other, found)

@@ -240,12 +240,12 @@ class Context:
         Raises:
             SpecError: The document must not name the folder.
         """
-        stated = reference(document, "base", self.name)
-        stated = stated or reference(document, "base_path", self.name)
-        if self.is_based or not stated:
+        base_reference = reference(document, "base", self.name)
+        base_reference = base_reference or reference(document, "base_path", self.name)
+        if self.is_based or not base_reference:
             return self
-        base = urls.join(self.base, stated)
-        self._check_local(urls.join(base, "x"), stated)
+        base = urls.join(self.base, base_reference)
+        self._check_local(urls.join(base, "x"), base_reference)
         return replace(self, base=base)
 
     def inside(self, number: int) -> Context:

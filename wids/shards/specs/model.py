@@ -86,7 +86,7 @@ class ShardSpec:
 
     def entry(self, folder: str | None = None) -> dict[str, Any]:
         """Return the shard's entry in a JSON document that is in ``folder``."""
-        known = {
+        entries = {
             "url": _relative(self.url, folder),
             "nsamples": self.num_samples,
             "filesize": self.nbytes,
@@ -96,7 +96,7 @@ class ShardSpec:
             "key_split": self.key_split,
             "index": self.index and _relative(self.index, folder),
         }
-        return {**{k: v for k, v in known.items() if v is not None}, **self.extras}
+        return {**{k: v for k, v in entries.items() if v is not None}, **self.extras}
 
 
 def _shown(part: ShardSpec | SavedTable | IndexedShards) -> str:
@@ -208,12 +208,12 @@ class DatasetSpec:
             >>> wids.DatasetSpec((), extras={"classes": ["cat", "dog"]}).classes
             ['cat', 'dog']
         """
-        found = self._classes
-        if found is None:
+        classes = self._classes
+        if classes is None:
             names = self.extras.get("classes")
-            found = list(map(str, names)) if isinstance(names, list | tuple) else []
-            object.__setattr__(self, "_classes", found)
-        return found
+            classes = list(map(str, names)) if isinstance(names, list | tuple) else []
+            object.__setattr__(self, "_classes", classes)
+        return classes
 
     def __repr__(self) -> str:
         """Return its name and only the first and last of its shards, since there may be many."""

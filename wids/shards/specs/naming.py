@@ -159,13 +159,13 @@ def names_in(name: str) -> list[str]:
         return expand(name)
     if urls.is_local(name) and os.path.lexists(urls.local_path(name)):
         return [name]
-    found: list[str] = []
+    parts: list[str] = []
     for part in _COLONS.split(name):
-        if found and _goes_on(found[-1], part):
-            found[-1] += f"::{part}"
+        if parts and _goes_on(parts[-1], part):
+            parts[-1] += f"::{part}"
         else:
-            found.append(part)
-    return [one for part in found for one in expand(part)]
+            parts.append(part)
+    return [one for part in parts for one in expand(part)]
 
 
 def _goes_on(before: str, part: str) -> bool:
@@ -199,7 +199,7 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
         NotFoundError: Wildcards match nothing, or a folder has no tars.
         FetchError: A folder cannot be listed.
     """
-    found: list[Named | Folder] = []
+    items: list[Named | Folder] = []
     for part in names_in(name):
         if not part:  # as a reference, it would be the current folder
             raise SpecError(
@@ -209,12 +209,12 @@ def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Nam
         url = join(part)
         # `join` removes the trailing slash of a path, so `is_folder` asks the disk about paths.
         if listing.is_folder(url):  # also one whose name looks like a pattern
-            found.append(open_folder(url, fetcher))
+            items.append(open_folder(url, fetcher))
         elif listing.is_pattern(url):
-            found += listing.matching(fetcher.entries, url)
+            items += listing.matching(fetcher.entries, url)
         else:
-            found.append(Named(url))
-    return found
+            items.append(Named(url))
+    return items
 
 
 def open_folder(url: str, fetcher: Fetcher) -> Folder:
@@ -247,7 +247,7 @@ def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
         SpecError, NotFoundError, FetchError: As `resolve`.
     """
     join = urls.joiner(os.getcwd())
-    found = set()
+    tars = set()
     for name in names:
         for item in resolve(name, join, fetcher):
             if isinstance(item, Folder) and not item.tars:
@@ -255,8 +255,8 @@ def tar_urls(names: Sequence[str], fetcher: Fetcher) -> list[str]:
                     f"{urls.redact(item.url)}: expected a folder with .tar files, found those of "
                     f"Energon in folders inside it; pass {urls.redact(item.document or '')}"
                 )
-            found |= {item.url} if isinstance(item, Named) else {tar.url for tar in item.tars}
-    return sorted(found)
+            tars |= {item.url} if isinstance(item, Named) else {tar.url for tar in item.tars}
+    return sorted(tars)
 
 
 def _energon_document(entries: Sequence[Entry], folder: str, fetcher: Fetcher) -> str | None:
@@ -276,7 +276,7 @@ def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> s
     if not tars:
         return None
     names = {entry.name for entry in entries if not entry.is_folder}
-    found = [
+    documents = [
         name
         for name in names
         if name.endswith(".json")
@@ -285,7 +285,7 @@ def _document(entries: Sequence[Entry], folder: str, tars: Sequence[Named]) -> s
             or all(tar.url.startswith(folder + name.removesuffix(".json")) for tar in tars)
         )
     ]
-    return folder + found[0] if len(found) == 1 else None
+    return folder + documents[0] if len(documents) == 1 else None
 
 
 def _no_tars(folder: str, entries: Sequence[Entry]) -> NotFoundError:

@@ -372,12 +372,12 @@ def _common_end(one: str, other: str) -> str:
 
 def _digest_bytes(digests: Sequence[str | None]) -> tuple[bytes, dict[int, str]]:
     """Return the bytes of digests, empty if none is stated, and texts that are none, by number."""
-    stated = [digest for digest in digests if digest is not None]
-    if not stated:
+    some_digests = [digest for digest in digests if digest is not None]
+    if not some_digests:
         return b"", {}
-    is_usual = len(stated) == len(digests) and {*map(len, stated)} == {_NUM_DIGITS}
-    if is_usual and _NO_DIGEST.hex() not in stated:
-        text = "".join(stated)
+    is_usual = len(some_digests) == len(digests) and {*map(len, some_digests)} == {_NUM_DIGITS}
+    if is_usual and _NO_DIGEST.hex() not in some_digests:
+        text = "".join(some_digests)
         with suppress(ValueError):
             if (data := bytes.fromhex(text)).hex() == text:
                 return data, {}

@@ -257,14 +257,14 @@ def has_checksum(block: bytes) -> bool:
     """Whether a block is a header, which states its own checksum."""
     # An empty field would be parsed as 0, which is the signed sum of some texts, such as names in
     # the body of an extended header.
-    stated = parse_number(block[148:156]) if block[148:156].strip(b" \0") else None
+    checksum = parse_number(block[148:156]) if block[148:156].strip(b" \0") else None
     # POSIX: the eight bytes of the checksum count as blanks, since it is computed before it is
     # stored.
     unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
-    if stated is None or stated == unsigned:
-        return stated is not None
+    if checksum is None or checksum == unsigned:
+        return checksum is not None
     # Old Sun tars summed signed bytes, so each byte over 127 counts 256 less.
-    return stated == unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
+    return checksum == unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
 
 
 def parse_number(field: bytes) -> int | None:

@@ -313,13 +313,13 @@ def _numbered(items: list[bytes]) -> tuple[IntArray, list[bytes]]:
 def _in_samples(sample_of: IntArray, field_of: IntArray, num_fields: int) -> IntArray:
     """Return members sorted by sample, then as in the archive; of equal names only the last."""
     pairs = sample_of * num_fields + field_of
-    kept = np.arange(len(pairs))
+    members = np.arange(len(pairs))
     if (np.diff(pairs) > 0).all():  # as packers write them: nothing to sort, no duplicates
-        return kept
+        return members
     distinct, last_seen = np.unique(pairs[::-1], return_index=True)
     if len(distinct) < len(pairs):
-        kept = np.sort(len(pairs) - 1 - last_seen)
-    return kept[np.argsort(sample_of[kept], kind="stable")]
+        members = np.sort(len(pairs) - 1 - last_seen)
+    return members[np.argsort(sample_of[members], kind="stable")]
 
 
 def _narrow(values: IntArray) -> Column:

@@ -101,7 +101,7 @@ def sample_readers(
 
     def reader(crcs: memoryview | None) -> ReadSamples:
         # One tuple, so that threads with different labels cannot mix them up.
-        latest: tuple[Any, list[Shape | None]] = (), []
+        last_shapes: tuple[Any, list[Shape | None]] = (), []
 
         def read(
             local_indices: Sequence[int],
@@ -109,10 +109,10 @@ def sample_readers(
             append: Append | None = None,
             source: Source = source,
         ) -> RawSample:
-            nonlocal latest
-            shared = latest
+            nonlocal last_shapes
+            shared = last_shapes
             if shared[0] is not labels and shared[0] != labels:
-                shared = latest = labels, [None] * _END
+                shared = last_shapes = labels, [None] * _END
             shapes = shared[1]
             for local_index in local_indices:
                 shape = shapes[known[local_index]] or look(local_index, labels, shapes, source)

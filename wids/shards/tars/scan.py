@@ -564,17 +564,17 @@ def scan(data: TarBytes, path: str = "tar") -> TarMembers:
 def _add_batch(archive: Archive, batch: Batch) -> int:
     """Add the members of a batch in order, and return where the next header is."""
     offsets = batch.offsets
-    done = 0
+    num_done = 0
     for row in np.flatnonzero(batch.is_special).tolist():
-        if row < done:
+        if row < num_done:
             continue  # the member of an extended header, read together with it
         # Plain members before the unusual one come first: samples keep the order of the archive
         # (KEY-3), and a hard link finds its target among earlier members (TAR-13).
-        batch.add_plain(archive.members, done, row)
+        batch.add_plain(archive.members, num_done, row)
         position = read_next(archive, int(offsets[row]))
-        done = int(np.searchsorted(offsets, position))
+        num_done = int(np.searchsorted(offsets, position))
         # An extended header can change a size, so that the next guesses were not headers.
-        if done >= len(offsets) or offsets[done] != position or archive.global_records:
+        if num_done >= len(offsets) or offsets[num_done] != position or archive.global_records:
             return position
-    batch.add_plain(archive.members, done, len(offsets))
+    batch.add_plain(archive.members, num_done, len(offsets))
     return batch.stop

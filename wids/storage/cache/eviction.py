@@ -203,17 +203,17 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
         The number of deleted files, their bytes, and the number of files that are in use.
     """
     deleted: list[CacheFile] = []
-    kept: set[str] = set()
+    kept_paths: set[str] = set()
     for file in sorted(files):  # a copy comes before its index
         delete = delete_if_abandoned if file.is_temporary else delete_if_unused
         # A copy that stays is compared with its index when its time changes (CACHE-35).
-        if file.path.removesuffix(_INDEX_SUFFIX) not in kept and delete(file.path):
+        if file.path.removesuffix(_INDEX_SUFFIX) not in kept_paths and delete(file.path):
             deleted.append(file)
         elif os.path.lexists(file.path):  # or another process has deleted it
-            kept.add(file.path)
+            kept_paths.add(file.path)
     for folder in {os.path.dirname(os.path.dirname(file.path)) for file in deleted}:
         forget_total(folder)
-    return len(deleted), sum(file.nbytes for file in deleted), len(kept)
+    return len(deleted), sum(file.nbytes for file in deleted), len(kept_paths)
 
 
 class Held(NamedTuple):

@@ -154,12 +154,12 @@ class Bucket(Http):
         return self._address(url).url
 
     def _address(self, url: str) -> _Signed:
-        found, keys = self._signed.get(url), self._keys()
-        if found is None or found.keys != keys or time.monotonic() >= found.until_s:
+        address, keys = self._signed.get(url), self._keys()
+        if address is None or address.keys != keys or time.monotonic() >= address.until_s:
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
-            found = self._signed[url] = self._new_address(location_of(url).key, keys)
-        return found
+            address = self._signed[url] = self._new_address(location_of(url).key, keys)
+        return address
 
     def _keys(self) -> Keys | None:
         config, provider = self._config, self._settings.provider

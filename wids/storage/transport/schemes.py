@@ -82,24 +82,24 @@ def hedges(options: Mapping[str, Any]) -> bool:
     Raises:
         ValueError: The value is neither true nor false.
     """
-    label, stated = "storage_options: hedge", options.get("hedge")
-    if stated is None:
-        label, stated = HEDGE_VARIABLE, os.environ.get(HEDGE_VARIABLE, "").strip() or "1"
-    if stated not in (True, False, "1", "0"):
-        raise ValueError(f"{label}: expected true or false, or 1 or 0, found {stated!r:.40}")
-    return stated not in (False, "0")
+    label, setting = "storage_options: hedge", options.get("hedge")
+    if setting is None:
+        label, setting = HEDGE_VARIABLE, os.environ.get(HEDGE_VARIABLE, "").strip() or "1"
+    if setting not in (True, False, "1", "0"):
+        raise ValueError(f"{label}: expected true or false, or 1 or 0, found {setting!r:.40}")
+    return setting not in (False, "0")
 
 
 def _seconds(options: Mapping[str, Any], name: str, variable: str, default: float) -> float:
-    label, stated = f"storage_options: {name}", options.get(name)
-    if stated is None:
-        label, stated = variable, os.environ.get(variable, "").strip() or default
+    label, setting = f"storage_options: {name}", options.get(name)
+    if setting is None:
+        label, setting = variable, os.environ.get(variable, "").strip() or default
     try:
-        seconds = float(stated)
+        seconds = float(setting)
     except (TypeError, ValueError):
         seconds = -1.0
     if not seconds >= 0:  # also refuses NaN
-        raise ValueError(f"{label}: expected a number of seconds, found {stated!r:.40}")
+        raise ValueError(f"{label}: expected a number of seconds, found {setting!r:.40}")
     return seconds
 
 

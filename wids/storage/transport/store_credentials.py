@@ -64,9 +64,9 @@ def of_aws(
             f"profile {named!r:.60}: expected it in ~/.aws/config or ~/.aws/credentials, found "
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
-    found = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
-    if "access_key_id" in found:
-        return found, None
+    keys = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
+    if "access_key_id" in keys:
+        return keys, None
     provider = _by_botocore(named)
     more = set(section or ()) - {"region", "output", "s3"}
     if provider is None and more:
@@ -75,12 +75,12 @@ def of_aws(
             f"{', '.join(sorted(more))[:100]}, which botocore reads; pip "
             "install botocore, or pass key and secret in storage_options"
         )
-    return found, provider
+    return keys, provider
 
 
 def _section(name: str) -> dict[str, str] | None:
     """Return the settings of a profile in the two AWS files; None if neither has it."""
-    found: dict[str, str] | None = None
+    settings: dict[str, str] | None = None
     for variable, path, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", "default" if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
@@ -94,8 +94,8 @@ def _section(name: str) -> dict[str, str] | None:
                 "lines of another form"
             ) from None
         if parser.has_section(section):
-            found = {**(found or {}), **dict(parser.items(section))}
-    return found
+            settings = {**(settings or {}), **dict(parser.items(section))}
+    return settings
 
 
 def _by_botocore(profile: str | None) -> Provider | None:

@@ -207,14 +207,14 @@ def _azure_connection(text: str) -> dict[str, Any]:
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     names = {"AccountName": "account_name", "AccountKey": "account_key",
              "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
-    found = {ours: parts[name] for name, ours in names.items() if name in parts}
-    if "endpoint" not in found and "EndpointSuffix" in parts:
+    settings = {ours: parts[name] for name, ours in names.items() if name in parts}
+    if "endpoint" not in settings and "EndpointSuffix" in parts:
         protocol = parts.get("DefaultEndpointsProtocol", "https")
-        account = found.get("account_name", "")
-        found["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
-    if "endpoint" in found:
-        found["endpoint"] = found["endpoint"].rstrip("/")
-    return found
+        account = settings.get("account_name", "")
+        settings["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
+    if "endpoint" in settings:
+        settings["endpoint"] = settings["endpoint"].rstrip("/")
+    return settings
 
 
 _T = TypeVar("_T")

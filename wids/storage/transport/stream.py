@@ -209,16 +209,16 @@ def file_chunks(url: str, file: IO[bytes], nbytes: int | None = None) -> Iterato
     Raises:
         FetchError: It cannot be read.
     """
-    left = sys.maxsize if nbytes is None else nbytes
-    while left > 0:
+    num_left = sys.maxsize if nbytes is None else nbytes
+    while num_left > 0:
         try:
-            chunk = file.read(min(left, CHUNK_NBYTES))
+            chunk = file.read(min(num_left, CHUNK_NBYTES))
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
         if not chunk:
             return
         yield chunk
-        left -= len(chunk)
+        num_left -= len(chunk)
 
 
 def not_found(url: str, answer: str = "") -> NotFoundError:
