@@ -4,8 +4,9 @@
     python benchmarks/report.py --quick [--old OLD_PYTHON]
 
 The first installs each library in an environment of its own, measures, and with ``--write``
-replaces the tables and plots of docs/performance.md. The second is a smoke test of a minute, of
-what is installed in this environment. ``--results FILE`` shows what was measured before.
+replaces the tables and plots of docs/performance.md, and README's table. The second is a smoke test
+of a minute, of what is installed in this environment. ``--results FILE`` shows what was measured
+before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from reporting.runs import FULL, QUICK, Results, Run, show
 
 PAGE = ROOT / "docs" / "performance.md"
 FOLDER = ROOT / "docs" / "performance"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- begin of the generated part -->", "<!-- end of the generated part -->"
 
 
@@ -108,7 +110,7 @@ def as_json(results: Results) -> str:
 
 
 def save(results: Results) -> None:
-    """Replace the generated part of the page, the numbers and the plots."""
+    """Replace the generated part of the page, README's table, the numbers and the plots."""
     FOLDER.mkdir(exist_ok=True)
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
@@ -116,7 +118,10 @@ def save(results: Results) -> None:
         f"{before}{BEGIN}\n\n{tables.report(results)}\n\n{END}{after}", encoding="utf-8"
     )
     (FOLDER / "results.json").write_text(as_json(results), encoding="utf-8")
-    (FOLDER / "summary.md").write_text(tables.summary(results), encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    before, _, after = readme.partition("\n| | wids | wids 0.1.11 ")
+    after = after.partition("\n\n")[2]
+    README.write_text(f"{before}\n{tables.front_table(results)}\n{after}", encoding="utf-8")
     plots.write(results, FOLDER)
 
 

@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -206,36 +205,19 @@ def test_old_names_are_all_mapped() -> None:
     ] == []
 
 
-ROWS = {
-    "pictures decoded by 2 workers": "pictures per second, 2 workers",
-    "batches of random samples": "random samples, 256 at a time, µs each",
-    "cold random samples": "cold random samples, ms each",
-    "the first index or conversion": "index or convert 10 MB, s",
-    "the first remote sample": "first sample of a remote dataset, s",
-    "resuming": "resume in the middle of an epoch, s",
-}
-
-
 def test_numbers_of_readme_are_those_of_the_report() -> None:
-    """The rows of README are those of the report's last run."""
+    """The table of README is made from the numbers of the report's last run."""
+    need(importlib.util.find_spec("reporting"), "run the tests in a clone, with benchmarks/")
+    from reporting import tables
+    from reporting.runs import Results
+
+    numbers = ROOT / "docs" / "performance" / "results.json"
+    results = Results(**json.loads(numbers.read_text(encoding="utf-8")))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    summary = (ROOT / "docs" / "performance" / "summary.md").read_text(encoding="utf-8")
-    header = next(line for line in readme.split("\n") if line.startswith("| | wids | wids 0.1.11"))
-    names = [cell.strip() for cell in header.strip("|").split("|")[1:]]
-    for name, label in ROWS.items():
-        row = next(line for line in summary.split("\n") if line.startswith(f"- **{name}**"))
-        # "name value, name value, …" after the last colon
-        parts = [part.rpartition(" ") for part in row.rpartition(": ")[2].rstrip(".").split(", ")]
-        values = {part[0]: part[2] for part in parts}
-        cells = " | ".join(values.get(column, "no") for column in names)
-        assert f"| {label} | {cells} |" in readme
-    measured = json.loads((ROOT / "docs" / "performance" / "results.json").read_text("utf-8"))
-    own = statistics.median(measured["values"]["pictures_2"]["wids, Pillow"])
-    assert f"| the same, wids without the extra `turbo` | {own:,.0f} |" in readme
-    report = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    num_rows = re.search(r"in each of (\d+) rows", report)
-    assert num_rows is not None
-    assert f"has {num_rows[1]} rows with ranges" in readme
+
+    assert f"\n\n{tables.front_table(results)}\n" in readme
+    (num_rows,) = re.findall(r"in each of (\d+) rows", tables.report(results))
+    assert f"has {num_rows} rows with ranges" in readme
 
 
 def test_the_recipe_for_the_hub_calls_what_its_client_has() -> None:

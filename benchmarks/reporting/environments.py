@@ -44,6 +44,7 @@ class Contestant:
         reads: The form that it reads.
         only: The rows in which it is shown for comparison, where it wins nothing; empty for a
             library, which has all.
+        uncounted: Why the processor time of its workers is not known; empty where it is.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Contestant:
     environment: str
     reads: str
     only: tuple[str, ...] = ()
+    uncounted: str = ""
 
     @property
     def is_limit(self) -> bool:
@@ -59,6 +61,7 @@ class Contestant:
         return bool(self.only)
 
 
+FORK_SERVER = "its workers are a fork server's, whose processor time is not counted"
 PICTURES = ("pictures_0", "pictures_1", "pictures_2")
 CONTESTANTS = (
     Contestant("wids", "wids", "", "wids", "tars"),
@@ -68,7 +71,7 @@ CONTESTANTS = (
     Contestant("litdata", "litdata", "", "litdata", "chunks"),
     Contestant("HF datasets", "datasets", "", "datasets", "Arrow"),
     Contestant("webshart", "webshart", "", "webshart", "tars"),
-    Contestant("LanceDB", "lancedb", "", "lancedb", "Lance"),
+    Contestant("LanceDB", "lancedb", "", "lancedb", "Lance", uncounted=FORK_SERVER),
     Contestant("array_record + grain", "array_record", "", "grain", "ArrayRecord"),
     Contestant("bagz", "bagz", "", "records", "bag"),
     Contestant("LMDB", "lmdb", "", "records", "LMDB"),

@@ -33,9 +33,6 @@ class MissingError(Exception):
     """A cell cannot be had; the text is the reason."""
 
 
-UNCOUNTED = {"LanceDB": "its workers are a fork server's, whose processor time is not counted"}
-
-
 @dataclass(frozen=True)
 class Sizes:
     """How much of everything."""
@@ -407,8 +404,8 @@ class Run:
         self, row: str, contestant: Contestant, num_workers: int, found: Mapping[str, float]
     ) -> None:
         """Add processor time, where that of all workers is known."""
-        if num_workers and contestant.name in UNCOUNTED:
-            self.results.miss(row, contestant.name, UNCOUNTED[contestant.name])
+        if num_workers and contestant.uncounted:
+            self.results.miss(row, contestant.name, contestant.uncounted)
         else:
             self.results.note(row, contestant.name, found["processor_s"])
 

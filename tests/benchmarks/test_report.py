@@ -12,7 +12,7 @@ import report
 from conftest import need
 from reporting import plots, tables
 from reporting.environments import CONTESTANTS, ENVIRONMENTS, interpreters
-from reporting.runs import Results
+from reporting.runs import QUICK, Results, Run
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = {"python": "3.11.7"}
@@ -52,6 +52,33 @@ def test_what_is_lost_is_listed() -> None:
     assert "wids 300; files 450, 1.50 ×." in lost
     assert "bagz" not in lost
     assert "single random samples" not in lost
+
+
+def test_the_best_are_listed_as_lost() -> None:
+    """Of several that are better, the best one is named, and the best that reads plain tars."""
+    found = results(
+        batch={"wids": [4e-6], "LMDB": [2e-6], "bagz": [1e-6], "webshart": [3e-6]},
+        cold={"wids": [4e-3], "webshart": [2e-3], "LMDB": [3e-3]},
+    )
+
+    batch, cold = tables.losses(found)
+
+    assert batch.endswith("wids 4.00; bagz 1.00, 4.00 ×; webshart (plain tars too) 3.00, 1.33 ×.")
+    assert cold.endswith("wids 4.00; webshart (plain tars too) 2.00, 2.00 ×.")
+
+
+def test_processor_time_that_is_not_known_is_not_shown() -> None:
+    """The workers of a fork server are not counted, so their library has a reason in that cell."""
+    run = Run([], {}, Path(), QUICK)
+    contestants = {contestant.name: contestant for contestant in CONTESTANTS}
+    for name in ("wids", "LanceDB"):
+        for num_workers in (0, 2):
+            row = f"epoch_{num_workers}_cpu"
+            run.note_processor(row, contestants[name], num_workers, {"processor_s": 1e-6})
+
+    assert run.results.values["epoch_0_cpu"] == {"wids": [1e-6], "LanceDB": [1e-6]}
+    assert run.results.values["epoch_2_cpu"] == {"wids": [1e-6]}
+    assert "fork server" in run.results.reasons["epoch_2_cpu"]["LanceDB"]
 
 
 def test_goals_have_a_verdict_by_the_medians_that_are_shown() -> None:
@@ -185,9 +212,25 @@ def test_the_page_shows_the_numbers_that_were_kept(tmp_path: Path) -> None:
     generated = page.partition(report.BEGIN)[2].partition(report.END)[0].strip()
 
     assert generated == tables.report(kept)
-    assert (folder / "summary.md").read_text(encoding="utf-8") == tables.summary(kept)
     for path in plots.write(kept, tmp_path):
         assert (folder / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+def test_the_table_of_readme_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--write`` puts the numbers into README too, and changes nothing else there."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    kept = Results(**json.loads((report.FOLDER / "results.json").read_text(encoding="utf-8")))
+    table = tables.front_table(kept)
+    assert table in text
+    (tmp_path / "README.md").write_text(text.replace(table, table[:60] + "…\n"), encoding="utf-8")
+    (tmp_path / "page.md").write_text(f"{report.BEGIN}{report.END}", encoding="utf-8")
+    monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(report, "FOLDER", tmp_path / "performance")
+
+    report.save(kept)
+
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.long

@@ -196,10 +196,8 @@ class MixedSampler(DistributedChunkedSampler):
         epoch, position = state.epoch, state.position
         if whole:
             epoch, position = epoch + (position > 0), 0
-        state_weights, num_runs = (
-            state.fingerprint.get("weights"),
-            state.fingerprint["num_canonical"],
-        )
+        state_weights = state.fingerprint.get("weights")
+        num_runs = state.fingerprint["num_canonical"]
         position += epoch * self._settings_of(num_runs).num_indices
         try:
             theirs, ours = (_past(each, position) for each in (state_weights, expected["weights"]))

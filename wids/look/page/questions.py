@@ -312,9 +312,7 @@ class Questions:
         if conditions:
             scan = self._scans.searches.get((self, conditions))
             indices = [] if scan is None else scan.visitor.found
-            indices = indices[
-                : len(indices)
-            ]  # those that there are now: a scan may find more meanwhile
+            indices = indices[: len(indices)]  # there may be more: a scan may go on meanwhile
         if step := query.get("step", ""):
             batch = self._steps.get(parsed_number(step, "step"))
             if batch is None:

@@ -122,11 +122,8 @@ class Film:
         if self._order and self._num_lost is not None:
             mark = self._order[min(number + self._num_lost, len(self._order) - 1)]
             beginning = self._begun(self._tick(mark), self._number, number)
-        return (
-            enumerate(self.from_start())
-            if beginning is None
-            else enumerate(beginning[1], beginning[0])
-        )
+        first, frames = beginning or (0, self.from_start())
+        return enumerate(frames, first)
 
     def timed(self, tick: int) -> Iterator[tuple[int, Any]]:
         """Return times and frames, from one that is not after ``tick`` on, or from the first."""
