@@ -137,7 +137,7 @@ def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:
     ("app", "theme"), [("lab/tree", "Light"), ("lab/tree", "Dark"), ("notebooks", "Light")]
 )
 def test_in_a_real_notebook(
-    app: str, theme: str, jupyter: Any, executed: Path, chromium: Chromium, tmp_path: Path
+    app: str, theme: str, jupyter: Any, executed: Path, chromium: Chromium
 ) -> None:
     """Summary, samples and galleries look the same in JupyterLab and Notebook 7."""
     address, settings = jupyter
@@ -154,7 +154,6 @@ def test_in_a_real_notebook(
     page.wait_for_selector(".wids .grid >> nth=2")
     look = check(page)
     assert (brightness(look["text"]) > 0.5) == (theme == "Dark")
-    (tmp_path / "shot.png").write_bytes(page.screenshot())  # for a human reader
     page.close()
 
 
@@ -178,7 +177,7 @@ def pages(executed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("template", ["lab", "classic"])
-def test_as_a_page(template: str, pages: Path, chromium: Chromium, tmp_path: Path) -> None:
+def test_as_a_page(template: str, pages: Path, chromium: Chromium) -> None:
     """So they do on pages that nbconvert makes."""
     page = chromium.new_page(viewport={"width": 1200, "height": 1600})
     # Templates name scripts of other sites, which are not there.
@@ -187,7 +186,6 @@ def test_as_a_page(template: str, pages: Path, chromium: Chromium, tmp_path: Pat
     page.goto((pages / f"{template}.html").as_uri(), wait_until="domcontentloaded")
     page.wait_for_selector(".wids .facts")
     check(page)
-    (tmp_path / "shot.png").write_bytes(page.screenshot(full_page=True))  # for a human reader
     page.close()
 
 
