@@ -230,6 +230,17 @@ def test_what_exists_is_not_overwritten(work: Work, folder: Path) -> None:
     assert contents(folder / "out") == before
 
 
+def test_a_part_in_whose_way_a_file_is(folder: Path) -> None:
+    """It is an error before anything is written, as in an undivided run."""
+    (folder / "out" / "new-000001.tar").write_bytes(b"of others")
+    before = contents(folder / "out")
+    for part in ("1/2", "2/2"):
+        status, _, err = rewrite("out", "--part", part)
+        assert (status, "new-000001.tar: already exists" in err) == (1, True)
+        assert contents(folder / "out") == before
+        assert not (folder / "out" / "new.partial").exists()
+
+
 @WORKS
 @pytest.mark.parametrize("steps", [[4], pytest.param(range(1, 40), marks=LONG)])
 def test_killed_parts_and_merges(work: Work, steps: Sequence[int], folder: Path) -> None:

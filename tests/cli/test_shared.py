@@ -66,6 +66,26 @@ def test_without_a_terminal_it_takes_an_option(
     assert len(server.log) == 3
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_part_that_may_not_download_leaves_nothing(
+    is_whole: bool, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither if the first bytes of shards are too much, nor if whole shards are."""
+    monkeypatch.setattr("wids.shards.costs.LIMIT_NBYTES", 20_000 if is_whole else 1000)
+    if is_whole:  # after a look at first bytes that are not enough
+        monkeypatch.setattr("wids.publish.new_spec.FIRST_NBYTES", 2048)
+    part = [*arguments("create", shards, tmp_path), "--part", "1/1"]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(part)
+    assert list(tmp_path.iterdir()) == []
+    few = [text.replace("2}", "1}") for text in part]
+    assert cli.main([*few, "--yes"]) == 0
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(part)
+    assert set(tmp_path.rglob("*")) == before  # what is finished stays
+
+
 def test_create_asks_for_what_is_read_whole(
     server: Server,
     tmp_path: Path,

@@ -31,3 +31,18 @@ def test_a_damaged_copy_is_found(server: Server, tmp_path: Path, share: float | 
     _, _, (problem,) = check_copies(spec, str(folder), share)
     assert str(copy) in str(problem) or urls[0] in str(problem)
     assert len(server.log) == num_requests
+
+
+@pytest.mark.parametrize("share", [None, 1.0])
+def test_a_shard_that_is_named_twice(server: Server, tmp_path: Path, share: float | None) -> None:
+    """Its copy is one copy, with the samples that it has and what is damaged in it."""
+    body = write_tar(tmp_path / "a.tar", sample_members(0, 5)).read_bytes()
+    spec = wids.build_spec([server.page("/a.tar", body)] * 2)
+    folder = tmp_path / "cache"
+    with wids.ShardListDataset(spec, cache_dir=folder, access="download") as dataset:
+        assert len(dataset) == 10
+        assert dataset[9][".txt"] == dataset[4][".txt"]
+    (copy,) = folder.rglob("*.tar")
+    assert check_copies(spec, str(folder), share) == (1, 0 if share is None else 5, [])
+    copy.write_bytes(body.replace(b"text 3", b"TEXT 3"))
+    assert len(check_copies(spec, str(folder), share)[2]) == 1

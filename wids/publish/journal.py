@@ -157,8 +157,14 @@ class Journal:
             self.begin(plan)
             yield
 
+    def abandon(self) -> None:
+        """Delete the folder if no shard is finished, unless others are at work in it."""
+        with suppress(OSError), self._locked(_LOCK, "on these shards") as is_held:
+            if is_held and not self.has_records:
+                self.delete()
+
     @contextmanager
-    def _locked(self, name: str, where: str, *, is_shared: bool = False) -> Iterator[None]:
+    def _locked(self, name: str, where: str, *, is_shared: bool = False) -> Iterator[bool | None]:
         path = os.path.join(self.path, name)
         for _ in range(_MAX_ATTEMPTS):
             with ExitStack() as stack:
@@ -176,7 +182,7 @@ class Journal:
                         raise
                     continue  # another process has completed the work meanwhile, as below
                 if is_same:
-                    yield
+                    yield is_held
                     return
         raise OSError(f"{self.path}: others deleted it {_MAX_ATTEMPTS} times meanwhile")
 

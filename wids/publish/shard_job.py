@@ -203,6 +203,9 @@ class ShardJob(Job):
     def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
         """Write the shards of a part that are missing; see `Job`."""
         self.output.check_unpublished()
+        existing = self.output.existing_shards()[:1]
+        if self.journal.plan is None:  # looked at last, since other parts may begin meanwhile
+            self.output.check_absent(*existing)
         self.output.make_folder()
         return super().run_part(part, executor)
 

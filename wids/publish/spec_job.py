@@ -19,7 +19,7 @@ import numpy as np
 from wids.errors import SpecError
 from wids.publish.appending import append_described
 from wids.publish.job import Job
-from wids.publish.journal import APPENDING, Journal, ShardTask
+from wids.publish.journal import APPENDING, JobPart, Journal, ShardTask
 from wids.publish.new_spec import Describer, described_spec, first_places, log_cost
 from wids.publish.output import unfinished_path
 from wids.publish.problems import Problem, log_problem
@@ -87,6 +87,17 @@ class SpecJob(Job):
             # Last of all: until the spec is saved, an interrupted run resumes from it.
             log.delete()
         return spec
+
+    def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
+        """Describe the shards of a part that are missing; see `Job`.
+
+        Nothing is left if it fails before the first of them, as after the answer to a question.
+        """
+        try:
+            return super().run_part(part, executor)
+        except BaseException:
+            self.journal.abandon()
+            raise
 
     def _save_new(self, executor: Executor | None) -> DatasetSpec:
         dataset_index = os.path.splitext(self.output)[0] + ".index"

@@ -342,13 +342,14 @@ def check_copies(
         of their copy, and what is damaged.
     """
     cache = Cache(folder, fetch.Fetcher())
-    num_copies = num_samples = 0
+    paths: set[str] = set()  # a spec may name a shard several times
+    num_samples = 0
     problems: list[Problem] = []
     with PartsBar("checking copies", len(spec.shards), None) as bar:
         for shard in spec.shards:
             path = cache.find(remote_file(shard))
-            if path is not None:
-                num_copies += 1
+            if path is not None and path not in paths:
+                paths.add(path)
                 if share is None:
                     problems += _findings(shard, path, path, decode=False)[0]
                 # All bytes were compared with a digest, where one is stated.
@@ -357,7 +358,7 @@ def check_copies(
                     count, found = _check_copy(path, index_path, 1.0 if share is None else share)
                     num_samples, problems = num_samples + count, problems + found
             bar.finish(None)
-    return num_copies, num_samples, [each for each in problems if each.severity == "error"]
+    return len(paths), num_samples, [each for each in problems if each.severity == "error"]
 
 
 def parse_share(text: str, name: str) -> float:
