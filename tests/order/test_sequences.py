@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -222,23 +221,3 @@ def test_batches_go_on_after_ctrl_c() -> None:
     assert [found[number] for number in (12_000, 10, 12_499)] == [
         expected[number] for number in (12_000, 10, 12_499)
     ]
-
-
-@pytest.mark.alone
-def test_what_is_kept_makes_no_place_slower() -> None:
-    """Small chunks are many: a dataset of a million shards of one sample has a million."""
-    found = ChunkedSampler(range(400_000), chunksize=2).indices()
-
-    def seconds(start: int) -> float:
-        begun_s = perf_counter()
-        for place in range(start, start + 400, 2):
-            found[place]
-        return perf_counter() - begun_s
-
-    seconds(0)
-    empty_s = seconds(1000)
-    order = found._order  # type: ignore[attr-defined]
-    order._held.update(
-        {("kept", n): order._held[next(iter(order._held))][:0] for n in range(300_000)}
-    )
-    assert seconds(2000) < 5 * empty_s

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, cycle
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.order.elastic import digest_of
+from wids.order.elastic import Piece, between, digest_of
 from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
@@ -316,25 +317,49 @@ class Rounds:
         raise NotImplementedError
 
 
-class Piece(NamedTuple):
-    """Neighbouring batches of those that a run made, by their numbers."""
+class PieceRounds(Rounds):
+    """An epoch in which runs have pieces of what they, or other runs, made."""
 
-    run: int
-    start: int
-    stop: int
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
+        """Yield the batches that a run makes, from a number on, many at a time."""
+        raise NotImplementedError
+
+    def _pieces(self, run: int) -> Iterable[Piece]:
+        """Return what a run has in its rounds; there may be more."""
+        raise NotImplementedError
+
+    @property
+    def _repeated(self) -> Iterable[Piece]:
+        """The batches that are repeated."""
+        raise NotImplementedError
+
+    @property
+    def _left_out(self) -> Iterable[Piece]:
+        """The batches that are left out."""
+        raise NotImplementedError
+
+    @cached_property
+    def _surplus(self) -> int:
+        repeated, left_out = (
+            sum(len(batch) for block in self._read(pieces) for batch in block)
+            for pieces in (self._repeated, self._left_out)
+        )
+        return repeated - left_out
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        return self._read(between(self._pieces(run), start, self.num_rounds))
+
+    def _read(self, pieces: Iterable[Piece]) -> Iterator[list[list[int]]]:
+        for run, start, stop in pieces:
+            position = start
+            for block in self.own_batches(run, start):
+                yield block[: stop - position]
+                position += len(block)
+                if position >= stop:
+                    break
 
 
-def between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """Yield what is at the positions ``start`` to ``stop`` of pieces, one after another."""
-    for run, first, last in pieces:
-        if stop <= 0:
-            return
-        if max(start, 0) < min(stop, last - first):
-            yield Piece(run, first + max(start, 0), min(first + stop, last))
-        start, stop = start - (last - first), stop - (last - first)
-
-
-class DealtRounds(Rounds):
+class DealtRounds(PieceRounds):
     """An epoch in which each run makes batches of its own, and ``B`` are made in all (ORDER-41).
 
     There are ``B / num_runs`` rounds. A run keeps the first of its own batches. What it has beyond
@@ -358,14 +383,6 @@ class DealtRounds(Rounds):
         """Number of batches that each run makes."""
         raise NotImplementedError
 
-    def own_lengths(self, run: int) -> IntArray:
-        """Return the number of samples in each batch that a run makes, by its number."""
-        raise NotImplementedError
-
-    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
-        """Yield these batches from a number on, many at a time."""
-        raise NotImplementedError
-
     def _has_batches(self, count: int) -> bool:
         """Return whether all runs together make so many batches."""
         return count <= self._least or count <= int(self._num_batches.sum())
@@ -379,64 +396,47 @@ class DealtRounds(Rounds):
         others = self._num_runs if self._drop_last else 1
         return self._has_batches(number * self._num_runs + others)
 
-    @cached_property
-    def _num_own(self) -> IntArray:
-        """Number of its own batches that each run keeps."""
-        return np.minimum(self._num_batches, self.num_rounds)
-
-    @cached_property
-    def _beyond(self) -> list[Piece]:
+    @property
+    def _beyond(self) -> Iterator[Piece]:
         """The batches that runs have beyond the rounds, run by run."""
-        pairs = enumerate(zip(self._num_own.tolist(), self._num_batches.tolist(), strict=True))
-        return [Piece(run, own, number) for run, (own, number) in pairs if own < number]
+        for run, number in enumerate(self._num_batches.tolist()):
+            if number > self.num_rounds:
+                yield Piece(run, self.num_rounds, number)
 
     @cached_property
-    def _edges(self) -> IntArray:
+    def _edges(self) -> list[int]:
         """Where the places that a run does not fill itself begin among those of all runs."""
-        return np.append(0, np.cumsum(self.num_rounds - self._num_own))
-
-    @cached_property
-    def _num_beyond(self) -> int:
-        return int((self._num_batches - self._num_own).sum())
+        num_missing = np.maximum(self.num_rounds - self._num_batches, 0)
+        edges: list[int] = np.append(0, np.cumsum(num_missing)).tolist()
+        return edges
 
     @property
     def _repeated(self) -> Iterator[Piece]:
-        """The batches that are repeated: all again, run by run, as far as places are left."""
+        # All again, run by run, as far as places are left.
         every = [Piece(run, 0, number) for run, number in enumerate(self._num_batches.tolist())]
-        num_left = int(self._edges[-1]) - self._num_beyond
-        return between(cycle(every), 0, num_left) if num_left > 0 else iter(())
+        num_beyond = sum(stop - start for _, start, stop in self._beyond)
+        return between(cycle(every), 0, self._edges[-1] - num_beyond)
 
-    def _pieces(self, run: int) -> list[Piece]:
-        """Return what a run has in its rounds."""
-        start, stop = self._edges[run : run + 2].tolist()
-        own = Piece(run, 0, int(self._num_own[run]))
-        return [own, *between(chain(self._beyond, self._repeated), start, stop)]
+    @property
+    def _left_out(self) -> Iterator[Piece]:
+        return between(self._beyond, self._edges[-1], sys.maxsize)
 
-    def sequence(self, run: int) -> IntArray:
-        """Return the batches that a run has, without those that repeat others.
+    def _pieces(self, run: int) -> Iterator[Piece]:
+        return self._arranged(run, chain(self._beyond, self._repeated))
 
-        With `drop_last`, those that are left out follow those of the last run.
+    def _arranged(self, run: int, others: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield what a run keeps of its own batches, and others in its other places."""
+        yield Piece(run, 0, min(int(self._num_batches[run]), self.num_rounds))
+        yield from between(others, *self._edges[run : run + 2])
 
-        Returns:
-            Their rounds, the runs that made them, and their numbers there, shape ``(3, n)``.
+    def sequences(self) -> list[list[Piece]]:
+        """Return what each run has, without what repeats others.
+
+        With `drop_last`, the batches that are left out follow those of the last run.
         """
-        start, stop = self._edges[run : run + 2].tolist()
-        if run == self._num_runs - 1:  # with `drop_last`, what is left out comes last
-            stop = max(stop, self._num_beyond)
-        pieces = [Piece(run, 0, int(self._num_own[run])), *between(self._beyond, start, stop)]
-        runs = [np.full(stop - start, number) for number, start, stop in pieces]
-        numbers = [np.arange(start, stop) for _, start, stop in pieces]
-        count = sum(map(len, numbers))
-        return np.stack([np.arange(count), np.concatenate(runs), np.concatenate(numbers)])
-
-    @cached_property
-    def _surplus(self) -> int:
-        left_out = between(self._beyond, int(self._edges[-1]), self._num_beyond)
-        return self._num_indices(self._repeated) - self._num_indices(left_out)
-
-    def _num_indices(self, pieces: Iterable[Piece]) -> int:
-        """Return how many indices are in batches."""
-        return sum(int(self.own_lengths(run)[start:stop].sum()) for run, start, stop in pieces)
+        runs = [list(self._arranged(run, self._beyond)) for run in range(self._num_runs)]
+        runs[-1] += self._left_out
+        return runs
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = start
@@ -451,13 +451,7 @@ class DealtRounds(Rounds):
             if stop < at + len(block):
                 return
             at = stop
-        for source, first, last in between(self._pieces(run), at, self.num_rounds):
-            position = first
-            for block in self.own_batches(source, first):
-                yield block[: last - position]
-                position += len(block)
-                if position >= last:
-                    break
+        yield from super().batches(run, at)
 
 
 class SeparateRounds(DealtRounds):
@@ -507,13 +501,6 @@ class SeparateRounds(DealtRounds):
     def _surplus(self) -> int:
         num_partial = (self._counts % self._buckets.sizes).sum() if self._drop_last else 0
         return super()._surplus - int(num_partial)
-
-    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        sizes = self._buckets.sizes
-        numbers = map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
-        full, counts = full_batches(numbers, sizes)
-        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
-        return np.concatenate((sizes[full], partial[partial > 0]))
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         run_blocks = self._run_blocks(run)
