@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wids.order.elastic import Piece, between, length_of
+from wids.order.elastic import Piece, between, length_of, run_edges
 from wids.order.epoch_order import interleaved
 from wids.order.rounds import (
     Buckets,
     Groups,
     Rounds,
     RunBlocks,
-    full_batches,
+    batches,
     nearest,
     windows,
 )
@@ -57,38 +57,20 @@ class AlignedRounds(Rounds):
     @cached_property
     def _plan(self) -> tuple[npt.NDArray[Any], IntArray]:
         """The bucket of each round, and the number of indices of each run in each bucket."""
-        sizes = self._buckets.sizes
-        counts = np.zeros((self._num_runs, len(sizes)), np.int64)
+        counts = np.zeros((self._num_runs, len(self._buckets.names)), np.int64)
         runs = [self._counted(run, counts[run]) for run in range(self._num_runs)]
-        rounds, seen = full_batches(interleaved(runs), sizes * self._num_runs)
-        if not self._drop_last:
-            incomplete = np.flatnonzero(seen % (sizes * self._num_runs))
-            rounds = np.concatenate((rounds, incomplete.astype(rounds.dtype)))
-        return rounds, counts
-
-    def _counted(self, run: int, counts: IntArray) -> Iterator[npt.NDArray[Any]]:
-        for window in windows(self._run_blocks(run)):
-            numbers = self._buckets.numbers[window]
-            counts += np.bincount(numbers, minlength=len(counts))
-            yield numbers
-
-    @cached_property
-    def _num_remaining(self) -> IntArray:
-        """Number of indices of each bucket that are in no full round."""
-        num_remaining: IntArray = self._plan[1].sum(0) % (self._buckets.sizes * self._num_runs)
-        return num_remaining
-
-    @cached_property
-    def _shares(self) -> IntArray:
-        """Number of indices of each run and bucket in the last round, if it is not full."""
-        if self._drop_last:
-            return np.zeros_like(self._plan[1])
-        runs = np.arange(self._num_runs)[:, None]
-        shares: IntArray = (
-            self._num_remaining * (runs + 1) // self._num_runs
-            - self._num_remaining * runs // self._num_runs
+        # What runs have of a bucket in a round is a batch of all of them together.
+        made = batches(
+            interleaved(runs), self._buckets, self._num_runs, partial=not self._drop_last
         )
-        return shares
+        kind = self._buckets.numbers.dtype
+        numbers = [each.numbers.astype(kind) for each in made]
+        return np.concatenate([np.empty(0, kind), *numbers]), counts
+
+    def _counted(self, run: int, counts: IntArray) -> Iterator[IntArray]:
+        for window in windows(self._run_blocks(run)):
+            counts += np.bincount(self._buckets.numbers[window], minlength=len(counts))
+            yield window
 
     @cached_property
     def _pieces(self) -> list[list[list[Piece]]]:
@@ -96,16 +78,16 @@ class AlignedRounds(Rounds):
 
         A piece has numbers of the indices of the bucket that a run has, in its order.
         """
-        counts = self._plan[1]
-        num_full = counts.sum(0) // (self._buckets.sizes * self._num_runs) * self._buckets.sizes
-        quotas = num_full + self._shares
         by_bucket = []
-        for bucket, num_before in enumerate(num_full.tolist()):
-            pieces = _lent(counts[:, bucket], quotas[:, bucket])
-            shares = self._shares[:, bucket]
+        for counts, size in zip(self._plan[1].T, self._buckets.sizes.tolist(), strict=True):
+            num_groups, num_left = divmod(int(counts.sum()), size * self._num_runs)
+            # The last round, if it is not full, has what is left in equal shares.
+            shares = np.diff(run_edges(0 if self._drop_last else num_left, self._num_runs))
+            pieces = _lent(counts, num_groups * size + shares)
             filled = np.flatnonzero(shares)
-            for run in np.flatnonzero(shares == 0) if len(filled) else ():
-                pieces[run] += between(pieces[nearest(int(run), filled)], num_before, sys.maxsize)
+            for run in np.flatnonzero(shares == 0).tolist() if len(filled) else ():
+                of_nearest = pieces[nearest(run, filled)]
+                pieces[run] += between(of_nearest, num_groups * size, sys.maxsize)
             by_bucket.append(pieces)
         return by_bucket
 

@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -235,14 +236,19 @@ def rest_of_epoch(settings: OrderSettings, history: History) -> RestOfEpoch:
         settings: The settings, with the runs into which the rest is cut.
         history: What was read; at least one part.
     """
-    runs = cut([Piece(0, 0, settings.num_indices)], history[0].num_runs)
     # Padded runs repeat an index in the last round; only uneven ones have no turn there.
-    pieces = remaining(runs, history, uneven=settings.ending == "uneven")
+    pieces = _left_of(settings.num_indices, history, settings.ending == "uneven")
     return RestOfEpoch(
         replace(settings, num_runs=history[0].num_runs),
         replace(settings, start=0, stop=length_of(pieces)),
         pieces,
     )
+
+
+@lru_cache(maxsize=8)  # a loader takes a state at every step
+def _left_of(num_indices: int, history: History, uneven: bool) -> list[Piece]:
+    runs = cut([Piece(0, 0, num_indices)], history[0].num_runs)
+    return remaining(runs, history, uneven=uneven)
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,7 +113,7 @@ class Chunks:
         at = self.number_at(start)
         while start < stop:
             chunk_start, chunk_stop = self.start(at), int(self.ends[at])
-            yield self.chunk(at)[start - chunk_start : stop - chunk_start]
+            yield self.starts[at] + self._order(at)[start - chunk_start : stop - chunk_start]
             start, at = chunk_stop, at + 1
 
     def number_at(self, position: int) -> int:
@@ -125,16 +125,14 @@ class Chunks:
         """Return the position at which a chunk of the sequence starts."""
         return int(self.ends[at - 1]) if at else 0
 
-    def chunk(self, at: int) -> IntArray:
-        """Return the indices of a chunk of the sequence."""
+    def _order(self, at: int) -> IntArray:
+        """Return the order of the indices of a chunk, counted from its first."""
         length = int(self.ends[at]) - self.start(at)
-        order: IntArray = np.arange(length)
-        if self.shuffle:
-            epoch, run = self.key
-            number = int(self.numbers[at])
-            order = self._permutation(length, self.seed, epoch, _IN_CHUNK, run, number)
-        indices: IntArray = self.starts[at] + order
-        return indices
+        if not self.shuffle:
+            return np.arange(length)
+        epoch, run = self.key
+        number = int(self.numbers[at])
+        return self._permutation(length, self.seed, epoch, _IN_CHUNK, run, number)
 
     @cached_property
     def _permutation(self) -> Callable[..., IntArray]:
@@ -145,7 +143,7 @@ class Chunks:
         """Return the position of an index that the sequence has."""
         is_in = (self.starts <= index) & (index < self.starts + np.diff(self.ends, prepend=0))
         at = int(np.argmax(is_in))
-        return self.start(at) + int(np.flatnonzero(self.chunk(at) == index)[0])
+        return self.start(at) + int(np.flatnonzero(self._order(at) == index - self.starts[at])[0])
 
 
 def interleaved(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:

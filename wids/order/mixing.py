@@ -260,15 +260,9 @@ class Source:
         return int(self.lengths.sum())
 
     @cached_property
-    def _pieces(self) -> tuple[IntArray, IntArray]:
-        """Where pieces without a gap end in the source, and what to add to their places."""
-        lengths = self.lengths
-        filled = lengths > 0
-        ends = np.cumsum(lengths)
-        shifts = (self.ranges[:, 1] - ends)[filled]
-        is_last = np.diff(shifts, append=-1) != 0
-        is_last[-1:] = True
-        return ends[filled][is_last], shifts[is_last]
+    def _ends(self) -> IntArray:
+        """Where each range ends in the source."""
+        return np.cumsum(self.lengths)
 
     def shards(self, lengths: IntArray) -> IntArray:
         """Return the shard that each range lies in, by the lengths of all shards."""
@@ -281,16 +275,17 @@ class Source:
         at = int(np.searchsorted(self.ranges[:, 0], index, side="right")) - 1
         if at < 0 or index >= self.ranges[at, 1]:
             return None
-        return int(self.lengths[:at].sum() + index - self.ranges[at, 0])
+        return int(self._ends[at] - self.ranges[at, 1] + index)
 
     def indices(self, places: IntArray) -> IntArray:
         """Return the indices at some places of the source."""
-        ends, shifts = self._pieces
-        low, high = np.searchsorted(ends, (places.min(), places.max()), side="right")
-        if low == high:  # nearly always: a chunk that no gap cuts
-            shifted: IntArray = places + shifts[low]
-            return shifted
-        return places + shifts[np.searchsorted(ends, places, side="right")]
+        low, high = np.searchsorted(self._ends, (places.min(), places.max()), side="right")
+        shifts = self.ranges[low : high + 1, 1] - self._ends[low : high + 1]
+        shift: Any = shifts[0]
+        if shift != shifts[-1]:  # hardly ever: a gap cuts a chunk
+            shift = shifts[np.searchsorted(self._ends, places, side="right") - low]
+        indices: IntArray = places + shift
+        return indices
 
 
 def _from_steps(name: str, steps: IntArray) -> Source:
@@ -437,19 +432,29 @@ class MixedRun:
         """Yield the indices from a position in the run on, in arrays."""
         mix, first = self.mix, self.first + position
         stop = self.first + mix.length
-        streams = [
-            _Stream(self._passes(source, draw)) for source, draw in enumerate(self._drawn(first))
-        ]
+        drawn = self._drawn(first)
         length = 1  # a look-up needs one index
         while first < stop:
             sources = mix.turns.sources(self.number, first, min(first + length, stop))
             block = np.empty(len(sources), np.int64)
-            for source, stream in enumerate(streams):
+            for source, start in enumerate(drawn):
                 places = np.flatnonzero(sources == source)
-                block[places] = stream.take(len(places))
+                if len(places):
+                    drawn[source] += len(places)
+                    block[places] = self._indices(source, start, drawn[source])
             yield block
             first += len(block)
             length = _BLOCK_LENGTH
+
+    def _indices(self, source: int, start: int, stop: int) -> IntArray:
+        """Return the indices of a source from a draw to another."""
+        found = [
+            block
+            for chunks, size, offset, draw in self._shares(source, start, stop)
+            for block in chunks.blocks(offset, min(offset + stop - draw, size))
+        ]
+        places = np.concatenate(found) if len(found) > 1 else found[0]
+        return self.mix.sources[source].indices(places)
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source (see `epoch_order.visits`)."""
@@ -488,16 +493,7 @@ class MixedRun:
         sources = range(len(self.mix.sources))
         return [self.mix.turns.count(self.number, source, draw) for source in sources]
 
-    def _passes(self, source: int, draw: int) -> Iterator[IntArray]:
-        """Yield the indices of a source from a draw on; never ends."""
-        indices = self.mix.sources[source].indices
-        for chunks, size, offset, _ in self._shares(source, draw, None):
-            for block in chunks.blocks(offset, size):
-                yield indices(block)
-
-    def _shares(
-        self, source: int, draw: int, stop: int | None
-    ) -> Iterator[tuple[Chunks, int, int, int]]:
+    def _shares(self, source: int, draw: int, stop: int) -> Iterator[tuple[Chunks, int, int, int]]:
         """Yield what the run has of each pass of a source (ORDER-24), from a draw to another.
 
         Yields:
@@ -505,7 +501,7 @@ class MixedRun:
             number of the first draw that is left.
         """
         number = self.pass_of(source, draw)
-        while stop is None or draw < stop:
+        while draw < stop:
             before, after = self.first_draw(source, number), self.first_draw(source, number + 1)
             # A run may have nothing of a pass, if there are more runs than samples.
             if draw < after:
@@ -537,22 +533,3 @@ def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
     """
     each, rest = divmod(num_samples, num_runs)
     return run * each + max(0, rest + run - num_runs)
-
-
-class _Stream:
-    """A stream of arrays, from which any number of values can be taken at a time."""
-
-    def __init__(self, blocks: Iterator[IntArray]) -> None:
-        self._blocks = blocks
-        self._rest: IntArray = np.empty(0, np.int64)
-
-    def take(self, count: int) -> IntArray:
-        """Return the next values."""
-        parts = [self._rest]
-        missing = count - len(self._rest)
-        while missing > 0:
-            parts.append(next(self._blocks))
-            missing -= len(parts[-1])
-        joined = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        self._rest = joined[count:]
-        return joined[:count]

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, cycle
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -158,63 +158,60 @@ def _smallest(count: int) -> npt.DTypeLike:
     return np.min_scalar_type(max(count - 1, 0))
 
 
+class Batches(NamedTuple):
+    """Batches of a window, as slices of its indices.
+
+    Attributes:
+        indices: The indices, bucket by bucket.
+        numbers: Number of the bucket of each batch.
+        starts: Where each batch starts among the indices.
+        stops: Where it stops.
+    """
+
+    indices: IntArray
+    numbers: IntArray
+    starts: IntArray
+    stops: IntArray
+
+
 def batches(
-    blocks: Iterable[IntArray], buckets: Buckets, start: int, *, partial: bool = True
-) -> Iterator[list[list[int]]]:
+    blocks: Iterable[IntArray], buckets: Buckets, num_runs: int = 1, *, partial: bool = True
+) -> Iterator[Batches]:
     """Yield the batches of a run, in the order of their last indices; then the partial ones.
 
     Args:
-        blocks: The indices of the run.
+        blocks: The indices of the run, or of several together.
         buckets: Their buckets.
-        start: Number of batches to leave out.
+        num_runs: Number of runs; what all of them have in a round counts as one batch.
         partial: Whether to yield partial batches.
     """
+    sizes = buckets.sizes * num_runs
     carried = np.empty(0, np.int64)
     # Not shorter than what is carried over, which would be sorted repeatedly.
-    for window in windows(blocks, int(buckets.sizes.sum())):
+    for window in windows(blocks, int(sizes.sum())):
         indices = np.concatenate((carried, window))
-        groups = Groups.of(buckets.numbers[indices], len(buckets.names))
-        number, starts = groups.complete(buckets.sizes)
-        stops = starts + buckets.sizes[number]
-        in_time = np.argsort(groups.positions[stops - 1])[start:]
-        start = max(start - len(stops), 0)
-        yield _lists(indices[groups.positions], starts[in_time], stops[in_time])
-        carried = indices[np.sort(groups.rest(buckets.sizes))]
+        groups = Groups.of(buckets.numbers[indices], len(sizes))
+        number, starts = groups.complete(sizes)
+        stops = starts + sizes[number]
+        in_time = np.argsort(groups.positions[stops - 1])
+        values = indices[groups.positions]
+        yield Batches(values, number[in_time], starts[in_time], stops[in_time])
+        carried = indices[np.sort(groups.rest(sizes))]
     if partial and len(carried):
-        groups = Groups.of(buckets.numbers[carried], len(buckets.names))
-        filled = np.flatnonzero(groups.counts)[start:]
+        groups = Groups.of(buckets.numbers[carried], len(sizes))
+        filled = np.flatnonzero(groups.counts)
         starts = groups.firsts[filled]
-        yield _lists(carried[groups.positions], starts, starts + groups.counts[filled])
+        yield Batches(carried[groups.positions], filled, starts, starts + groups.counts[filled])
 
 
-def _lists(indices: IntArray, starts: IntArray, stops: IntArray) -> list[list[int]]:
-    """Return slices of indices as lists."""
-    # All at once, because a numpy slice takes longer than a slice of a list.
-    values = indices.tolist() if len(starts) else []
-    return [values[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-def full_batches(
-    blocks: Iterable[npt.NDArray[Any]], sizes: IntArray
-) -> tuple[npt.NDArray[Any], IntArray]:
-    """Return the buckets of the full batches, in the order of their last indices.
-
-    Args:
-        blocks: Numbers of buckets, in order.
-        sizes: Samples in a batch of each bucket.
-
-    Returns:
-        The numbers of the buckets, and how many indices each bucket has.
-    """
-    seen = np.zeros(len(sizes), np.int64)
-    found = [np.empty(0, _smallest(len(sizes)))]
-    for numbers in blocks:
-        groups = Groups.of(numbers, len(sizes))
-        number, starts = groups.complete(sizes, seen % sizes)
-        positions = groups.positions[starts + sizes[number] - 1]
-        found.append(number[np.argsort(positions)].astype(found[0].dtype))
-        seen += groups.counts
-    return np.concatenate(found), seen
+def lists(batches_of_windows: Iterable[Batches], start: int) -> Iterator[list[list[int]]]:
+    """Yield batches from a number on as lists, many at a time."""
+    for indices, _, starts, stops in batches_of_windows:
+        # All at once, because a numpy slice takes longer than a slice of a list.
+        values = indices.tolist() if start < len(starts) else []
+        pairs = zip(starts[start:].tolist(), stops[start:].tolist(), strict=True)
+        yield [values[a:b] for a, b in pairs]
+        start = max(start - len(starts), 0)
 
 
 def windows(blocks: Iterable[IntArray], least: int = 0) -> Iterator[IntArray]:
@@ -259,18 +256,12 @@ class Groups:
         counts = np.bincount(numbers, minlength=num_buckets)
         return cls(np.argsort(numbers, kind="stable"), np.cumsum(counts) - counts, counts)
 
-    def complete(self, sizes: IntArray, begun: IntArray | int = 0) -> tuple[IntArray, IntArray]:
-        """Return the bucket and the start of each full batch, bucket by bucket.
-
-        Args:
-            sizes: Samples in a batch of each bucket.
-            begun: Number of indices that the current batch of each bucket already has; the batch
-                then starts in front of its group.
-        """
-        num_full = (self.counts + begun) // sizes
+    def complete(self, sizes: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the bucket and the start of each full batch, bucket by bucket."""
+        num_full = self.counts // sizes
         number = np.repeat(np.arange(len(sizes)), num_full)
         turn = np.arange(len(number)) - np.repeat(np.cumsum(num_full) - num_full, num_full)
-        return number, (self.firsts - begun)[number] + turn * sizes[number]
+        return number, self.firsts[number] + turn * sizes[number]
 
     def rest(self, sizes: IntArray) -> IntArray:
         """Return the positions that are in no full batch."""
@@ -503,8 +494,8 @@ class SeparateRounds(DealtRounds):
         return super()._surplus - int(num_partial)
 
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        run_blocks = self._run_blocks(run)
-        return batches(run_blocks, self._buckets, start, partial=not self._drop_last)
+        made = batches(self._run_blocks(run), self._buckets, partial=not self._drop_last)
+        return lists(made, start)
 
 
 def nearest(run: int, others: IntArray) -> int:
