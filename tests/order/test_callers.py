@@ -199,7 +199,7 @@ class Numbers:
 
 
 def test_right_use_is_silent() -> None:
-    """Batches, one rank, and unshuffled orders, which are dealt out in turn, do not warn."""
+    """Batches, one rank, and an order of all samples that is dealt out once, do not warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler = wids.DistributedChunkedSampler(range(20), num_replicas=2, rank=1)

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from wids.order.elastic import Piece, between, length_of, run_edges
-from wids.order.epoch_order import interleaved
+from wids.order.elastic import Piece, between, length_of
+from wids.order.epoch_order import interleaved, run_edges
 from wids.order.rounds import (
     Buckets,
     Groups,

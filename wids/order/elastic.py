@@ -23,7 +23,13 @@ import numpy.typing as npt
 
 from wids.errors import StateError
 from wids.order.arguments import at_least
-from wids.order.epoch_order import ChunkPiece, OrderSettings, SlicedRuns, WholeEpoch
+from wids.order.epoch_order import (
+    ChunkPiece,
+    OrderSettings,
+    SlicedRuns,
+    WholeEpoch,
+    run_edges,
+)
 from wids.storage.arrays import IntArray
 
 _PIECE: Final = 1 << 20
@@ -137,12 +143,6 @@ def resumed(epoch: int, parts: Iterable[EpochPart], num_replicas: int, num_runs:
     if last.num_runs == num_runs and is_same:
         return EpochPlace(epoch, last.position // num_replicas, tuple(read[:-1]))
     return EpochPlace(epoch, 0, tuple(read))
-
-
-def run_edges(length: int, num_runs: int) -> IntArray:
-    """Return where each run of a sequence begins, and where the last one ends (ORDER-1)."""
-    # Python's integers, since the products may exceed 64 bits.
-    return np.array([length * run // num_runs for run in range(num_runs + 1)], np.int64)
 
 
 class Piece(NamedTuple):

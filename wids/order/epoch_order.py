@@ -398,10 +398,9 @@ class WholeEpoch:
     def _edges(self) -> IntArray:
         """Where each sequence of chunks begins, and where the last one ends."""
         settings = self.settings
-        if settings.redeal:
-            return np.array([0, settings.num_indices])
-        starts = [_run_bounds(settings, run)[0] for run in range(settings.num_runs)]
-        return np.array([*starts, settings.num_indices])
+        if settings.edges is not None:
+            return settings.edges
+        return run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
 
     @cached_property
     def _chunks(self) -> Callable[[int], Chunks]:
@@ -549,6 +548,13 @@ def shuffled_chunks(
         numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
     ends = np.cumsum(np.diff(edges)[numbers])
     return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+
+
+@lru_cache(maxsize=8)  # each run of an epoch asks for them
+def run_edges(length: int, num_runs: int) -> IntArray:
+    """Return where each run of a sequence begins, and where the last one ends (ORDER-1)."""
+    # Python's integers, since the products may exceed 64 bits.
+    return np.array([length * run // num_runs for run in range(num_runs + 1)], np.int64)
 
 
 def runs_of(num_runs: int, rank: int, num_replicas: int) -> range:
