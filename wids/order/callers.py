@@ -28,7 +28,7 @@ def second_sharder(sampler: Any) -> str | None:
     """
     for caller in _callers():
         kind = type(caller)
-        package = kind.__module__.partition(".")[0]
+        package = str(kind.__module__).partition(".")[0]
         # Those of Lightning, ignite and catalyst are torch samplers around the user's.
         is_around = issubclass(kind, DistributedSampler) and caller is not sampler
         if (is_around and package != "wids") or (
