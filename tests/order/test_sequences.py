@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from time import process_time
 from typing import Any
 
 import pytest
@@ -221,3 +222,21 @@ def test_batches_go_on_after_ctrl_c() -> None:
     assert [found[number] for number in (12_000, 10, 12_499)] == [
         expected[number] for number in (12_000, 10, 12_499)
     ]
+
+
+@pytest.mark.alone
+def test_what_is_kept_makes_no_place_slower() -> None:
+    """Small chunks are many: a dataset of a million shards of one sample has a million."""
+    found = ChunkedSampler(range(400_000), chunksize=2).indices()
+
+    def seconds(start: int) -> float:
+        begun_s = process_time()
+        for place in range(start, start + 400, 2):
+            found[place]
+        return process_time() - begun_s
+
+    seconds(0)
+    empty_s = seconds(1000)
+    for place in range(2000, 100_000, 2):
+        found[place]
+    assert seconds(200_000) < 5 * empty_s
