@@ -207,4 +207,7 @@ def test_right_use_is_silent() -> None:
         for silent in (sampler, batches, BatchSampler(sampler, 4, drop_last=False)):
             assert list(silent)
         assert len(list(DataLoader(range(20), sampler=sampler))) == 10  # type: ignore[arg-type]
+        assert len(dealt(wids.ChunkedSampler(range(20)), num_replicas=1)) == 20
+        assert len(dealt(sampler, num_replicas=1)) == 10
         assert len(dealt(wids.ChunkedSampler(range(20)))) == 10
+        assert len(dealt(wids.ChunkedSampler(range(20), shuffle=False))) == 10

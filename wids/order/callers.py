@@ -30,10 +30,10 @@ def second_sharder(sampler: Any) -> str | None:
         kind = type(caller)
         package = str(kind.__module__).partition(".")[0]
         # Those of Lightning, ignite and catalyst are torch samplers around the user's.
-        is_around = issubclass(kind, DistributedSampler) and caller is not sampler
-        if (is_around and package != "wids") or (
-            package == "accelerate" and kind.__name__ in _OF_ACCELERATE
-        ):
+        is_around = issubclass(kind, DistributedSampler) and package != "wids"
+        if package == "accelerate" and kind.__name__ in _OF_ACCELERATE:
+            return f"{kind.__name__} (accelerate)"
+        if is_around and caller is not sampler and vars(caller).get("num_replicas") != 1:
             return f"{kind.__name__} ({package})"
     return None
 
