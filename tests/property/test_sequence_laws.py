@@ -26,7 +26,7 @@ from wids import (
     PackedBatchSampler,
 )
 from wids.cli.order_command import ReadEpoch
-from wids.order import rounds, sequences
+from wids.order import epoch_order, mixing, rounds, sequences
 
 pytestmark = REPEATS
 
@@ -35,7 +35,8 @@ pytestmark = REPEATS
 def little_is_kept() -> Iterator[None]:
     """Keep so little that even these epochs do not fit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequences, "_NUM_HELD", 20)
+        patch.setattr(epoch_order, "_NUM_KEPT", 1)
+        patch.setattr(mixing, "_NUM_KEPT", 1)
         patch.setattr(sequences, "_NUM_BATCHES", 2)
         patch.setattr(rounds, "_WINDOW", 4)
         yield

@@ -12,16 +12,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wids.errors import StateError
 from wids.order.arguments import at_least
-from wids.order.epoch_order import OrderSettings, Slice, bounds_of, shuffled_chunks
+from wids.order.epoch_order import (
+    ChunkPiece,
+    OrderSettings,
+    SlicedRuns,
+    WholeEpoch,
+    run_edges,
+)
 from wids.storage.arrays import IntArray
 
 _PIECE: Final = 1 << 20
@@ -137,64 +145,60 @@ def resumed(epoch: int, parts: Iterable[EpochPart], num_replicas: int, num_runs:
     return EpochPlace(epoch, 0, tuple(read))
 
 
-def run_edges(length: int, num_runs: int) -> IntArray:
-    """Return where each run of a sequence begins, and where the last one ends (ORDER-1)."""
-    # Python's integers, since the products may exceed 64 bits.
-    return np.array([length * run // num_runs for run in range(num_runs + 1)], np.int64)
+class Piece(NamedTuple):
+    """Neighbouring items of a sequence, by its number and theirs."""
+
+    sequence: int
+    start: int
+    stop: int
 
 
-@dataclass(frozen=True, eq=False)
-class Ranges:
-    """A sequence of positions: ascending ranges, one after another.
+def length_of(pieces: Iterable[Piece]) -> int:
+    """Return the number of items in pieces."""
+    return sum(stop - start for _, start, stop in pieces)
 
-    Attributes:
-        starts: First position of each range.
-        stops: Position after its last; ranges are not empty, and do not overlap.
+
+def between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
+    """Yield what is at the positions ``start`` to ``stop`` of pieces, one after another."""
+    for sequence, first, last in pieces:
+        if stop <= 0:
+            return
+        if max(start, 0) < min(stop, last - first):
+            yield Piece(sequence, first + max(start, 0), min(first + stop, last))
+        start, stop = start - (last - first), stop - (last - first)
+
+
+def cut(pieces: Collection[Piece], num_runs: int) -> list[list[Piece]]:
+    """Return pieces, one after another, as runs (ORDER-50)."""
+    edges = run_edges(length_of(pieces), num_runs).tolist()
+    runs: list[list[Piece]] = [[] for _ in range(num_runs)]
+    position, run = 0, 0
+    for sequence, first, stop in pieces:
+        at = first
+        while at < stop:
+            while position == edges[run + 1]:
+                run += 1
+            count = min(stop - at, edges[run + 1] - position)
+            runs[run].append(Piece(sequence, at, at + count))
+            at, position = at + count, position + count
+    return runs
+
+
+def remaining(runs: list[list[Piece]], history: History, *, uneven: bool = False) -> list[Piece]:
+    """Return what is left after parts, in order.
+
+    Args:
+        runs: Those of the first part.
+        history: The parts; at least one.
+        uneven: Whether runs that are shorter have no turn in the last round of a part.
     """
-
-    starts: IntArray
-    stops: IntArray
-
-    @classmethod
-    def whole(cls, length: int) -> Ranges:
-        """Return all positions below ``length``."""
-        return cls(np.zeros(min(length, 1), np.int64), np.full(min(length, 1), length, np.int64))
-
-    def __len__(self) -> int:
-        return int((self.stops - self.starts).sum())
-
-    def between(self, starts: IntArray, stops: IntArray) -> Ranges:
-        """Return what lies in some slices of the sequence, which ascend and do not overlap."""
-        filled = starts < stops
-        starts, stops = starts[filled], stops[filled]
-        ends = np.cumsum(self.stops - self.starts)
-        # Cut at each boundary of both, so that each piece is in one range, and in one slice or
-        # none.
-        edges = np.unique(np.concatenate(([0], ends, starts, stops)))
-        pieces = edges[:-1]
-        at = np.searchsorted(starts, pieces, side="right") - 1
-        inside = at >= 0
-        inside[inside] = pieces[inside] < stops[at[inside]]
-        pieces, lengths = pieces[inside], np.diff(edges)[inside]
-        number = np.searchsorted(ends, pieces, side="right")
-        first = self.stops[number] - (ends[number] - pieces)
-        return _joined(first, first + lengths)
-
-    def after(self, edges: IntArray, num_read: IntArray) -> Ranges:
-        """Return the tails of runs, one after another.
-
-        Args:
-            edges: Where each run begins in the sequence, and where the last one ends.
-            num_read: Number of items that were read of each run.
-        """
-        return self.between(np.minimum(edges[:-1] + num_read, edges[1:]), edges[1:])
-
-
-def _joined(starts: IntArray, stops: IntArray) -> Ranges:
-    """Return ascending ranges, with neighbours joined."""
-    begins = np.ones(len(starts), np.bool_)
-    begins[1:] = starts[1:] != stops[:-1]
-    return Ranges(starts[begins], stops[np.roll(begins, -1)])
+    left: list[Piece] = []
+    for number, part in enumerate(history):
+        runs = cut(left, part.num_runs) if number else runs
+        lengths = np.array(list(map(length_of, runs))) if uneven else None
+        pairs = zip(runs, part.num_read(lengths).tolist(), strict=True)
+        left = [piece for run, read in pairs for piece in between(run, read, sys.maxsize)]
+    return left
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,12 +208,12 @@ class RestOfEpoch:
     Attributes:
         whole: The settings of the epoch, with the runs with which it began.
         rest: Those of a range that is as long as the rest, with the current runs.
-        ranges: Positions of the rest in the order with which the epoch began.
+        pieces: Positions of the rest in the order with which the epoch began.
     """
 
     whole: OrderSettings
     rest: OrderSettings
-    ranges: Ranges
+    pieces: list[Piece]
 
     @property
     def num_runs(self) -> int:
@@ -220,10 +224,9 @@ class RestOfEpoch:
         """Return the number of indices that a run yields."""
         return self.rest.run_length(run)
 
-    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Slice]:
-        """Yield some of the runs."""
-        left = _Remaining(self.whole, seed, epoch, self.ranges)
-        return (Slice(left, *bounds_of(self.rest, number)) for number in numbers)
+    def of_epoch(self, seed: int, epoch: int) -> SlicedRuns:
+        """Return the runs of the rest of an epoch."""
+        return SlicedRuns(self.rest, _Remaining(WholeEpoch(self.whole, seed, epoch), self.pieces))
 
 
 def rest_of_epoch(settings: OrderSettings, history: History) -> RestOfEpoch:
@@ -233,46 +236,44 @@ def rest_of_epoch(settings: OrderSettings, history: History) -> RestOfEpoch:
         settings: The settings, with the runs into which the rest is cut.
         history: What was read; at least one part.
     """
-    ranges, length = Ranges.whole(settings.num_indices), settings.num_indices
-    for part in history:
-        edges = run_edges(length, part.num_runs)
-        # Only uneven runs have no turn in the last round: padded ones repeat an index there.
-        lengths = np.diff(edges) if settings.ending == "uneven" else None
-        ranges = ranges.after(edges, part.num_read(lengths))
-        length = len(ranges)
+    # Padded runs repeat an index in the last round; only uneven ones have no turn there.
+    pieces = _left_of(settings.num_indices, history, settings.ending == "uneven")
     return RestOfEpoch(
         replace(settings, num_runs=history[0].num_runs),
-        replace(settings, start=0, stop=length),
-        ranges,
+        replace(settings, start=0, stop=length_of(pieces)),
+        pieces,
     )
+
+
+@lru_cache(maxsize=8)  # a loader takes a state at every step
+def _left_of(num_indices: int, history: History, uneven: bool) -> list[Piece]:
+    runs = cut([Piece(0, 0, num_indices)], history[0].num_runs)
+    return remaining(runs, history, uneven=uneven)
 
 
 @dataclass(frozen=True, eq=False)
 class _Remaining:
     """The indices that are left, in order."""
 
-    settings: OrderSettings
-    seed: int
-    epoch: int
-    ranges: Ranges
+    whole: WholeEpoch
+    left: list[Piece]
 
-    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
-        """Yield the indices at positions ``start`` to ``stop`` of the rest, chunk by chunk."""
-        left = self.ranges.between(np.array([start]), np.array([stop]))
-        settings = self.settings
-        edges = run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
-        chunks_number, chunks = -1, None
-        for first, last in zip(left.starts.tolist(), left.stops.tolist(), strict=True):
-            at = first
-            while at < last:
-                number = int(np.searchsorted(edges, at, side="right")) - 1
-                if chunks is None or number != chunks_number:
-                    bounds = (settings.start + int(edge) for edge in edges[number : number + 2])
-                    chunks = shuffled_chunks(settings, self.seed, self.epoch, number, *bounds)
-                    chunks_number = number
-                end, offset = min(last, int(edges[number + 1])), int(edges[number])
-                yield from chunks.blocks(at - offset, end - offset)
-                at = end
+    def pieces(self, start: int, stop: int) -> Iterator[ChunkPiece]:
+        """Yield what has the positions ``start`` to ``stop`` of the rest."""
+        for _, first, last in between(self.left, start, stop):
+            yield from self.whole.pieces(first, last)
+
+    def position(self, index: int) -> int | None:
+        """Return the position of an index in the rest; None if it is not there."""
+        position = self.whole.position(index)
+        if position is None:
+            return None
+        num_before = 0
+        for _, start, stop in self.left:
+            if start <= position < stop:
+                return num_before + position - start
+            num_before += stop - start
+        return None
 
 
 @dataclass(frozen=True)

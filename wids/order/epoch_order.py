@@ -10,8 +10,9 @@ specs/sampler-order.md specifies the algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -40,7 +41,7 @@ def chunk_edges(lengths: IntArray, start: int, stop: int, chunksize: int | None)
         return edges
     shard_lengths = np.diff(edges)
     num_pieces = -(-shard_lengths // chunksize)
-    # Piece k of n is length * k // n to length * (k + 1) // n of its shard.
+    # ChunkPiece k of n is length * k // n to length * (k + 1) // n of its shard.
     shard = np.repeat(np.arange(len(shard_lengths)), num_pieces)
     k = np.arange(len(shard)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     # Quotient first: the product length * k may overflow 64 bits.
@@ -112,7 +113,7 @@ class Chunks:
         at = self.number_at(start)
         while start < stop:
             chunk_start, chunk_stop = self.start(at), int(self.ends[at])
-            yield self.chunk(at)[start - chunk_start : stop - chunk_start]
+            yield self.starts[at] + self._order(at)[start - chunk_start : stop - chunk_start]
             start, at = chunk_stop, at + 1
 
     def number_at(self, position: int) -> int:
@@ -124,20 +125,25 @@ class Chunks:
         """Return the position at which a chunk of the sequence starts."""
         return int(self.ends[at - 1]) if at else 0
 
-    def chunk(self, at: int) -> IntArray:
-        """Return the indices of a chunk of the sequence."""
+    def _order(self, at: int) -> IntArray:
+        """Return the order of the indices of a chunk, counted from its first."""
         length = int(self.ends[at]) - self.start(at)
-        order: IntArray = np.arange(length)
-        if self.shuffle:
-            epoch, run = self.key
-            order = permutation(length, self.seed, epoch, _IN_CHUNK, run, int(self.numbers[at]))
-        indices: IntArray = self.starts[at] + order
-        return indices
+        if not self.shuffle:
+            return np.arange(length)
+        epoch, run = self.key
+        number = int(self.numbers[at])
+        return self._permutation(length, self.seed, epoch, _IN_CHUNK, run, number)
 
-    def number_of(self, index: int) -> int:
-        """Return which chunk of the sequence has an index, which one of them has."""
+    @cached_property
+    def _permutation(self) -> Callable[..., IntArray]:
+        # That of the latest chunk is kept, since neighbouring look-ups are in the same chunk.
+        return lru_cache(maxsize=1)(permutation)
+
+    def position(self, index: int) -> int:
+        """Return the position of an index that the sequence has."""
         is_in = (self.starts <= index) & (index < self.starts + np.diff(self.ends, prepend=0))
-        return int(np.argmax(is_in))
+        at = int(np.argmax(is_in))
+        return self.start(at) + int(np.flatnonzero(self._order(at) == index - self.starts[at])[0])
 
 
 def interleaved(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
@@ -171,16 +177,15 @@ Ending = Literal["pad", "drop", "uneven"]
 _CHUNK_ORDER: Final = 0
 """The second number of a generator's key, other than that of the order inside a chunk."""
 
+_NUM_KEPT: Final = 256
+"""Sequences of chunks that are kept of an epoch, for look-ups in many runs."""
 
-class BlocksOfRun(Protocol):
-    """The indices of one run."""
+
+class Run(Protocol):
+    """One run of an epoch."""
 
     def blocks(self, position: int) -> Iterator[IntArray]:
-        """Yield the indices from a position in the run on, in arrays."""
-
-
-class Run(BlocksOfRun, Protocol):
-    """One run of an epoch."""
+        """Yield the indices from a position in the run on, in arrays; few at first."""
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, as `visits` defines them.
@@ -188,6 +193,16 @@ class Run(BlocksOfRun, Protocol):
         Args:
             lengths: Number of samples in each shard of the dataset.
         """
+
+
+class EpochRuns(Protocol):
+    """The runs of one epoch."""
+
+    def run(self, number: int) -> Run:
+        """Return a run."""
+
+    def positions(self, index: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs that have an index, and its positions there."""
 
 
 class Runs(Protocol):
@@ -200,8 +215,8 @@ class Runs(Protocol):
     def run_length(self, run: int) -> int:
         """Return the number of indices that a run yields."""
 
-    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[BlocksOfRun]:
-        """Yield some of the runs of an epoch."""
+    def of_epoch(self, seed: int, epoch: int) -> EpochRuns:
+        """Return the runs of an epoch."""
 
 
 class Order(Runs, Protocol):
@@ -235,9 +250,6 @@ class Order(Runs, Protocol):
         Returns:
             For each sequence its shards, and the start and stop in these of each chunk's own.
         """
-
-    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[Run]:
-        """Yield some of the runs of an epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,12 +314,9 @@ class OrderSettings:
         start, stop = _run_bounds(self, run)
         return stop - start
 
-    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[SlicedRun]:
-        """Yield some of the runs of an epoch."""
-        if self.redeal:  # all runs are slices of one sequence, so it is computed once
-            whole = shuffled_chunks(self, seed, epoch, 0, self.start, self.stop)
-            return (SlicedRun(whole, *bounds_of(self, number)) for number in numbers)
-        return (_own_run(self, seed, epoch, number) for number in numbers)
+    def of_epoch(self, seed: int, epoch: int) -> SlicedRuns:
+        """Return the runs of an epoch."""
+        return SlicedRuns(self, WholeEpoch(self, seed, epoch))
 
 
 def rank_length(settings: Runs, rank: int, num_replicas: int) -> int:
@@ -324,7 +333,8 @@ def rank_blocks(
     """
     numbers = runs_of(settings.num_runs, rank, num_replicas)
     round_, turn = divmod(position, len(numbers))
-    blocks = [run.blocks(round_) for run in settings.runs(seed, epoch, numbers)]
+    runs = settings.of_epoch(seed, epoch)
+    blocks = [runs.run(number).blocks(round_) for number in numbers]
     for block in blocks[0] if len(blocks) == 1 else interleaved(blocks):
         if turn:  # the position is inside a round; the first block has at least this round
             yield block[turn:]
@@ -340,8 +350,8 @@ def visits(settings: Order, seed: int, epoch: int) -> Iterator[IntArray]:
     visited again; a shard that the run returns to later is. The visits follow from the chunks; only
     chunks that belong to the run in part have their indices computed.
     """
-    for run in settings.runs(seed, epoch, range(settings.num_runs)):
-        yield run.visits(settings.lengths)
+    runs = settings.of_epoch(seed, epoch)
+    return (runs.run(number).visits(settings.lengths) for number in range(settings.num_runs))
 
 
 def num_chunks(settings: OrderSettings) -> int:
@@ -356,11 +366,103 @@ def num_chunks(settings: OrderSettings) -> int:
     )
 
 
-class RunSequence(Protocol):
+class IndexSequence(Protocol):
     """Indices in order, of which runs are slices."""
 
-    def blocks(self, start: int, stop: int) -> Iterator[IntArray]:
-        """Yield the indices at positions ``start`` to ``stop``, in arrays."""
+    def pieces(self, start: int, stop: int) -> Iterator[ChunkPiece]:
+        """Yield what has the positions ``start`` to ``stop``."""
+
+    def position(self, index: int) -> int | None:
+        """Return the position of an index; None if it is not there."""
+
+
+ChunkPiece = tuple[Chunks, int, int]
+"""Positions in a sequence of chunks."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeEpoch:
+    """The indices of an epoch: with `redeal` one sequence of chunks, else one for each run.
+
+    Attributes:
+        settings: What the order depends on.
+        seed: Its seed.
+        epoch: The epoch.
+    """
+
+    settings: OrderSettings
+    seed: int
+    epoch: int
+
+    @cached_property
+    def _edges(self) -> IntArray:
+        """Where each sequence of chunks begins, and where the last one ends."""
+        settings = self.settings
+        if settings.edges is not None:
+            return settings.edges
+        return run_edges(settings.num_indices, 1 if settings.redeal else settings.num_runs)
+
+    @cached_property
+    def _chunks(self) -> Callable[[int], Chunks]:
+        """The sequences of chunks, by their numbers; the latest are kept."""
+        first, edges = self.settings.start, self._edges.tolist()
+        arguments = self.settings, self.seed, self.epoch
+
+        @lru_cache(maxsize=_NUM_KEPT)
+        def chunks(number: int) -> Chunks:
+            start, stop = edges[number : number + 2]
+            return shuffled_chunks(*arguments, number, first + start, first + stop)
+
+        return chunks
+
+    def _number_at(self, position: int) -> int:
+        return int(np.searchsorted(self._edges, position, side="right")) - 1
+
+    def pieces(self, start: int, stop: int) -> Iterator[ChunkPiece]:
+        """Yield what has the positions ``start`` to ``stop``."""
+        while start < stop:
+            number = self._number_at(start)
+            first, last = self._edges[number : number + 2].tolist()
+            yield self._chunks(number), start - first, min(stop, last) - first
+            start = last
+
+    def position(self, index: int) -> int | None:
+        """Return the position of an index; None if it is not there."""
+        offset = index - self.settings.start
+        if not 0 <= offset < self.settings.num_indices:
+            return None
+        # A sequence has its slice of the indices.
+        number = self._number_at(offset)
+        return int(self._edges[number]) + self._chunks(number).position(index)
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedRuns:
+    """The runs of an epoch, or of the rest of one, which are slices of one sequence.
+
+    Attributes:
+        settings: How the sequence is cut.
+        indices: The sequence.
+    """
+
+    settings: OrderSettings
+    indices: IndexSequence
+
+    def run(self, number: int) -> Slice:
+        """Return a run."""
+        return Slice(self.indices, *bounds_of(self.settings, number))
+
+    def positions(self, index: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs that have an index, and its positions there."""
+        position = self.indices.position(index)
+        if position is None:
+            return
+        for run in range(self.settings.num_runs):
+            start, stop, padding = bounds_of(self.settings, run)
+            if start <= position < stop:
+                yield run, position - start
+            if position == padding:
+                yield run, stop - start
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,62 +470,60 @@ class Slice:
     """A slice of a sequence, with one index repeated at the end if it is too short.
 
     Attributes:
-        chunks: The sequence.
+        indices: The sequence.
         start: First position in the sequence.
         stop: Position after the last one.
         padding: Position of the index that is repeated at the end, or None.
     """
 
-    chunks: RunSequence
+    indices: IndexSequence
     start: int
     stop: int
     padding: int | None
 
+    def _pieces(self, position: int) -> Iterator[ChunkPiece]:
+        yield from self.indices.pieces(self.start + position, self.stop)
+        if self.padding is not None and position <= self.stop - self.start:
+            yield from self.indices.pieces(self.padding, self.padding + 1)
+
     def blocks(self, position: int) -> Iterator[IntArray]:
         """Yield the indices from a position in the run on, chunk by chunk."""
-        yield from self.chunks.blocks(self.start + position, self.stop)
-        if self.padding is not None and position <= self.stop - self.start:
-            yield from self.chunks.blocks(self.padding, self.padding + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class SlicedRun(Slice):
-    """A slice of a sequence of chunks."""
-
-    chunks: Chunks
+        for chunks, start, stop in self._pieces(position):
+            yield from chunks.blocks(start, stop)
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, as `visits` defines them."""
-        filled = np.flatnonzero(lengths)  # an empty shard would tie with its neighbour below
-        shard_ends = np.cumsum(lengths[filled])
+        return visits_of(self._pieces(0), lengths)
 
-        def shards_of(indices: IntArray) -> IntArray:
-            shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
-            return shards
 
-        # Chunks `first` to `stop` are entirely in the run, so all their shards are read. Indices
+def visits_of(pieces: Iterable[ChunkPiece], lengths: IntArray) -> IntArray:
+    """Return the shards that pieces read one after another, as `visits` defines them."""
+    filled = np.flatnonzero(lengths)  # an empty shard would tie with its neighbour below
+    shard_ends = np.cumsum(lengths[filled])
+
+    def shards_of(indices: IntArray) -> IntArray:
+        shards: IntArray = np.searchsorted(shard_ends, indices, side="right")
+        return shards
+
+    found = [np.empty(0, np.int64)]
+    for chunks, start, stop in pieces:
+        # Chunks `first` to `last` are entirely in the piece, so all their shards are read. Indices
         # are computed only for the cut chunks at both ends: this makes a billion samples cheap.
-        ends = np.append(0, self.chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
-        first = int(np.searchsorted(ends[:-1], self.start))
-        stop = max(first, int(np.searchsorted(ends, self.stop, side="right")) - 1)
-        head_stop = min(int(ends[first]), self.stop)
-        tail_start = max(head_stop, int(ends[stop])) if stop > first else head_stop
-        starts = self.chunks.starts[first:stop]
+        ends = np.append(0, chunks.ends)  # chunk c is at positions ends[c]:ends[c + 1]
+        first = int(np.searchsorted(ends[:-1], start))
+        last = max(first, int(np.searchsorted(ends, stop, side="right")) - 1)
+        head_stop = min(int(ends[first]), stop)
+        tail_start = max(head_stop, int(ends[last])) if last > first else head_stop
+        starts = chunks.starts[first:last]
         low = shards_of(starts)
-        counts = shards_of(starts + np.diff(ends)[first:stop] - 1) - low + 1
+        counts = shards_of(starts + np.diff(ends)[first:last] - 1) - low + 1
         inside = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
-
-        head = self.chunks.blocks(self.start, head_stop)
-        tail = self.blocks(tail_start - self.start)
-        shards = np.concatenate(
-            [
-                *(np.unique(shards_of(block)) for block in head),
-                inside,
-                *(np.unique(shards_of(block)) for block in tail),
-            ]
-        )
-        visited: IntArray = filled[shards[np.diff(shards, prepend=-1) != 0]]
-        return visited
+        found += (np.unique(shards_of(block)) for block in chunks.blocks(start, head_stop))
+        found.append(inside)
+        found += (np.unique(shards_of(block)) for block in chunks.blocks(tail_start, stop))
+    shards = np.concatenate(found)
+    visited: IntArray = filled[shards[np.diff(shards, prepend=-1) != 0]]
+    return visited
 
 
 def bounds_of(settings: OrderSettings, run: int) -> tuple[int, int, int | None]:
@@ -437,16 +537,6 @@ def bounds_of(settings: OrderSettings, run: int) -> tuple[int, int, int | None]:
     return start, start + own, start if own < length else None
 
 
-def _own_run(settings: OrderSettings, seed: int, epoch: int, run: int) -> SlicedRun:
-    """Return a run that is ordered separately."""
-    start, stop, padding = bounds_of(settings, run)
-    if start == stop and padding is not None:
-        run = _nearest_run(settings, run)
-    first, last = (settings.start + bound for bound in _run_bounds(settings, run))
-    chunks = shuffled_chunks(settings, seed, epoch, run, first, last)
-    return SlicedRun(chunks, 0, stop - start, None if padding is None else 0)
-
-
 def shuffled_chunks(
     settings: OrderSettings, seed: int, epoch: int, run: int, start: int, stop: int
 ) -> Chunks:
@@ -458,6 +548,13 @@ def shuffled_chunks(
         numbers = permutation(len(numbers), seed, epoch, _CHUNK_ORDER, run, 0)
     ends = np.cumsum(np.diff(edges)[numbers])
     return Chunks(edges[:-1][numbers], ends, numbers, seed, (epoch, run), settings.shuffle)
+
+
+@lru_cache(maxsize=8)  # each run of an epoch asks for them
+def run_edges(length: int, num_runs: int) -> IntArray:
+    """Return where each run of a sequence begins, and where the last one ends (ORDER-1)."""
+    # Python's integers, since the products may exceed 64 bits.
+    return np.array([length * run // num_runs for run in range(num_runs + 1)], np.int64)
 
 
 def runs_of(num_runs: int, rank: int, num_replicas: int) -> range:

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from wids.order.elastic import run_edges
-from wids.order.epoch_order import Order, OrderSettings
+from wids.order.epoch_order import Order, OrderSettings, run_edges
 from wids.shards.capacity import CACHE_SHARE, Capacity
 from wids.storage.arrays import FloatArray, IntArray
 from wids.storage.sizes import count_text, nbytes_text

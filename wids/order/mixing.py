@@ -14,10 +14,10 @@ import heapq
 import math
 import numbers
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -229,6 +229,9 @@ turns = lru_cache(maxsize=8)(Turns)
 _BLOCK_LENGTH: Final = 1 << 13
 """Draws in a block: enough for numpy, few enough for the first index to come at once."""
 
+_NUM_KEPT: Final = 256
+"""Runs that are kept of an epoch, for look-ups in many of them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -257,15 +260,9 @@ class Source:
         return int(self.lengths.sum())
 
     @cached_property
-    def _pieces(self) -> tuple[IntArray, IntArray]:
-        """Where pieces without a gap end in the source, and what to add to their places."""
-        lengths = self.lengths
-        filled = lengths > 0
-        ends = np.cumsum(lengths)
-        shifts = (self.ranges[:, 1] - ends)[filled]
-        is_last = np.diff(shifts, append=-1) != 0
-        is_last[-1:] = True
-        return ends[filled][is_last], shifts[is_last]
+    def _ends(self) -> IntArray:
+        """Where each range ends in the source."""
+        return np.cumsum(self.lengths)
 
     def shards(self, lengths: IntArray) -> IntArray:
         """Return the shard that each range lies in, by the lengths of all shards."""
@@ -278,16 +275,17 @@ class Source:
         at = int(np.searchsorted(self.ranges[:, 0], index, side="right")) - 1
         if at < 0 or index >= self.ranges[at, 1]:
             return None
-        return int(self.lengths[:at].sum() + index - self.ranges[at, 0])
+        return int(self._ends[at] - self.ranges[at, 1] + index)
 
     def indices(self, places: IntArray) -> IntArray:
         """Return the indices at some places of the source."""
-        ends, shifts = self._pieces
-        low, high = np.searchsorted(ends, (places.min(), places.max()), side="right")
-        if low == high:  # nearly always: a chunk that no gap cuts
-            shifted: IntArray = places + shifts[low]
-            return shifted
-        return places + shifts[np.searchsorted(ends, places, side="right")]
+        low, high = np.searchsorted(self._ends, (places.min(), places.max()), side="right")
+        shifts = self.ranges[low : high + 1, 1] - self._ends[low : high + 1]
+        shift: Any = shifts[0]
+        if shift != shifts[-1]:  # hardly ever: a gap cuts a chunk
+            shift = shifts[np.searchsorted(self._ends, places, side="right") - low]
+        indices: IntArray = places + shift
+        return indices
 
 
 def _from_steps(name: str, steps: IntArray) -> Source:
@@ -349,9 +347,9 @@ class Mix:
         """Return the number of indices that a run yields."""
         return self.length
 
-    def runs(self, seed: int, epoch: int, numbers: range) -> Iterator[MixedRun]:
-        """Yield some of the runs of an epoch."""
-        return (MixedRun(self, seed, epoch, number) for number in numbers)
+    def of_epoch(self, seed: int, epoch: int) -> MixedRuns:
+        """Return the runs of an epoch."""
+        return MixedRuns(self, seed, epoch)
 
     def edge(self, source: int, number: int, run: int) -> int:
         """Return where the slice of a run starts in a pass of a source (ORDER-24)."""
@@ -367,6 +365,51 @@ class Mix:
         return epoch_order.OrderSettings(
             source.lengths, 0, source.num_samples, self.chunksize, self.shuffle, num_runs=num_runs
         )
+
+    def chunks(self, seed: int, run: int, source: int, number: int) -> Chunks:
+        """Return what a run has of a pass of a source, in the order of its draws (ORDER-25)."""
+        bounds = (self.edge(source, number, other) for other in (run, run + 1))
+        key = source * self.num_runs + run
+        return epoch_order.shuffled_chunks(self.settings(source), seed, number, key, *bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRuns:
+    """The runs of an epoch.
+
+    Attributes:
+        mix: What is mixed.
+        seed: Seed of the order.
+        epoch: The epoch.
+    """
+
+    mix: Mix
+    seed: int
+    epoch: int
+
+    @cached_property
+    def run(self) -> Callable[[int], MixedRun]:
+        """The runs, by their numbers; the latest are kept."""
+        return lru_cache(maxsize=_NUM_KEPT)(partial(MixedRun, self.mix, self.seed, self.epoch))
+
+    def positions(self, index: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs that have an index, and its positions there."""
+        mix, runs = self.mix, range(self.mix.num_runs)
+        first = self.epoch * mix.length
+        # In each phase, the counts of two runs differ by at most 1: both are next to their share.
+        most = len(mix.schedule)
+        for source, own in enumerate(mix.sources):
+            offset = own.place(index)
+            if offset is None:
+                continue
+            low, high = (mix.turns.count(0, source, draw) for draw in (first, first + mix.length))
+            low, high = max(0, low - most) * len(runs), (high + most) * len(runs)
+            for number in range(low // own.num_samples, high // own.num_samples + 1):
+                edge = partial(mix.edge, source, number)
+                run = self.run(bisect_right(runs, offset, key=edge) - 1)
+                position = run.position(source, number, offset)
+                if position is not None:
+                    yield run.number, position
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,17 +432,29 @@ class MixedRun:
         """Yield the indices from a position in the run on, in arrays."""
         mix, first = self.mix, self.first + position
         stop = self.first + mix.length
-        streams = [
-            _Stream(self._passes(source, draw)) for source, draw in enumerate(self._drawn(first))
-        ]
+        drawn = self._drawn(first)
+        length = 1  # a look-up needs one index
         while first < stop:
-            sources = mix.turns.sources(self.number, first, min(first + _BLOCK_LENGTH, stop))
+            sources = mix.turns.sources(self.number, first, min(first + length, stop))
             block = np.empty(len(sources), np.int64)
-            for source, stream in enumerate(streams):
+            for source, start in enumerate(drawn):
                 places = np.flatnonzero(sources == source)
-                block[places] = stream.take(len(places))
+                if len(places):
+                    drawn[source] += len(places)
+                    block[places] = self._indices(source, start, drawn[source])
             yield block
             first += len(block)
+            length = _BLOCK_LENGTH
+
+    def _indices(self, source: int, start: int, stop: int) -> IntArray:
+        """Return the indices of a source from a draw to another."""
+        found = [
+            block
+            for chunks, size, offset, draw in self._shares(source, start, stop)
+            for block in chunks.blocks(offset, min(offset + stop - draw, size))
+        ]
+        places = np.concatenate(found) if len(found) > 1 else found[0]
+        return self.mix.sources[source].indices(places)
 
     def visits(self, lengths: IntArray) -> IntArray:
         """Return the shards that are read, source by source (see `epoch_order.visits`)."""
@@ -408,16 +463,25 @@ class MixedRun:
         draws = zip(self._drawn(first), self._drawn(first + mix.length), strict=True)
         for number, (start, stop) in enumerate(draws):
             source = mix.sources[number]
-            read = [
-                epoch_order.SlicedRun(chunks, offset, min(offset + stop - draw, size), None).visits(
-                    source.lengths
-                )
+            pieces = (
+                (chunks, offset, min(offset + stop - draw, size))
                 for chunks, size, offset, draw in self._shares(number, start, stop)
-            ]
-            ranges = np.concatenate([np.empty(0, np.int64), *read])
-            ranges = ranges[np.diff(ranges, prepend=-1) != 0]
+            )
+            ranges = epoch_order.visits_of(pieces, source.lengths)
             visited_shards.append(source.shards(lengths)[ranges])
         return np.concatenate(visited_shards)
+
+    def position(self, source: int, number: int, offset: int) -> int | None:
+        """Return where a pass of a source has one of its samples; None if not in this epoch."""
+        turns, run = self.mix.turns, self.number
+        start, stop = (
+            turns.count(run, source, draw) for draw in (self.first, self.first + self.mix.length)
+        )
+        drawn = self.first_draw(source, number)
+        if start >= self.first_draw(source, number + 1) or stop <= drawn:
+            return None
+        drawn += self.chunks(source, number).position(offset)
+        return turns.draw(run, source, drawn) - self.first if start <= drawn < stop else None
 
     @property
     def first(self) -> int:
@@ -429,16 +493,7 @@ class MixedRun:
         sources = range(len(self.mix.sources))
         return [self.mix.turns.count(self.number, source, draw) for source in sources]
 
-    def _passes(self, source: int, draw: int) -> Iterator[IntArray]:
-        """Yield the indices of a source from a draw on; never ends."""
-        indices = self.mix.sources[source].indices
-        for chunks, size, offset, _ in self._shares(source, draw, None):
-            for block in chunks.blocks(offset, size):
-                yield indices(block)
-
-    def _shares(
-        self, source: int, draw: int, stop: int | None
-    ) -> Iterator[tuple[Chunks, int, int, int]]:
+    def _shares(self, source: int, draw: int, stop: int) -> Iterator[tuple[Chunks, int, int, int]]:
         """Yield what the run has of each pass of a source (ORDER-24), from a draw to another.
 
         Yields:
@@ -446,7 +501,7 @@ class MixedRun:
             number of the first draw that is left.
         """
         number = self.pass_of(source, draw)
-        while stop is None or draw < stop:
+        while draw < stop:
             before, after = self.first_draw(source, number), self.first_draw(source, number + 1)
             # A run may have nothing of a pass, if there are more runs than samples.
             if draw < after:
@@ -464,12 +519,11 @@ class MixedRun:
         """Return the first draw of a source that belongs to a pass, or to a later one."""
         return (number * self.mix.sources[source].num_samples + self.number) // self.mix.num_runs
 
-    def chunks(self, source: int, number: int) -> Chunks:
-        """Return what the run has of a pass of a source, in the order of its draws."""
-        mix, run = self.mix, self.number
-        bounds = (mix.edge(source, number, other) for other in (run, run + 1))
-        key = source * mix.num_runs + run
-        return epoch_order.shuffled_chunks(mix.settings(source), self.seed, number, key, *bounds)
+    @cached_property
+    def chunks(self) -> Callable[[int, int], Chunks]:
+        """What the run has of a pass of a source, by their numbers; the latest are kept."""
+        own = partial(self.mix.chunks, self.seed, self.number)
+        return lru_cache(maxsize=2 * len(self.mix.sources))(own)
 
 
 def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
@@ -479,22 +533,3 @@ def _in_earlier_runs(num_samples: int, num_runs: int, run: int) -> int:
     """
     each, rest = divmod(num_samples, num_runs)
     return run * each + max(0, rest + run - num_runs)
-
-
-class _Stream:
-    """A stream of arrays, from which any number of values can be taken at a time."""
-
-    def __init__(self, blocks: Iterator[IntArray]) -> None:
-        self._blocks = blocks
-        self._rest: IntArray = np.empty(0, np.int64)
-
-    def take(self, count: int) -> IntArray:
-        """Return the next values."""
-        parts = [self._rest]
-        missing = count - len(self._rest)
-        while missing > 0:
-            parts.append(next(self._blocks))
-            missing -= len(parts[-1])
-        joined = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        self._rest = joined[count:]
-        return joined[:count]

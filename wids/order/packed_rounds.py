@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -226,15 +225,14 @@ class _RunWindows:
         starts: Where windows begin in the run, by their numbers.
         last: The largest of these numbers.
         num_batches: Number of batches of the run, once it is counted.
-        lengths: Number of samples in each batch of a window, before it is shuffled.
-        needs: What the samples of a window need of each budget together.
+        uses: Of each window that was packed: its batches, its samples, and what these need of each
+            budget together.
     """
 
     starts: dict[int, int] = field(default_factory=lambda: {0: 0})
     last: int = 0
     num_batches: int | None = None
-    lengths: dict[int, IntArray] = field(default_factory=dict)
-    needs: dict[int, IntArray] = field(default_factory=dict)
+    uses: dict[int, list[int]] = field(default_factory=dict)
 
     def least(self, window: int) -> int:
         """Return how many batches the run has at least, with so many in a window."""
@@ -291,8 +289,8 @@ class PackedRounds(DealtRounds):
             length, batches = self._budgets.packed(needs)
             indices = indices[:length]
             batches = self._budgets.by_cost(indices, batches)
-            progress.lengths[number] = np.array(list(map(len, batches)), np.int32)
-            progress.needs[number] = needs[:, :length].sum(1)
+            used = needs[:, :length].sum(1).tolist()
+            progress.uses[number] = [len(batches), length, *used]
             ahead = self._filled(tuple(values[..., length:] for values in ahead), blocks)
             number += 1
             if len(ahead[0]):
@@ -353,7 +351,7 @@ class PackedRounds(DealtRounds):
         found = []
         for run, progress in enumerate(self._runs):
             number = max(number for number in progress.starts if number <= latest)
-            if number or progress.num_batches is not None or progress.lengths:
+            if number or progress.num_batches is not None or progress.uses:
                 found.append([run, number, progress.starts[number], progress.num_batches or 0])
         return found
 
@@ -402,16 +400,6 @@ class PackedRounds(DealtRounds):
         num_skipped = sum(int(self._budgets.of(block)[1].sum()) for block in of_runs)
         return super().num_left_out + num_skipped
 
-    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        progress = self._runs[run]
-        if progress.num_batches is None or len(progress.lengths) <= progress.last:
-            deque(self._windows(run, 0), maxlen=0)
-        of_windows = [
-            lengths[self._order(run, number, len(lengths))]
-            for number, lengths in sorted(progress.lengths.items())
-        ]
-        return np.concatenate([np.empty(0, np.int64), *of_windows])
-
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         first, skipped = divmod(start, self._budgets.window)
         numbered: Iterator[Any] = enumerate(self._windows(run, first), first)
@@ -431,21 +419,15 @@ class PackedRounds(DealtRounds):
     def _shares_used(self) -> dict[str, float]:
         """Return which share these windows use of each limit of their batches, by its name."""
         runs, budgets = self._runs, self._budgets
-        if not any(progress.lengths for progress in runs):
+        if not any(progress.uses for progress in runs):
             next(self._windows(0, 0), None)
-        lengths = np.concatenate(
-            [
-                np.empty(0, np.int32),
-                *(each for progress in runs for each in progress.lengths.values()),
-            ]
-        )
-        needs = np.array([each for progress in runs for each in progress.needs.values()], np.int64)
-        used = needs.reshape(-1, len(budgets.limits)).sum(0).tolist()
+        uses = [used for progress in runs for used in progress.uses.values()]
+        num_batches, num_samples, *needs = map(sum, zip(*uses, strict=True)) if uses else (0, 0, 0)
         names = ("max_tokens", "the second budget")
-        pairs = dict(zip(names, zip(used, budgets.limits, strict=True)))  # noqa: B905 - one or both
+        pairs = dict(zip(names, zip(needs, budgets.limits)))  # noqa: B905 - one or both
         if budgets.max_items is not None:
-            pairs["max_items"] = (int(lengths.sum()), budgets.max_items)
-        most = max(len(lengths), 1)
+            pairs["max_items"] = (num_samples, budgets.max_items)
+        most = max(num_batches, 1)
         return {name: number / (most * limit) for name, (number, limit) in pairs.items()}
 
     @cached_property
@@ -453,7 +435,7 @@ class PackedRounds(DealtRounds):
         """Why batches are far from full, if they are; those of an epoch are counted."""
         count = int(self._num_batches.sum())
         if not self._least and not all(
-            len(progress.lengths) > progress.last for progress in self._runs
+            len(progress.uses) > progress.last for progress in self._runs
         ):
             return None  # in a mix that was resumed, only some windows say how full they are
         fill = self._least / count if self._least else self.fill

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 
 from wids.errors import missing_attribute, warn
 from wids.order.arguments import at_least, spec_digests
-from wids.order.callers import Reader, calling_reader, is_torchdata, second_dealing
+from wids.order.callers import loader_with_workers, second_sharder
 from wids.order.elastic import EpochPlace, State, check_state, other_runs, resumed
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Epochs:
 class _Pass(Generic[T]):
     """One pass over the items of an epoch, which knows its position without counting items."""
 
-    def __init__(self, start: EpochPlace, num_set: int, reader: Reader) -> None:
+    def __init__(self, start: EpochPlace, num_set: int) -> None:
         self.start = start
-        self.reader = reader
+        self.loader = loader_with_workers()
         self.epoch = start.epoch
         self.num_set = num_set
         self.has_begun = False
@@ -102,6 +102,20 @@ class _Pass(Generic[T]):
     def is_waiting(self, epoch: int) -> bool:
         """Return whether it is of this epoch, and nothing was read from it yet."""
         return self.epoch == epoch and not self.has_begun and not self.has_ended
+
+    def is_ahead(self) -> bool:
+        """Return whether workers have been sent batches that their loader has not returned."""
+        if self.loader is None or not self.has_begun:
+            return False
+        if (loader := self.loader()) is None:
+            # The loop was left before the end, or it is over.
+            return not self.has_ended
+        # Not `_tasks_outstanding`: a batch that arrives before its turn is none of these.
+        is_ahead: bool = loader._send_idx > loader._rcvd_idx
+        return is_ahead
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "loader": None}  # in another process nobody reads yet
 
     @property
     def num_read(self) -> int:
@@ -250,7 +264,7 @@ class EpochSampler(Sampler[T]):
     def __iter__(self) -> Iterator[T]:
         # ORDER-8: the epoch is that of this call, even if the first item is read later.
         start = self._place_of(self.epoch)
-        latest, this = self._pass, _Pass[T](start, self._epochs.num_set, calling_reader())
+        latest, this = self._pass, _Pass[T](start, self._epochs.num_set)
         self._pass = this
         self._note_left_pass(latest, this)
         self._note_second_dealing()
@@ -308,11 +322,16 @@ class EpochSampler(Sampler[T]):
             )
 
     def _note_second_dealing(self) -> None:
-        """Warn if a caller deals the items of a pass out among ranks."""
+        """Warn if a caller shards the share of a rank among ranks again."""
         _, num_replicas = self._replica()
-        remark = second_dealing(num_replicas, shuffle=self.shuffle)
-        if remark:
-            self._warn(remark, once="dealt")
+        if num_replicas > 1 and (sharder := second_sharder(self)):
+            self._warn(
+                f"each of {num_replicas} ranks has its share already, and {sharder} shards it "
+                "again, so that most of the dataset is never read; pass it unwrapped: leave the "
+                "loader out of accelerator.prepare(), and use wids.SamplerTrainer instead of "
+                "transformers' Trainer",
+                once="sharded",
+            )
 
     def _warn(self, text: str, once: str = "") -> None:
         """Warn the caller of the caller; of a kind that is named, only once."""
@@ -468,9 +487,7 @@ class EpochSampler(Sampler[T]):
 
     def _note_ahead(self, latest: _Pass[T]) -> None:
         """Warn if a state counts what workers were sent, and training has not used."""
-        reader = latest.reader
-        is_ahead = latest.has_begun and reader.is_ahead(has_ended=latest.has_ended)
-        if is_ahead and not is_torchdata():
+        if latest.is_ahead():
             self._warn(
                 "the workers of a DataLoader run ahead of training, and state_dict() counts what "
                 f"they were sent, so that a resumed job would leave it out; pass "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.order.arguments import at_least
-from wids.order.elastic import digest_of
+from wids.order.elastic import Piece, between, digest_of
 from wids.storage.arrays import IntArray, check_labels
 
 _WINDOW: Final = 1 << 15
@@ -157,63 +158,60 @@ def _smallest(count: int) -> npt.DTypeLike:
     return np.min_scalar_type(max(count - 1, 0))
 
 
+class Batches(NamedTuple):
+    """Batches of a window, as slices of its indices.
+
+    Attributes:
+        indices: The indices, bucket by bucket.
+        numbers: Number of the bucket of each batch.
+        starts: Where each batch starts among the indices.
+        stops: Where it stops.
+    """
+
+    indices: IntArray
+    numbers: IntArray
+    starts: IntArray
+    stops: IntArray
+
+
 def batches(
-    blocks: Iterable[IntArray], buckets: Buckets, start: int, *, partial: bool = True
-) -> Iterator[list[list[int]]]:
+    blocks: Iterable[IntArray], buckets: Buckets, num_runs: int = 1, *, partial: bool = True
+) -> Iterator[Batches]:
     """Yield the batches of a run, in the order of their last indices; then the partial ones.
 
     Args:
-        blocks: The indices of the run.
+        blocks: The indices of the run, or of several together.
         buckets: Their buckets.
-        start: Number of batches to leave out.
+        num_runs: Number of runs; what all of them have in a round counts as one batch.
         partial: Whether to yield partial batches.
     """
+    sizes = buckets.sizes * num_runs
     carried = np.empty(0, np.int64)
     # Not shorter than what is carried over, which would be sorted repeatedly.
-    for window in windows(blocks, int(buckets.sizes.sum())):
+    for window in windows(blocks, int(sizes.sum())):
         indices = np.concatenate((carried, window))
-        groups = Groups.of(buckets.numbers[indices], len(buckets.names))
-        number, starts = groups.complete(buckets.sizes)
-        stops = starts + buckets.sizes[number]
-        in_time = np.argsort(groups.positions[stops - 1])[start:]
-        start = max(start - len(stops), 0)
-        yield _lists(indices[groups.positions], starts[in_time], stops[in_time])
-        carried = indices[np.sort(groups.rest(buckets.sizes))]
+        groups = Groups.of(buckets.numbers[indices], len(sizes))
+        number, starts = groups.complete(sizes)
+        stops = starts + sizes[number]
+        in_time = np.argsort(groups.positions[stops - 1])
+        values = indices[groups.positions]
+        yield Batches(values, number[in_time], starts[in_time], stops[in_time])
+        carried = indices[np.sort(groups.rest(sizes))]
     if partial and len(carried):
-        groups = Groups.of(buckets.numbers[carried], len(buckets.names))
-        filled = np.flatnonzero(groups.counts)[start:]
+        groups = Groups.of(buckets.numbers[carried], len(sizes))
+        filled = np.flatnonzero(groups.counts)
         starts = groups.firsts[filled]
-        yield _lists(carried[groups.positions], starts, starts + groups.counts[filled])
+        yield Batches(carried[groups.positions], filled, starts, starts + groups.counts[filled])
 
 
-def _lists(indices: IntArray, starts: IntArray, stops: IntArray) -> list[list[int]]:
-    """Return slices of indices as lists."""
-    # All at once, because a numpy slice takes longer than a slice of a list.
-    values = indices.tolist() if len(starts) else []
-    return [values[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-def full_batches(
-    blocks: Iterable[npt.NDArray[Any]], sizes: IntArray
-) -> tuple[npt.NDArray[Any], IntArray]:
-    """Return the buckets of the full batches, in the order of their last indices.
-
-    Args:
-        blocks: Numbers of buckets, in order.
-        sizes: Samples in a batch of each bucket.
-
-    Returns:
-        The numbers of the buckets, and how many indices each bucket has.
-    """
-    seen = np.zeros(len(sizes), np.int64)
-    found = [np.empty(0, _smallest(len(sizes)))]
-    for numbers in blocks:
-        groups = Groups.of(numbers, len(sizes))
-        number, starts = groups.complete(sizes, seen % sizes)
-        positions = groups.positions[starts + sizes[number] - 1]
-        found.append(number[np.argsort(positions)].astype(found[0].dtype))
-        seen += groups.counts
-    return np.concatenate(found), seen
+def lists(batches_of_windows: Iterable[Batches], start: int) -> Iterator[list[list[int]]]:
+    """Yield batches from a number on as lists, many at a time."""
+    for indices, _, starts, stops in batches_of_windows:
+        # All at once, because a numpy slice takes longer than a slice of a list.
+        values = indices.tolist() if start < len(starts) else []
+        pairs = zip(starts[start:].tolist(), stops[start:].tolist(), strict=True)
+        yield [values[a:b] for a, b in pairs]
+        start = max(start - len(starts), 0)
 
 
 def windows(blocks: Iterable[IntArray], least: int = 0) -> Iterator[IntArray]:
@@ -258,18 +256,12 @@ class Groups:
         counts = np.bincount(numbers, minlength=num_buckets)
         return cls(np.argsort(numbers, kind="stable"), np.cumsum(counts) - counts, counts)
 
-    def complete(self, sizes: IntArray, begun: IntArray | int = 0) -> tuple[IntArray, IntArray]:
-        """Return the bucket and the start of each full batch, bucket by bucket.
-
-        Args:
-            sizes: Samples in a batch of each bucket.
-            begun: Number of indices that the current batch of each bucket already has; the batch
-                then starts in front of its group.
-        """
-        num_full = (self.counts + begun) // sizes
+    def complete(self, sizes: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the bucket and the start of each full batch, bucket by bucket."""
+        num_full = self.counts // sizes
         number = np.repeat(np.arange(len(sizes)), num_full)
         turn = np.arange(len(number)) - np.repeat(np.cumsum(num_full) - num_full, num_full)
-        return number, (self.firsts - begun)[number] + turn * sizes[number]
+        return number, self.firsts[number] + turn * sizes[number]
 
     def rest(self, sizes: IntArray) -> IntArray:
         """Return the positions that are in no full batch."""
@@ -316,25 +308,49 @@ class Rounds:
         raise NotImplementedError
 
 
-class Piece(NamedTuple):
-    """Neighbouring batches of those that a run made, by their numbers."""
+class PieceRounds(Rounds):
+    """An epoch in which runs have pieces of what they, or other runs, made."""
 
-    run: int
-    start: int
-    stop: int
+    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
+        """Yield the batches that a run makes, from a number on, many at a time."""
+        raise NotImplementedError
+
+    def _pieces(self, run: int) -> Iterable[Piece]:
+        """Return what a run has in its rounds; there may be more."""
+        raise NotImplementedError
+
+    @property
+    def _repeated(self) -> Iterable[Piece]:
+        """The batches that are repeated."""
+        raise NotImplementedError
+
+    @property
+    def _left_out(self) -> Iterable[Piece]:
+        """The batches that are left out."""
+        raise NotImplementedError
+
+    @cached_property
+    def _surplus(self) -> int:
+        repeated, left_out = (
+            sum(len(batch) for block in self._read(pieces) for batch in block)
+            for pieces in (self._repeated, self._left_out)
+        )
+        return repeated - left_out
+
+    def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
+        return self._read(between(self._pieces(run), start, self.num_rounds))
+
+    def _read(self, pieces: Iterable[Piece]) -> Iterator[list[list[int]]]:
+        for run, start, stop in pieces:
+            position = start
+            for block in self.own_batches(run, start):
+                yield block[: stop - position]
+                position += len(block)
+                if position >= stop:
+                    break
 
 
-def between(pieces: Iterable[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """Yield what is at the positions ``start`` to ``stop`` of pieces, one after another."""
-    for run, first, last in pieces:
-        if stop <= 0:
-            return
-        if max(start, 0) < min(stop, last - first):
-            yield Piece(run, first + max(start, 0), min(first + stop, last))
-        start, stop = start - (last - first), stop - (last - first)
-
-
-class DealtRounds(Rounds):
+class DealtRounds(PieceRounds):
     """An epoch in which each run makes batches of its own, and ``B`` are made in all (ORDER-41).
 
     There are ``B / num_runs`` rounds. A run keeps the first of its own batches. What it has beyond
@@ -358,14 +374,6 @@ class DealtRounds(Rounds):
         """Number of batches that each run makes."""
         raise NotImplementedError
 
-    def own_lengths(self, run: int) -> IntArray:
-        """Return the number of samples in each batch that a run makes, by its number."""
-        raise NotImplementedError
-
-    def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:
-        """Yield these batches from a number on, many at a time."""
-        raise NotImplementedError
-
     def _has_batches(self, count: int) -> bool:
         """Return whether all runs together make so many batches."""
         return count <= self._least or count <= int(self._num_batches.sum())
@@ -379,64 +387,47 @@ class DealtRounds(Rounds):
         others = self._num_runs if self._drop_last else 1
         return self._has_batches(number * self._num_runs + others)
 
-    @cached_property
-    def _num_own(self) -> IntArray:
-        """Number of its own batches that each run keeps."""
-        return np.minimum(self._num_batches, self.num_rounds)
-
-    @cached_property
-    def _beyond(self) -> list[Piece]:
+    @property
+    def _beyond(self) -> Iterator[Piece]:
         """The batches that runs have beyond the rounds, run by run."""
-        pairs = enumerate(zip(self._num_own.tolist(), self._num_batches.tolist(), strict=True))
-        return [Piece(run, own, number) for run, (own, number) in pairs if own < number]
+        for run, number in enumerate(self._num_batches.tolist()):
+            if number > self.num_rounds:
+                yield Piece(run, self.num_rounds, number)
 
     @cached_property
-    def _edges(self) -> IntArray:
+    def _edges(self) -> list[int]:
         """Where the places that a run does not fill itself begin among those of all runs."""
-        return np.append(0, np.cumsum(self.num_rounds - self._num_own))
-
-    @cached_property
-    def _num_beyond(self) -> int:
-        return int((self._num_batches - self._num_own).sum())
+        num_missing = np.maximum(self.num_rounds - self._num_batches, 0)
+        edges: list[int] = np.append(0, np.cumsum(num_missing)).tolist()
+        return edges
 
     @property
     def _repeated(self) -> Iterator[Piece]:
-        """The batches that are repeated: all again, run by run, as far as places are left."""
+        # All again, run by run, as far as places are left.
         every = [Piece(run, 0, number) for run, number in enumerate(self._num_batches.tolist())]
-        num_left = int(self._edges[-1]) - self._num_beyond
-        return between(cycle(every), 0, num_left) if num_left > 0 else iter(())
+        num_beyond = sum(stop - start for _, start, stop in self._beyond)
+        return between(cycle(every), 0, self._edges[-1] - num_beyond)
 
-    def _pieces(self, run: int) -> list[Piece]:
-        """Return what a run has in its rounds."""
-        start, stop = self._edges[run : run + 2].tolist()
-        own = Piece(run, 0, int(self._num_own[run]))
-        return [own, *between(chain(self._beyond, self._repeated), start, stop)]
+    @property
+    def _left_out(self) -> Iterator[Piece]:
+        return between(self._beyond, self._edges[-1], sys.maxsize)
 
-    def sequence(self, run: int) -> IntArray:
-        """Return the batches that a run has, without those that repeat others.
+    def _pieces(self, run: int) -> Iterator[Piece]:
+        return self._arranged(run, chain(self._beyond, self._repeated))
 
-        With `drop_last`, those that are left out follow those of the last run.
+    def _arranged(self, run: int, others: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield what a run keeps of its own batches, and others in its other places."""
+        yield Piece(run, 0, min(int(self._num_batches[run]), self.num_rounds))
+        yield from between(others, *self._edges[run : run + 2])
 
-        Returns:
-            Their rounds, the runs that made them, and their numbers there, shape ``(3, n)``.
+    def sequences(self) -> list[list[Piece]]:
+        """Return what each run has, without what repeats others.
+
+        With `drop_last`, the batches that are left out follow those of the last run.
         """
-        start, stop = self._edges[run : run + 2].tolist()
-        if run == self._num_runs - 1:  # with `drop_last`, what is left out comes last
-            stop = max(stop, self._num_beyond)
-        pieces = [Piece(run, 0, int(self._num_own[run])), *between(self._beyond, start, stop)]
-        runs = [np.full(stop - start, number) for number, start, stop in pieces]
-        numbers = [np.arange(start, stop) for _, start, stop in pieces]
-        count = sum(map(len, numbers))
-        return np.stack([np.arange(count), np.concatenate(runs), np.concatenate(numbers)])
-
-    @cached_property
-    def _surplus(self) -> int:
-        left_out = between(self._beyond, int(self._edges[-1]), self._num_beyond)
-        return self._num_indices(self._repeated) - self._num_indices(left_out)
-
-    def _num_indices(self, pieces: Iterable[Piece]) -> int:
-        """Return how many indices are in batches."""
-        return sum(int(self.own_lengths(run)[start:stop].sum()) for run, start, stop in pieces)
+        runs = [list(self._arranged(run, self._beyond)) for run in range(self._num_runs)]
+        runs[-1] += self._left_out
+        return runs
 
     def batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
         at = start
@@ -451,13 +442,7 @@ class DealtRounds(Rounds):
             if stop < at + len(block):
                 return
             at = stop
-        for source, first, last in between(self._pieces(run), at, self.num_rounds):
-            position = first
-            for block in self.own_batches(source, first):
-                yield block[: last - position]
-                position += len(block)
-                if position >= last:
-                    break
+        yield from super().batches(run, at)
 
 
 class SeparateRounds(DealtRounds):
@@ -508,16 +493,9 @@ class SeparateRounds(DealtRounds):
         num_partial = (self._counts % self._buckets.sizes).sum() if self._drop_last else 0
         return super()._surplus - int(num_partial)
 
-    def own_lengths(self, run: int) -> IntArray:  # noqa: D102 - inherited
-        sizes = self._buckets.sizes
-        numbers = map(self._buckets.numbers.__getitem__, windows(self._run_blocks(run)))
-        full, counts = full_batches(numbers, sizes)
-        partial = np.zeros_like(counts) if self._drop_last else counts % sizes
-        return np.concatenate((sizes[full], partial[partial > 0]))
-
     def own_batches(self, run: int, start: int) -> Iterator[list[list[int]]]:  # noqa: D102 - inherited
-        run_blocks = self._run_blocks(run)
-        return batches(run_blocks, self._buckets, start, partial=not self._drop_last)
+        made = batches(self._run_blocks(run), self._buckets, partial=not self._drop_last)
+        return lists(made, start)
 
 
 def nearest(run: int, others: IntArray) -> int:

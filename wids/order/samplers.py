@@ -43,7 +43,7 @@ from wids.order.elastic import (
     rest_of_epoch,
 )
 from wids.order.passes import EpochSampler
-from wids.order.sequences import EpochOrder, RankSequence, epoch_order_of
+from wids.order.sequences import EpochOrder, RankSequence
 from wids.storage.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class ChunkedSampler(EpochSampler[int]):
         key = place.epoch, place.history, num_replicas, self._fingerprint()
         if self._latest_order is None or self._latest_order[0] != key:
             runs = self._order_of(place.history)
-            self._latest_order = key, epoch_order_of(runs, self.seed, place.epoch, num_replicas)
+            self._latest_order = key, EpochOrder(runs, self.seed, place.epoch, num_replicas)
         return self._latest_order[1]
 
     def _check_fit(self, dataset: Any, ahead_nbytes: int = 0) -> None:
