@@ -179,9 +179,13 @@ def test_transformers(tmp_path: Path) -> None:
 
 
 def test_lightning(tmp_path: Path) -> None:
-    """Lightning deals out a `ChunkedSampler`, each sample once; a distributed one stays."""
+    """Lightning wraps a `ChunkedSampler`, which warns, and leaves a distributed one alone."""
     cases = run(tmp_path, LIGHTNING, "lightning")
 
+    assert len(remarks(cases["whole"])) == 2
+    assert (
+        "DistributedSamplerWrapper (lightning) lists the whole epoch" in remarks(cases["whole"])[0]
+    )
+    assert remarks(cases["share"]) == []
     for ranks in cases.values():
-        assert remarks(ranks) == []
         assert seen(ranks) == list(range(80))

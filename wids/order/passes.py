@@ -322,14 +322,24 @@ class EpochSampler(Sampler[T]):
             )
 
     def _note_second_dealing(self) -> None:
-        """Warn if a caller shards the share of a rank among ranks again."""
+        """Warn if a caller shards the items of a pass among ranks, and something is lost."""
         _, num_replicas = self._replica()
-        if num_replicas > 1 and (sharder := second_sharder(self)):
+        sharder = second_sharder(self) if num_replicas > 1 or self.shuffle else None
+        if sharder is None:
+            return
+        if num_replicas > 1:
             self._warn(
                 f"each of {num_replicas} ranks has its share already, and {sharder} shards it "
                 "again, so that most of the dataset is never read; pass it unwrapped: leave the "
                 "loader out of accelerator.prepare(), and use wids.SamplerTrainer instead of "
                 "transformers' Trainer",
+                once="sharded",
+            )
+        elif "(accelerate)" not in sharder:  # it deals the batches of one order: each is read once
+            self._warn(
+                f"{sharder} lists the whole epoch on each rank, so that batches no longer follow "
+                "shards, and a state counts all of it as read; use DistributedChunkedSampler, "
+                "which trainers leave as it is",
                 once="sharded",
             )
 
