@@ -252,9 +252,8 @@ class SampleStream(IterableDataset[Any]):
         self.epochs: SharedEpochs = order._epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
-        # Groups of samples that this worker has returned in its pass, and samples of the next one;
-        # and those that it returned before the state was saved.
-        self._consumed = self._resume = (0, 0)
+        # Samples that this process has returned in its pass, with those that failed before them.
+        self._num_returned = 0
         # Where the latest pass started, and how often an epoch had been set.
         self._pass: tuple[EpochPlace, int] | None = None
 
@@ -268,17 +267,16 @@ class SampleStream(IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         self.sampler._note_second_dealing()
-        start, (first, num_returned) = self._begin()
-        for number, group in enumerate(self._groups(start, first), start=first):
+        start, num_before = self._begin(), 0
+        for group in self._groups(start):
             samples = self.dataset.__getitems__(group)
-            last = len(samples) - 1
-            for place in range(num_returned, len(samples)):
-                # Before the sample is returned: the state is asked for after that.
-                self._consumed = (number, place + 1) if place < last else (number + 1, 0)
-                sample = samples[place]
+            for number, sample in enumerate(samples, start=1):
+                # Before the sample is returned: the state is asked for after that. Which of a group
+                # have failed is not known before its end.
+                self._num_returned = num_before + (number if number < len(samples) else len(group))
                 yield _without_dots(sample) if self.webdataset else sample
-            num_returned = 0
-        self._consumed = (self._num_groups(start), 0)
+            num_before += len(group)
+        self._num_returned = num_before
         self.epochs.complete()
         self.sampler._rewind()
 
@@ -286,55 +284,43 @@ class SampleStream(IterableDataset[Any]):
         """Fix the epoch of the next passes, in the workers of a DataLoader too."""
         self.sampler.set_epoch(epoch)
 
-    def _begin(self) -> tuple[EpochPlace, tuple[int, int]]:
-        """Begin a pass; return where it starts, and what was returned of it before."""
-        number, resume = self.epochs.number, self._resume
+    def _begin(self) -> EpochPlace:
+        """Begin a pass; return where it starts."""
+        number = self.epochs.number
         place = self.epochs.place(number)
         self.epochs.begin(place)
         if self.sampler._tell_epoch is not None:
             self.sampler._tell_epoch(number, self.sampler._replica()[1])
-        self._pass = (place, self.epochs.num_set)
-        self._consumed, self._resume = resume, (0, 0)
-        return place, resume
+        self._pass, self._num_returned = (place, self.epochs.num_set), 0
+        return place
 
-    def _groups(self, start: EpochPlace, first: int) -> Iterator[list[int]]:
-        """Yield the indices that this worker reads, many at a time, from a group on."""
+    def _groups(self, start: EpochPlace) -> Iterator[list[int]]:
+        """Yield the indices that this worker reads, several batches at a time."""
         share, num_workers = worker()
+        length = -(-_READ_AHEAD // self.batch_size)
 
         def groups() -> Iterator[list[int]]:
             indices = chain.from_iterable(self.sampler._blocks(start))
             batches = iter(lambda: list(islice(indices, self.batch_size)), [])
             own = islice(batches, share, None, num_workers)
-            each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
-            return islice(each, first, None)
+            return iter(lambda: list(chain.from_iterable(islice(own, length))), [])
 
         if self.prefetcher is None:
             return groups()
         return self.prefetcher.fetching(chain.from_iterable(groups()), groups(), Lock())
 
-    @property
-    def _group_length(self) -> int:
-        """Number of batches in a group."""
-        return -(-_READ_AHEAD // self.batch_size)
-
-    def _num_groups(self, start: EpochPlace) -> int:
-        """Return how many groups this worker reads in a pass."""
-        share, num_workers = worker()
-        num_batches = -(-self.sampler._num_left(start) // self.batch_size)
-        return -(-len(range(share, num_batches, num_workers)) // self._group_length)
-
     # The state.
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to resume; JSON-able.
+        """Return the state of the sampler, for the rest of the latest pass; JSON-able.
 
         In the main process. What its workers have read is more than what training has used, and
         only the caller knows that: with a plain DataLoader, pass ``num_consumed``.
 
         Args:
             num_consumed: Number of samples in the latest pass that training on this rank has
-                consumed; the state is then that of the sampler. None for what this process has
-                returned.
+                consumed. None for what this process has returned; if ``on_error="skip"`` has left
+                out samples just before, as many may come again.
 
         Raises:
             StateError: A worker is asked, as those of torchdata's ``StatefulDataLoader`` are. It
@@ -346,22 +332,11 @@ class SampleStream(IterableDataset[Any]):
                 begun + self.sampler._checked_consumed(num_consumed, begun)
             )
         _check_is_main()
-        place, consumed = self._place()
-        if consumed[0] >= self._num_groups(place):  # ORDER-11
-            place, consumed = place + self.sampler._num_items(place), (0, 0)
-        return {
-            "sampler": self.sampler._state_at(place),
-            "consumed": list(consumed),
-            "shares": [0, 1, self.batch_size],
-        }
-
-    def _place(self) -> tuple[EpochPlace, tuple[int, int]]:
-        """Return where the latest pass started, and what it has returned."""
         if self._pass is not None:
             place, num_set = self._pass
             if self.epochs.is_kept(place.epoch, num_set):
-                return place, self._consumed
-        return self.epochs.place(self.epochs.number), self._resume
+                return self.sampler._state_at(place + self._num_returned)
+        return self.sampler._state_at(self.epochs.place(self.epochs.number))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
@@ -371,37 +346,9 @@ class SampleStream(IterableDataset[Any]):
                 is restored in a worker.
         """
         _check_is_main()
-        if not isinstance(state, Mapping):
-            raise StateError(f"state: expected that of a stream or sampler, found {state!r:.80}")
-        own: Mapping[str, Any] = state
-        if "sampler" not in state:
-            own = {"sampler": state, "consumed": (0, 0)}
-        shares = own.get("shares", [0, 1, self.batch_size])
-        if not isinstance(shares, list) or shares[1:] != [1, self.batch_size]:
-            raise StateError(
-                f"state: expected number of workers and batch_size {[1, self.batch_size]}, found "
-                f"{shares!r:.80}; resume with the same loader, or save state_dict(num_consumed)"
-            )
-        self._check_ranks(state)
-        try:
-            num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
-        except (TypeError, ValueError, KeyError) as error:
-            raise StateError(f"state: expected consumed to be two numbers: {error}") from error
-        self.sampler.load_state_dict(own["sampler"])
-        self._resume, self._pass = (num_groups, num_returned), None
+        self.sampler.load_state_dict(state)
+        self._pass = None
         self.epochs.begin(self.epochs.place(self.epochs.number))
-
-    def _check_ranks(self, state: Mapping[str, Any]) -> None:
-        """Refuse the batches that a rank has read, if they are those of other ranks."""
-        _, num_replicas = self.sampler._replica()
-        inside = state.get("sampler")
-        saved_on = inside.get("num_replicas") if isinstance(inside, Mapping) else num_replicas
-        if saved_on != num_replicas:
-            raise StateError(
-                f"state: expected one that was saved on {num_replicas} ranks, found {saved_on}, "
-                "since it counts the batches of this rank; to resume on other ranks, save "
-                "state_dict(num_consumed)"
-            )
 
     def __repr__(self) -> str:
         return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"
