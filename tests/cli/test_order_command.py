@@ -244,7 +244,6 @@ def loader_state(kind: str, num_workers: int) -> Any:
         ("stream", 0),
         ("batches", 0),
         pytest.param("sampler", 2, marks=pytest.mark.long),
-        pytest.param("stream", 2, marks=pytest.mark.long),
     ],
 )
 def test_states_of_loaders(program: str, kind: str, num_workers: int) -> None:

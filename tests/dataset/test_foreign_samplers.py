@@ -192,6 +192,9 @@ class Own(Sampler[int]):
             yield index
         self.set_epoch(self.epoch + 1)
 
+    def ahead(self) -> Iterator[int]:
+        return iter(self.order()[self.position :])
+
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
 
@@ -221,7 +224,7 @@ def test_own_sampler_with_a_state_is_resumed_exactly(dataset: wids.ShardListData
 def test_own_sampler_is_fetched_ahead(
     num_workers: int, dataset: wids.ShardListDataset, server: Server
 ) -> None:
-    """A copy that is restored from its state tells which shards come."""
+    """It computes which shards come, and has a state beside."""
     sampler = wids.Prefetcher(Own(dataset), dataset)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=num_workers, collate_fn=identity
@@ -230,28 +233,8 @@ def test_own_sampler_is_fetched_ahead(
     assert Counter(server.requests) == EVERY_SHARD
 
 
-class Forgetful(Own):
-    """A sampler that says it has a state, and yields another order in each pass all the same."""
-
-    num_passes = 0
-
-    def order(self) -> list[int]:
-        Forgetful.num_passes += 1
-        return [(Forgetful.num_passes + n) % NUM_SAMPLES for n in range(NUM_SAMPLES)]
-
-
-def test_own_sampler_whose_state_says_too_little_is_noticed(
-    dataset: wids.ShardListDataset,
-) -> None:
-    """Its indices are passed on unchanged, and a warning says why nothing is fetched ahead."""
-    prefetcher = wids.Prefetcher(Forgetful(dataset), dataset)
-    with pytest.warns(UserWarning, match="Forgetful: a copy .* yields other indices") as caught:
-        assert sorted(prefetcher) == list(range(NUM_SAMPLES))
-    assert len(caught) == 1
-
-
 class Computed(Sampler[int]):
-    """A sampler that computes what comes, so that it needs no copy."""
+    """A sampler that computes what comes, and has no state."""
 
     num_passes = 0
 
@@ -279,11 +262,25 @@ def test_own_sampler_can_compute_what_comes(dataset: wids.ShardListDataset, serv
     assert sampler.num_passes == 1
 
 
-@pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
-def test_state_of_a_sampler_without_one(kind: Any, dataset: wids.ShardListDataset) -> None:
+class Stateful(SequentialSampler):
+    """A sampler with a state that does not compute what comes."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": 0}
+
+    def load_state_dict(self, _: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler, Stateful])
+def test_state_of_a_sampler_that_is_read_ahead(kind: Any, dataset: wids.ShardListDataset) -> None:
     """The error says what the sampler would need."""
     with raises(TypeError, f"{kind.__name__}: expected state_dict and load_state_dict, as wids'"):
         wids.Prefetcher(kind(dataset), dataset).state_dict()
+    with raises(TypeError, "and ahead(), which computes what comes"):
+        wids.Prefetcher(kind(dataset), dataset).load_state_dict({})
+    with raises(TypeError, "Computed: expected state_dict and load_state_dict"):
+        wids.Prefetcher(Computed(), dataset).state_dict()
 
 
 def test_samplers_of_tensors_and_with_replacement(dataset: wids.ShardListDataset) -> None:

@@ -451,7 +451,7 @@ def test_threads_of_a_worker_have_buffers_of_their_own() -> None:
     def use(value: int) -> None:
         values = torch.full((50_000,), value, dtype=torch.uint8)
         for _ in range(200):
-            tensor = lender.joined([values, values], stacks=True)
+            tensor = lender.joined([values, values])
             assert tensor is not None
             if (tensor != value).any():
                 wrong.append(value)
@@ -481,7 +481,7 @@ def test_buffers_take_an_eighth_of_the_descriptors() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     values = torch.zeros(50_000, dtype=torch.uint8)
-    kept = [lender.joined([values, values], stacks=True) for _ in range(120)]
+    kept = [lender.joined([values, values]) for _ in range(120)]
     assert len(lender._buffers) == 50
     assert len(mapped()) == len(kept)
     for buffer in lender._buffers:

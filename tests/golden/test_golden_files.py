@@ -123,12 +123,9 @@ def test_a_state_resumes_where_it_was_saved(case: order_cases.Case) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_of_another_order_is_refused(case: order_cases.Case) -> None:
     """Whichever value of the fingerprint was another, the state is not taken for this order."""
-    inside = case["state"].get("sampler", case["state"])
-    fingerprint = json.loads(inside["fingerprint"])
+    fingerprint = json.loads(case["state"]["fingerprint"])
     for name, value in fingerprint.items():
-        changed = {**inside, "fingerprint": json.dumps({**fingerprint, name: [value]})}
-        if inside is not case["state"]:
-            changed = {**case["state"], "sampler": changed}
+        changed = {**case["state"], "fingerprint": json.dumps({**fingerprint, name: [value]})}
         ranks = case["continued"][0]["num_replicas"], 0
         with raises(wids.StateError, name):
             order_cases.restored({**case, "state": changed}, *ranks)

@@ -475,14 +475,14 @@ def _stack_plain(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
     if _is_small(tensors):
         return torch.stack(tensors)  # in a worker torch would make shared memory for it
-    return _joined_large(tensors, stacks=True)
+    return _joined_large([tensor[None] for tensor in tensors])
 
 
 def _joined_plain(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return plain tensors of one type one after the other."""
     import torch
 
-    joined = None if _is_small(tensors) else _joined_large(tensors, stacks=False)
+    joined = None if _is_small(tensors) else _joined_large(tensors)
     return torch.cat(tensors) if joined is None else joined
 
 
@@ -490,8 +490,8 @@ def _is_small(tensors: list[torch.Tensor]) -> bool:
     return sum(tensor.nbytes for tensor in tensors) <= LARGE_NBYTES
 
 
-def _joined_large(tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor | None:
-    """Stack or concatenate plain tensors; return None for torch's own way.
+def _joined_large(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return plain tensors of one type one after the other, or None for torch's own way.
 
     A worker does it in memory that it lends, and other processes in this thread alone.
     """
@@ -501,15 +501,14 @@ def _joined_large(tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor 
 
     if get_worker_info() is not None:
         buffers = lender()
-        return None if buffers is None else buffers.joined(tensors, stacks=stacks)
+        return None if buffers is None else buffers.joined(tensors)
     try:
         # torch's threads wait for each other: where other processes use the processors, that takes
         # up to eighty times as long as this copy.
         arrays = [tensor.numpy() for tensor in tensors]
         # numpy would keep the order that the arrays have in memory; torch does not.
-        join: Any = np.stack if stacks else np.concatenate
-        out = np.empty(joined_shape(tensors, stacks=stacks), arrays[0].dtype)
-        return torch.from_numpy(join(arrays, out=out))
+        out = np.empty(joined_shape(tensors), arrays[0].dtype)
+        return torch.from_numpy(np.concatenate(arrays, out=out))
     except TypeError:  # a type that numpy lacks
         return None
 

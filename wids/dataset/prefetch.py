@@ -10,9 +10,7 @@ docs/prefetching.md describes what it has to provide.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
 from itertools import chain, tee
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -21,7 +19,6 @@ import torch  # noqa: F401 - whole, before its parts: threads must not import bo
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
 from wids.dataset.fetch_window import FetchWindow, ShardMap
-from wids.errors import warn
 from wids.order.arguments import at_least
 from wids.storage.sizes import nbytes_text, parse_nbytes
 
@@ -42,11 +39,6 @@ def with_method(sampler: Any, *names: str) -> Any:
     return sampler
 
 
-def has_state(sampler: Any) -> bool:
-    """Whether the state of a sampler is exact although the sampler is looked at ahead."""
-    return _computed(sampler) is not None or _is_stateful(sampler)
-
-
 def look_ahead(sampler: Any, lock: Lock) -> tuple[Iterator[int], Iterator[Any]]:
     """Begin a pass; return all its indices to look at, and its items.
 
@@ -58,9 +50,6 @@ def look_ahead(sampler: Any, lock: Lock) -> tuple[Iterator[int], Iterator[Any]]:
     computed = _computed(sampler)
     if computed is not None:
         return _flat(computed.ahead()), iter(sampler)
-    if _is_stateful(sampler):
-        twin = _Twin(sampler, lock)
-        return twin.ahead(), twin.now()
     # Another sampler's order cannot be requested twice, so it is read once, a little ahead.
     future, now = tee(sampler)
     return _flat(future), _locked(now, lock)
@@ -71,10 +60,6 @@ def _computed(sampler: Any) -> Any:
     while type(sampler) is BatchSampler:  # subclasses may change the order
         sampler = sampler.sampler
     return sampler if hasattr(sampler, "ahead") else None
-
-
-def _is_stateful(sampler: Any) -> bool:
-    return hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
 
 
 def _flat(items: Iterable[Any]) -> Iterator[int]:
@@ -96,60 +81,6 @@ def _locked(items: Iterator[Any], lock: Lock) -> Iterator[Any]:
         if item is _END:
             return
         yield item
-
-
-class _Twin:
-    """A copy of a sampler that runs ahead of it, as long as both yield the same indices.
-
-    A sampler that is restored from its state yields the rest of its pass; so does a copy.
-    """
-
-    def __init__(self, sampler: Any, lock: Lock) -> None:
-        self._sampler = sampler
-        self._lock = lock
-        # A dataset may be of any size, and be open.
-        held = [getattr(sampler, name, None) for name in ("dataset", "data_source")]
-        self._copy = deepcopy(sampler, {id(value): value for value in held if value is not None})
-        self._copy.load_state_dict(sampler.state_dict())
-        self._is_same = True
-        # Indices that only one of them has yielded.
-        self._only_ahead: deque[int] = deque()
-        self._only_now: deque[int] = deque()
-
-    def ahead(self) -> Iterator[int]:
-        for index in _flat(self._copy):
-            if not self._agrees(index, self._only_now, self._only_ahead):
-                return
-            yield index
-
-    def now(self) -> Iterator[Any]:
-        has_warned = False
-        for item in self._sampler:
-            if not has_warned:
-                with self._lock:
-                    same = [
-                        self._agrees(index, self._only_ahead, self._only_now)
-                        for index in indices_of(item)
-                    ]
-                has_warned = not all(same)
-                if has_warned:
-                    self._warn()
-            yield item
-
-    def _agrees(self, index: int, others: deque[int], own: deque[int]) -> bool:
-        """Compare an index with that of the other iterator, if that has come so far."""
-        if others:
-            self._is_same = self._is_same and others.popleft() == index
-        else:
-            own.append(index)
-        return self._is_same
-
-    def _warn(self) -> None:
-        warn(
-            f"{type(self._sampler).__name__}: a copy that was restored from its state yields other "
-            "indices, so shards are not fetched ahead; make the order depend on its attributes "
-            "only, or leave out state_dict"
-        )
 
 
 DEFAULT_NBYTES: Final = 8 << 30
@@ -180,8 +111,8 @@ class Prefetcher(Sampler[T]):
     ``DistributedSampler`` the prefetcher is one too, so that trainers do not wrap or replace it.
     Not safe to share between threads.
 
-    The state is exact around wids' samplers, a ``BatchSampler`` of one, and any sampler that has
-    ``state_dict`` and ``load_state_dict`` itself; docs/prefetching.md says what it has to provide.
+    The state is exact around wids' samplers, a ``BatchSampler`` of one, and a sampler of your own
+    that has ``ahead``, ``state_dict`` and ``load_state_dict`` (docs/prefetching.md).
 
     Args:
         sampler: Any sampler of indices or of batches.
@@ -317,13 +248,14 @@ class Prefetcher(Sampler[T]):
         self._stateful().load_state_dict(state)
 
     def _stateful(self) -> Any:
-        if not has_state(self.sampler):
+        sampler = with_method(_computed(self.sampler), "state_dict", "load_state_dict")
+        if sampler is None:
             raise TypeError(
                 f"{type(self.sampler).__name__}: expected state_dict and load_state_dict, as wids' "
-                "samplers have; the prefetcher reads any other sampler ahead, so that its own "
-                "position is of no use"
+                "samplers have, and ahead(), which computes what comes; the prefetcher reads any "
+                "other sampler ahead, so that its own position is of no use"
             )
-        return with_method(self.sampler, "state_dict", "load_state_dict")
+        return sampler
 
 
 class DistributedPrefetcher(Prefetcher[int], DistributedSampler[int]):

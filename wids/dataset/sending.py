@@ -25,68 +25,35 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import torch
 
 
-Value = TypeVar("Value")
-_MIN_SWEEP: Final = 128
+# torch keeps the Python object of a storage for as long as any tensor or array uses the storage,
+# also while it moves, so that entries end with the memory.
 
+_loans: WeakKeyDictionary[torch.UntypedStorage, bool] = WeakKeyDictionary()
+"""Loans, in the process that sends them, and in one that receives them and may send them on."""
 
-class StorageTable(Generic[Value]):
-    """Values of storages, kept at least as long as any tensor or array uses them.
+_small: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+"""In a worker, the lengths of the storages that are to be sent by value."""
 
-    Values of storages that are gone are removed when the size of the table has doubled.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[Any, Value] = {}
-        self._sweep_at = _MIN_SWEEP
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __setitem__(self, storage: torch.UntypedStorage, value: Value) -> None:
-        if len(self._values) >= self._sweep_at:
-            self._sweep_at = max(_MIN_SWEEP, 2 * len(self.present()))
-        self._values[_reference(storage)] = value
-
-    def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        return _reference(storage) in self._values
-
-    def pop(self, storage: torch.UntypedStorage) -> Value | None:
-        """Return the value of a storage and forget it; None if it has none."""
-        return self._values.pop(_reference(storage), None)
-
-    def present(self) -> list[Value]:
-        """Forget the values of storages that are gone, and return the others."""
-        # Other threads may change the table meanwhile.
-        for reference in list(self._values):
-            if reference.expired():
-                self._values.pop(reference, None)
-        return list(self._values.values())
-
-
-def _reference(storage: torch.UntypedStorage) -> Any:
-    """Return a key that is equal for the same storage, but not for a later one at its address."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
+_received: WeakKeyDictionary[torch.UntypedStorage, bytearray] = WeakKeyDictionary()
+"""The bytes behind each storage that arrived by value."""
 
 Reduced: TypeAlias = str | tuple[Any, ...]
 """What pickle takes: a function and its arguments, with which the receiver makes the storage."""
 
+_SENDER: Final = "QueueFeederThread"
+"""The name of threads that send the items of a queue between processes, such as a loader's."""
 
-def send_storages_by(
-    reduce: Callable[[torch.UntypedStorage, Callable[[torch.UntypedStorage], Reduced]], Reduced],
-) -> bool:
-    """Make queues and pipes of this process call a function to send a storage.
 
-    Args:
-        reduce: Takes the storage, and the function that was called before.
+@lru_cache(1)
+def _change_sending() -> bool:
+    """Make queues and pipes of this process send noted storages in these ways.
 
     Returns:
         Whether torch sends storages in a way that can be changed.
@@ -95,11 +62,28 @@ def send_storages_by(
 
     import torch
 
-    before = ForkingPickler(io.BytesIO()).dispatch_table.get(torch.UntypedStorage)
-    if before is None:
+    by_torch = ForkingPickler(io.BytesIO()).dispatch_table.get(torch.UntypedStorage)
+    if by_torch is None:
         return False
-    ForkingPickler.register(torch.UntypedStorage, lambda storage: reduce(storage, before))
+    ForkingPickler.register(torch.UntypedStorage, lambda storage: _reduced(storage, by_torch))
     return True
+
+
+def _reduced(storage: torch.UntypedStorage, by_torch: Callable[[Any], Reduced]) -> Reduced:
+    import torch
+    from torch.multiprocessing.reductions import rebuild_storage_fd
+
+    # A thread that writes to another pipe has another name. A second queue finds no entry.
+    nbytes = _small.pop(storage, None) if threading.current_thread().name == _SENDER else None
+    # It may have been shared or resized since.
+    if nbytes == storage.nbytes() and not storage.is_shared():
+        values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        return _small_arrived, (bytearray(values.numpy().tobytes()),)
+    match by_torch(storage):
+        case (rebuild, (_, file, length)) if rebuild is rebuild_storage_fd and storage in _loans:
+            return _lent_arrived, (file, length)
+        case reduced:
+            return reduced
 
 
 LARGE_NBYTES: Final = 64 << 10
@@ -123,10 +107,9 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def joined_shape(tensors: list[torch.Tensor], *, stacks: bool) -> tuple[int, ...]:
-    """Return the shape of tensors that are stacked, or concatenated."""
-    shape = tensors[0].shape
-    return (len(tensors), *shape) if stacks else (sum(map(len, tensors)), *shape[1:])
+def joined_shape(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    """Return the shape of tensors one after the other."""
+    return (sum(map(len, tensors)), *tensors[0].shape[1:])
 
 
 class _Buffer:
@@ -195,13 +178,10 @@ class Lender:
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_age = min(_MAX_AGE, num_files // 8) if num_files > 0 else _MAX_AGE
 
-    def joined(self, tensors: list[torch.Tensor], *, stacks: bool) -> torch.Tensor | None:
-        """Return plain tensors of one type joined in a buffer; None for torch's way.
+    def joined(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return plain tensors of one type, one after the other, in a buffer; None for torch's way.
 
-        Args:
-            tensors: The tensors.
-            stacks: Whether to stack them, of one shape; else they are concatenated, and their
-                first dimensions may differ.
+        Their first dimensions may differ.
         """
         import torch
 
@@ -218,10 +198,9 @@ class Lender:
         if loan is None:
             return None
         buffer, storage = loan
-        _send_loan(storage)
-        shape = joined_shape(tensors, stacks=stacks)
-        join: Any = torch.stack if stacks else torch.cat
-        join(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
+        _note_loan(storage)
+        shape = joined_shape(tensors)
+        torch.cat(tensors, out=buffer.memory[:nbytes].view(first.dtype).view(shape))
         # On the CPU, whatever device is torch's default.
         return torch.empty(0, dtype=first.dtype, device="cpu").set_(storage).view(shape)
 
@@ -250,30 +229,9 @@ class Lender:
                 buffer.close()
 
 
-# In the process that sends a loan, and in one that receives it and may send it on.
-
-_loans: StorageTable[bool] = StorageTable()
-
-
-def _send_loan(storage: torch.UntypedStorage) -> None:
-    """Make this process send a storage as a loan."""
-    _send_lent()
+def _note_loan(storage: torch.UntypedStorage) -> None:
+    _change_sending()
     _loans[storage] = True
-
-
-@lru_cache(1)
-def _send_lent() -> bool:
-    return send_storages_by(_lent)
-
-
-def _lent(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
-    from torch.multiprocessing.reductions import rebuild_storage_fd
-
-    match before(storage):
-        case (rebuild, (_, file, nbytes)) if rebuild is rebuild_storage_fd and storage in _loans:
-            return _lent_arrived, (file, nbytes)
-        case reduced:
-            return reduced
 
 
 def _lent_arrived(sent: Any, nbytes: int) -> torch.UntypedStorage:
@@ -282,7 +240,7 @@ def _lent_arrived(sent: Any, nbytes: int) -> torch.UntypedStorage:
         storage = _shared(file, nbytes)
     finally:
         os.close(file)
-    _send_loan(storage)
+    _note_loan(storage)
     return storage
 
 
@@ -314,28 +272,21 @@ def _counts_readers() -> bool:
 
 _MAX_NBYTES: Final = 8 << 10
 """Maximum number of bytes that wait to be sent by value. A pipe holds several such messages."""
-_SENDER: Final = "QueueFeederThread"
-"""The name of threads that send the items of a queue between processes, such as a loader's."""
-
-
-# In the worker.
-
-_waiting: StorageTable[int] = StorageTable()
-"""The lengths of the storages that are to be sent by value."""
 
 
 def send_by_value(batch: Any) -> None:
     """Mark the small tensors of a worker's batch to be sent by value; elsewhere do nothing."""
     from torch.utils.data import get_worker_info
 
-    if get_worker_info() is None or not _send_small():
+    if get_worker_info() is None or not _sends_small():
         return
-    left = _MAX_NBYTES - sum(_waiting.present())
+    waiting = (reference() for reference in _small.keyrefs())  # another thread removes some
+    left = _MAX_NBYTES - sum(_small.get(each, 0) for each in waiting if each is not None)
     for tensor in _tensors(batch):
         storage = tensor.untyped_storage()
         if 0 < storage.nbytes() <= left and not storage.is_shared():
             left -= storage.nbytes()
-            _waiting[storage] = storage.nbytes()
+            _small[storage] = storage.nbytes()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -351,12 +302,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 @lru_cache(1)
-def _send_small() -> bool:
+def _sends_small() -> bool:
     from multiprocessing.util import Finalize
 
     # After queues were asked to end, and before they are waited for.
     Finalize(None, _leave_unread, (os.getpid(), _parent()), exitpriority=0)
-    return send_storages_by(_small)
+    return _change_sending()
 
 
 def _parent() -> int:
@@ -385,26 +336,6 @@ def _leave_unread(worker: int, parent: int) -> None:
             thread.join(1)
             if thread.is_alive():
                 os._exit(1)
-
-
-def _small(storage: torch.UntypedStorage, before: Callable[[Any], Reduced]) -> Reduced:
-    import torch
-
-    # A thread that writes to another pipe has another name. A second queue finds no entry.
-    if threading.current_thread().name != _SENDER:
-        return before(storage)
-    nbytes = _waiting.pop(storage)
-    # It may have been shared or resized since.
-    if nbytes != storage.nbytes() or storage.is_shared():
-        return before(storage)
-    values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-    return _small_arrived, (bytearray(values.numpy().tobytes()),)
-
-
-# In the process where it arrives.
-
-_received: StorageTable[bytearray] = StorageTable()
-"""The bytes behind each storage."""
 
 
 def _small_arrived(values: bytearray) -> torch.UntypedStorage:

@@ -20,8 +20,6 @@ By = Literal["sample", "shard"]
 _SPLIT: Final = 0x5917
 """Keeps the draws of a split apart from those of samplers with the same seed."""
 _BLOCK_LENGTH: Final = 1 << 20
-_NUM_HIGH_BITS: Final = 16
-"""Bits of words by which they are counted: at 10⁹ samples, 15,000 words have the same."""
 
 
 def split_indices(
@@ -136,33 +134,17 @@ def _by_sample(counts: list[int], seed: int) -> list[IntArray]:
 
 
 def _words_of_ranks(total: int, ranks: IntArray, seed: int) -> WordArray:
-    """Return the words at some ranks, which ascend, among the sorted words of all samples."""
-    num_kinds = 1 << _NUM_HIGH_BITS
-    counts = np.zeros(num_kinds, np.int64)
-    for _, words in _blocks_of_words(total, seed):
-        counts += np.bincount(_high_bits(words), minlength=num_kinds)
-    ends = np.cumsum(counts)
-    kinds = np.searchsorted(ends, ranks, side="right")
-    is_near = np.zeros(num_kinds, bool)
-    is_near[kinds] = True
-    near = np.sort(
-        np.concatenate(
-            [np.empty(0, np.uint64)]
-            + [words[is_near[_high_bits(words)]] for _, words in _blocks_of_words(total, seed)]
-        )
-    )
-    num_before = (ends - counts) - (np.cumsum(counts * is_near) - counts * is_near)
-    return near[ranks - num_before[kinds]]
+    """Return the words at some ranks among the sorted words of all samples."""
+    words = np.empty(total, np.uint64)
+    for start, block in _blocks_of_words(total, seed):
+        words[start : start + len(block)] = block
+    words.partition(ranks)
+    return words[ranks]
 
 
 def _blocks_of_words(total: int, seed: int) -> Iterator[tuple[int, WordArray]]:
     blocks = sorting_words(total, _BLOCK_LENGTH, seed, _SPLIT)
     return ((number * _BLOCK_LENGTH, words) for number, words in enumerate(blocks))
-
-
-def _high_bits(words: WordArray) -> IntArray:
-    bits: IntArray = (words >> np.uint64(64 - _NUM_HIGH_BITS)).astype(np.int64)
-    return bits
 
 
 def _by_shard(lengths: IntArray, counts: list[int], seed: int) -> list[IntArray]:

@@ -9,7 +9,7 @@ and a pass is complete when each of them has read its share.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import chain, islice
 from threading import Lock
 from typing import Any, Final, Protocol
@@ -33,16 +33,15 @@ _MOST_PARTS: Final = 1024
 
 _SHARED: Final = np.dtype(
     [
-        *((name, np.int64) for name in ("is_fixed", "begun", "start", "is_rest")),
-        *((name, np.int64) for name in ("restored", "position", "num_parts", "after")),
+        *((name, np.int64) for name in ("number", "since", "is_fixed", "begun", "start")),
+        *((name, np.int64) for name in ("is_rest", "restored", "position", "num_parts", "after")),
         ("parts", np.int64, (_MOST_PARTS, 3)),
-        *((name, np.int64, _NUM_SLOTS) for name in ("passes", "epochs", "of_states", "unread")),
+        ("passes", np.int64, _NUM_SLOTS),
     ]
 )
-"""What they share: whether the epoch is fixed; the pass that began last, its start, and whether it
-is the rest of an epoch; the place that was restored, with its parts; and after how many passes. And
-of each worker: the passes that it has completed, and the epoch of its next pass; the epoch of the
-state that it was restored from, and the first one of which it had not read all of its share."""
+"""What they share: the epoch that was set, after how many passes, and whether it is fixed; the pass
+that began last, its start, and whether it is the rest of an epoch; the place that was restored,
+with its parts; and after how many passes. And the passes that each worker has completed."""
 
 
 class SharedEpochs(Epochs):
@@ -102,12 +101,13 @@ class SharedEpochs(Epochs):
     @property
     def number(self) -> int:
         """The epoch of the next pass."""
-        return int(self._shared["epochs"].min())
+        shared = self._shared
+        num_since = 0 if shared["is_fixed"] else self.num_passes - shared["since"]
+        return int(shared["number"] + num_since)
 
     @number.setter
     def number(self, number: int) -> None:
-        # A worker sets only its own: when workers are restored, some may have ended theirs.
-        self._shared["epochs"][_own_places()] = number
+        self._shared["number"], self._shared["since"] = number, self.num_passes
 
     @property
     def is_fixed(self) -> bool:
@@ -124,11 +124,6 @@ class SharedEpochs(Epochs):
         return int(self._shared["passes"].min())
 
     @property
-    def own_number(self) -> int:
-        """The epoch of the next pass of this worker, which may have completed its share."""
-        return int(self._shared["epochs"][_own_places()][0])
-
-    @property
     def begun(self) -> EpochPlace:
         """Where the latest pass that began started."""
         shared = self._shared
@@ -140,34 +135,12 @@ class SharedEpochs(Epochs):
         shared = self._shared
         shared["begun"], shared["start"] = place.epoch, place.position
         shared["is_rest"] = bool(place.history)  # which is that of the restored epoch
+        self._pass = self.num_passes + 1
 
-    def complete(self, number: int) -> None:
-        """Note that this worker has read its share of an epoch to the end."""
-        self._shared["passes"][_own_places()] += 1
-        if not self.is_fixed:
-            self.number = number + 1
-
-    def note_restored(self, epoch: int, unread: int) -> None:
-        """Note what a worker was restored from. All are restored before the first of them reads.
-
-        Args:
-            epoch: The epoch of its state.
-            unread: The first epoch of which it has not read all of its share.
-        """
-        own, shared = _own_places(), self._shared
-        shared["of_states"][own], shared["unread"][own] = epoch, unread
-        self.number = unread
-
-    @property
-    def restored(self) -> tuple[int, int]:
-        """The latest epoch of these states, and the first one that is not read by all workers."""
-        return int(self._shared["of_states"].max()), int(self._shared["unread"].min())
-
-
-def _own_places() -> slice:
-    """Return where a worker notes something: workers divide the places that are left over."""
-    number, num_workers = worker()
-    return slice(number, None, num_workers)
+    def complete(self) -> None:
+        """Note that this worker has read its share of the pass to the end."""
+        number, num_workers = worker()  # which divide the places that are left over
+        self._shared["passes"][number::num_workers] = self._pass
 
 
 def worker() -> tuple[int, int]:
@@ -243,23 +216,6 @@ def stream(
     return SampleStream(dataset, sampler, batch_size=batch_size, webdataset=webdataset)
 
 
-@dataclass(frozen=True)
-class _Restored:
-    """What a worker was restored from.
-
-    Attributes:
-        state: The state.
-        epoch: The epoch of the state.
-        next_share: Its share of the pass after that of the state.
-        set_number: The epoch that the program has set; None if it never set one.
-    """
-
-    state: Mapping[str, Any]
-    epoch: int
-    next_share: int
-    set_number: int | None
-
-
 class SampleStream(IterableDataset[Any]):
     """The samples of a rank in order; made by `stream`.
 
@@ -296,14 +252,10 @@ class SampleStream(IterableDataset[Any]):
         self.epochs: SharedEpochs = order._epochs
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.webdataset = bool(webdataset)
-        # Groups of samples that this worker has returned in its pass, and samples of the next one;
-        # and those that it returned before the state was saved.
-        self._consumed = self._resume = (0, 0)
+        # Samples that this process has returned in its pass, with those that failed before them.
+        self._num_returned = 0
         # Where the latest pass started, and how often an epoch had been set.
         self._pass: tuple[EpochPlace, int] | None = None
-        # The first of the batches that this worker reads; before its first pass, its own number.
-        self._share: int | None = None
-        self._restored: _Restored | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -311,209 +263,105 @@ class SampleStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # torchdata takes a state between this call and the first sample: that of the pass to come.
         self._pass = None
-        if self._restored is None:
-            self._share = None
         return self._samples()
 
     def _samples(self) -> Iterator[Any]:
         self.sampler._note_second_dealing()
-        start, (first, num_returned) = self._begin()
-        for number, group in enumerate(self._groups(start, first), start=first):
+        start, num_before = self._begin(), 0
+        for group in self._groups(start):
             samples = self.dataset.__getitems__(group)
-            last = len(samples) - 1
-            for place in range(num_returned, len(samples)):
-                # Before the sample is returned: the state is asked for after that.
-                self._consumed = (number, place + 1) if place < last else (number + 1, 0)
-                sample = samples[place]
+            for number, sample in enumerate(samples, start=1):
+                # Before the sample is returned: the state is asked for after that. Which of a group
+                # have failed is not known before its end.
+                self._num_returned = num_before + (number if number < len(samples) else len(group))
                 yield _without_dots(sample) if self.webdataset else sample
-            num_returned = 0
-        self._consumed = (self._num_groups(start), 0)
-        self.epochs.complete(start.epoch)
+            num_before += len(group)
+        self._num_returned = num_before
+        self.epochs.complete()
         self.sampler._rewind()
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next passes, in the workers of a DataLoader too."""
         self.sampler.set_epoch(epoch)
 
-    def _begin(self) -> tuple[EpochPlace, tuple[int, int]]:
-        """Begin a pass; return where it starts, and what was returned of it before."""
-        number, resume, share = self.epochs.number, self._resume, worker()[0]
-        if self._restored is not None:
-            number, share, resume = self._restored_pass(self._restored)
-            self.epochs.number = number
-        self._share = share
+    def _begin(self) -> EpochPlace:
+        """Begin a pass; return where it starts."""
+        number = self.epochs.number
         place = self.epochs.place(number)
         self.epochs.begin(place)
         if self.sampler._tell_epoch is not None:
             self.sampler._tell_epoch(number, self.sampler._replica()[1])
-        self._pass = (place, self.epochs.num_set)
-        self._consumed, self._resume, self._restored = resume, (0, 0), None
-        return place, resume
+        self._pass, self._num_returned = (place, self.epochs.num_set), 0
+        return place
 
-    def _restored_pass(self, restored: _Restored) -> tuple[int, int, tuple[int, int]]:
-        """Return the epoch of a worker that was restored, its share, and what was returned."""
-        latest, number = self.epochs.restored  # others may have ended theirs since
-        first, set_number = number, restored.set_number
-        if set_number is not None and set_number != number:
-            number, first = set_number, latest + 1
-        elif number == restored.epoch:
-            return number, self._own_share, self._resume
-        # The loader first asks the worker that follows the one that it asked last.
-        share = restored.next_share
-        for epoch in range(restored.epoch + 1, first):
-            share = self._next_share(share, EpochPlace(epoch))
-        return number, share, (0, 0)
-
-    def _next_share(self, share: int, place: EpochPlace) -> int:
-        """Return the share of a worker in the pass that follows one."""
-        return (share - self._num_batches(place)) % worker()[1]
-
-    def _groups(self, start: EpochPlace, first: int) -> Iterator[list[int]]:
-        """Yield the indices that this worker reads, many at a time, from a group on."""
-        share = self._own_share
+    def _groups(self, start: EpochPlace) -> Iterator[list[int]]:
+        """Yield the indices that this worker reads, several batches at a time."""
+        share, num_workers = worker()
+        length = -(-_READ_AHEAD // self.batch_size)
 
         def groups() -> Iterator[list[int]]:
             indices = chain.from_iterable(self.sampler._blocks(start))
             batches = iter(lambda: list(islice(indices, self.batch_size)), [])
-            own = islice(batches, share, None, worker()[1])
-            each = iter(lambda: list(chain.from_iterable(islice(own, self._group_length))), [])
-            return islice(each, first, None)
+            own = islice(batches, share, None, num_workers)
+            return iter(lambda: list(chain.from_iterable(islice(own, length))), [])
 
         if self.prefetcher is None:
             return groups()
         return self.prefetcher.fetching(chain.from_iterable(groups()), groups(), Lock())
 
-    @property
-    def _own_share(self) -> int:
-        return worker()[0] if self._share is None else self._share
-
-    @property
-    def _group_length(self) -> int:
-        """Number of batches in a group."""
-        return -(-_READ_AHEAD // self.batch_size)
-
-    def _num_groups(self, start: EpochPlace) -> int:
-        """Return how many groups this worker reads in a pass."""
-        own = range(self._own_share, self._num_batches(start), worker()[1])
-        return -(-len(own) // self._group_length)
-
-    def _num_batches(self, start: EpochPlace) -> int:
-        return -(-self.sampler._num_left(start) // self.batch_size)
-
     # The state.
 
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to resume; JSON-able.
+        """Return the state of the sampler, for the rest of the latest pass; JSON-able.
 
-        torchdata's ``StatefulDataLoader`` asks each worker for its own. With a plain DataLoader
-        that has workers, only the caller knows how many samples were consumed.
+        In the main process. What its workers have read is more than what training has used, and
+        only the caller knows that: with a plain DataLoader, pass ``num_consumed``.
 
         Args:
             num_consumed: Number of samples in the latest pass that training on this rank has
-                consumed; the state is then that of the sampler. None for what this process has
-                returned.
+                consumed. None for what this process has returned; if ``on_error="skip"`` has left
+                out samples just before, as many may come again.
+
+        Raises:
+            StateError: A worker is asked, as those of torchdata's ``StatefulDataLoader`` are. It
+                takes the dataset and the sampler instead.
         """
         if num_consumed is not None:
             begun = self.epochs.begun
             return self.sampler._state_at(
                 begun + self.sampler._checked_consumed(num_consumed, begun)
             )
-        if self._restored is not None:
-            return dict(self._restored.state)  # nothing was read since
-        num_workers = worker()[1]
-        place, consumed = self._place()
-        if num_workers == 1 and consumed[0] >= self._num_groups(place):
-            # ORDER-11. One of several workers does not know how far the others are.
-            place, consumed = place + self.sampler._num_items(place), (0, 0)
-        return {
-            "sampler": self.sampler._state_at(place),
-            "consumed": list(consumed),
-            "shares": [self._own_share, num_workers, self.batch_size],
-        }
-
-    def _place(self) -> tuple[EpochPlace, tuple[int, int]]:
-        """Return where the latest pass started, and what it has returned."""
+        _check_is_main()
         if self._pass is not None:
             place, num_set = self._pass
             if self.epochs.is_kept(place.epoch, num_set):
-                return place, self._consumed
-        return self.epochs.place(self.epochs.number), self._resume
+                return self.sampler._state_at(place + self._num_returned)
+        return self.sampler._state_at(self.epochs.place(self.epochs.number))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of the stream or of its sampler: the next pass is the rest.
 
-        In a worker, an epoch that ``set_epoch`` set earlier overrides that of the state, since
-        torchdata's loader restores when iteration starts.
-
         Raises:
-            StateError: The state is damaged, or belongs to another dataset, other settings or
-                another number of workers.
+            StateError: The state is damaged, or belongs to another dataset or other settings; or it
+                is restored in a worker.
         """
-        if not isinstance(state, Mapping):
-            raise StateError(f"state: expected that of a stream or sampler, found {state!r:.80}")
-        own: Mapping[str, Any] = state
-        if "sampler" not in state:
-            own = {"sampler": state, "consumed": (0, 0)}
-        number, num_workers = worker()
-        shares = own.get("shares", [number, num_workers, self.batch_size])
-        if not isinstance(shares, list) or shares[1:] != [num_workers, self.batch_size]:
-            raise StateError(
-                f"state: expected number of workers and batch_size {[num_workers, self.batch_size]}"
-                f", found {shares!r:.80}; resume with the same loader, or save "
-                "state_dict(num_consumed) in the main process"
-            )
-        self._check_ranks(state)
-        try:
-            num_groups, num_returned = (at_least(0, n, "consumed") for n in own["consumed"])
-            share = at_least(0, shares[0], "shares")
-        except (TypeError, ValueError, KeyError) as error:
-            raise StateError(f"state: expected consumed to be two numbers: {error}") from error
-        set_number = self.epochs.own_number if self.epochs.num_set else None
-        self.sampler.load_state_dict(own["sampler"])
-        self._share = share
-        self._resume, self._pass = (num_groups, num_returned), None
-        if get_worker_info() is None:
-            self.epochs.begin(self.epochs.place(self.epochs.own_number))
-        else:
-            self._note_restored(own, set_number)
-
-    def _check_ranks(self, state: Mapping[str, Any]) -> None:
-        """Refuse the batches that workers of a rank have read, if they are those of other ranks."""
-        _, num_replicas = self.sampler._replica()
-        inside = state.get("sampler")
-        saved_on = inside.get("num_replicas") if isinstance(inside, Mapping) else num_replicas
-        if saved_on != num_replicas:
-            raise StateError(
-                f"state: expected one that was saved on {num_replicas} ranks, found {saved_on}, "
-                "since it counts the batches of each worker; to resume on other ranks, save "
-                "state_dict(num_consumed) in the main process"
-            )
-
-    def _note_restored(self, state: Mapping[str, Any], set_number: int | None) -> None:
-        """Prepare the pass of a worker that was restored.
-
-        Args:
-            state: The state.
-            set_number: The epoch that the program had set before; None if it never set one.
-        """
-        epoch = self.epochs.own_number
-        place = self.epochs.place(epoch)
-        next_share = share = self._next_share(self._own_share, place)
-        self._restored = _Restored(state, epoch, next_share, set_number)
-        unread = epoch
-        if self._resume[0] >= self._num_groups(place):
-            unread += 1
-            # Passes that have fewer batches than there are workers.
-            while 0 < self._num_batches(EpochPlace(unread)) <= share:
-                share = self._next_share(share, EpochPlace(unread))
-                unread += 1
-        if set_number is not None and set_number != epoch:
-            # As ORDER-11 says for samplers: a state's epoch does not override one that was set.
-            self.epochs.restore(set_number, is_fixed=True)
-        self.epochs.note_restored(epoch, unread)
+        _check_is_main()
+        self.sampler.load_state_dict(state)
+        self._pass = None
+        self.epochs.begin(self.epochs.place(self.epochs.number))
 
     def __repr__(self) -> str:
         return f"<stream of {self.dataset!r} by {type(self.sampler).__name__}>"
+
+
+def _check_is_main() -> None:
+    """Raise StateError in a worker, which knows only its share."""
+    if get_worker_info() is not None:
+        raise StateError(
+            "stream: expected state_dict or load_state_dict in the main process, found it in a "
+            "worker, which knows only its share; pass the dataset and the sampler to a "
+            "StatefulDataLoader in place of a stream, or save state_dict(num_consumed)"
+        )
 
 
 def _without_dots(sample: Any) -> Any:
