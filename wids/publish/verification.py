@@ -22,8 +22,9 @@ from typing import Any, Final
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.executors import results_of
-from wids.publish.new_spec import new_dataset_index
+from wids.publish.new_spec import log_cost, new_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem, problem_of
+from wids.shards.costs import DownloadCost
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
@@ -72,6 +73,7 @@ def verify_spec(
     decode: bool = False,
     executor: Executor | None = None,
     allow_pipe: bool = False,
+    on_cost: Callable[[DownloadCost], object] = log_cost,
     on_remark: Callable[[Problem], None] = log_problem,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -88,6 +90,7 @@ def verify_spec(
         decode: Whether to decode every field too.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
+        on_cost: Called with what will be downloaded, before it is.
         on_remark: Called with each remark: a field that only some samples have, formats that are
             mixed, or members that are skipped as metadata. By default it is logged as a warning.
         storage_options: As for `ShardListDataset`.
@@ -117,7 +120,9 @@ def verify_spec(
     indexed: list[ShardSpec] = []
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
-        sizes = known_lengths(fetcher, stated, is_tolerant=True)
+        sizes = known_lengths(fetcher, stated, is_tolerant=True)  # missing ones are problems
+        if remote := {url: n for url, n in sizes.items() if not urls.is_local(url)}:
+            on_cost(DownloadCost(remote))
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
