@@ -178,6 +178,7 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
     key_split = shard_spec.key_split or "first"
     try:
         nbytes = os.stat(path).st_size
+        mismatch = _mismatch(shard_spec, path, nbytes)
     except OSError as error:
         return [Problem(name, f"cannot be read: {error.strerror or error}")], None
     scanned: list[TarMembers] = []  # which has the names and the remarks
@@ -190,13 +191,8 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         shard = Shard(path, find_index=indexed)
     except (FetchError, ShardFormatError) as error:
         reason = problem_of(path, error).text
-        try:
-            mismatch = _mismatch(shard_spec, path, nbytes)
-        except OSError:  # a folder, or a missing file: the reason already says so
-            mismatch = ""
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
-        mismatch = _mismatch(shard_spec, path, nbytes)
         stated, texts = shard_spec.num_samples, []
         if stated not in (None, len(shard)):
             texts.append(f"the spec says {stated} samples, the shard has {len(shard)}")
