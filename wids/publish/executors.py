@@ -5,9 +5,12 @@ returns the exception of a task as a value, so anything else that a future raise
 executor itself: a worker that was killed, a scheduler that is gone.
 
 `process_pool` has the worker processes of commands. They end at once when their parent is
-interrupted or killed: each waits for the end of a pipe that only the parent holds. A
-`ProcessPoolExecutor` would wait for running tasks, which may read a large shard for minutes, and
-its workers would outlive a killed parent.
+interrupted or killed: each waits for the end of a pipe that only the parent holds. Measured with
+shards of 0.8 GB, a command ends 0.4 s after SIGINT or SIGTERM. With a `ProcessPoolExecutor` it
+takes as long after Ctrl-C in a terminal, which reaches all processes, but each prints a traceback;
+SIGINT for the parent alone waits for the running tasks (4 s, or minutes for remote shards); and
+SIGTERM and SIGKILL leave all workers behind. It also names any of the running tasks when a worker
+is killed, and not the one that was lost.
 """
 
 from __future__ import annotations

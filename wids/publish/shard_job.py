@@ -232,7 +232,7 @@ class ShardJob(Job):
 
     def _is_of_tasks(self, spec: DatasetSpec) -> bool:
         """Return whether a dataset has the names and counts of the tasks, and all its shards."""
-        there = self.output.existing_shards()
+        there = {*self.output.existing_shards()}
         counts = {shard.url: shard.num_samples for shard in spec.shards}
         kept_urls: set[str] = set()
         for number, task in enumerate(self.tasks):
