@@ -351,15 +351,25 @@ def check_copies(
             path = cache.find(remote_file(shard))
             if path is not None and path not in paths:
                 paths.add(path)
-                if share is None:
-                    problems += _findings(shard, path, path, decode=False)[0]
-                # All bytes were compared with a digest, where one is stated.
-                if share is not None or not (shard.sha256 or shard.md5sum):
+                if share is None and (shard.sha256 or shard.md5sum):  # of all bytes
+                    problems += _digest_problems(shard, path)
+                else:
                     index_path = cache.index_path(remote_file(shard), path)
                     count, found = _check_copy(path, index_path, 1.0 if share is None else share)
                     num_samples, problems = num_samples + count, problems + found
+                    if share is None:
+                        problems += _findings(shard, path, path, decode=False)[0]
             bar.finish(None)
     return len(paths), num_samples, [each for each in problems if each.severity == "error"]
+
+
+def _digest_problems(shard_spec: ShardSpec, path: str) -> list[Problem]:
+    """Compare a copy with the length and the digest that the spec states."""
+    try:
+        mismatch = _mismatch(shard_spec, path, os.stat(path).st_size)
+    except OSError as error:
+        mismatch = f"cannot be read: {error.strerror or error}"
+    return [Problem(path, mismatch)] if mismatch else []
 
 
 def parse_share(text: str, name: str) -> float:
