@@ -166,7 +166,6 @@ COMMANDS: dict[str, list[str]] = {
     "table -o": ["table", "SPEC", "-c", "label=.cls", "-o", "OUTPUT.parquet", "-j", "1"],
     "bench": ["bench", "SPEC", "--workers", "0", "--batches", "1"],
     "prefetch": ["prefetch", "SPEC"],
-    "prefetch --limit": ["prefetch", "SPEC", "--limit", "1"],
     "prefetch a pattern": ["prefetch", "PATTERN"],
     "sample": ["sample", "SPEC", "5"],
     "sample far": ["sample", "SPEC", "500"],

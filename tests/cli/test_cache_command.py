@@ -161,7 +161,6 @@ def test_secrets_are_not_printed(site: Site, own_cache: Path) -> None:
     copy.write_bytes(copy.read_bytes().replace(b"text 9", b"TEXT 9"))
     for arguments in (
         ["show", spec],
-        ["show", "--files"],
         ["show"],
         ["check", spec],
         ["check", spec, "--sample", "100%"],

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import run
@@ -239,6 +240,32 @@ def test_a_part_in_whose_way_a_file_is(folder: Path) -> None:
         assert (status, "new-000001.tar: already exists" in err) == (1, True)
         assert contents(folder / "out") == before
         assert not (folder / "out" / "new.partial").exists()
+
+
+def test_a_part_deletes_what_killed_parts_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is old, by one look at the folder; the merge deletes the rest."""
+    left = [folder / "out" / f".new-00000{n}.tar.{'a' * 16}.tmp" for n in range(2)]
+    for path in left:
+        path.touch()
+    os.utime(left[0], (0, 0))
+    num_looks = 0
+    scandir = os.scandir
+
+    def counting(path: str) -> Any:
+        nonlocal num_looks
+        num_looks += Path(path) == folder / "out"
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", counting)
+        assert rewrite("out", "--part", "1/1", "--maxcount", "1")[0] == 0
+    assert len(list((folder / "out").glob("*.tar"))) == sum(LENGTHS)
+    assert num_looks < 10
+    assert [path.exists() for path in left] == [False, True]
+    assert rewrite("out", "--merge", "--maxcount", "1")[0] == 0
+    assert not left[1].exists()
 
 
 @WORKS

@@ -40,9 +40,8 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
 
 IMPORTING = """
 import os, sys
-from wids.publish.executors import process_pool, start_early
+from wids.publish.executors import process_pool
 
-start_early(2, ["slow_module"])
 with process_pool(2) as executor:
     executor.submit(os.getpid).result()
 """
@@ -50,14 +49,17 @@ with process_pool(2) as executor:
 
 def test_ctrl_c_while_workers_import(tmp_path: Path) -> None:
     """Ctrl-C, which reaches all processes of a terminal, has one traceback: that of the program."""
-    (tmp_path / "slow_module.py").write_text(
-        "import os, time\n"
-        "open('begun', 'w').close()\n"
-        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'multiprocessing.forkserver' in str(sys.orig_argv):\n"
+        "    open('begun', 'w').close()\n"
+        "    while not os.path.exists('go'): time.sleep(0.01)\n"
     )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
     process = subprocess.Popen(
         [sys.executable, "-c", IMPORTING],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -132,20 +134,19 @@ def test_a_worker_that_is_killed_after_tasks_were_cancelled() -> None:
 
 FORKED = """
 import os, sys
-from wids.publish.executors import process_pool, start_early
+from wids.publish.executors import process_pool
 
-start_early(2, ["wids.shards.tars.scan"])
 with process_pool(2) as executor:
+    import wids.shards.tars.scan
     assert executor.submit(os.getppid).result() != os.getpid()
     assert executor.submit(eval, "'wids.shards.tars.scan' in __import__('sys').modules").result()
-assert "wids.shards.tars.scan" not in sys.modules
 """
 
 
 def test_workers_are_not_forks_of_the_program() -> None:
     """A driver of fsspec runs threads, and a fork of the program would wait for them for ever.
 
-    They have the modules that were imported while the program did other work.
+    They have the modules of the library that the program had when it began to work.
     """
     subprocess.run([sys.executable, "-c", FORKED], timeout=100, check=True)
 
@@ -177,9 +178,8 @@ def test_processes_of_others_go_on() -> None:
 
 
 SPAWNED = """
-from wids.publish.executors import process_pool, start_early
+from wids.publish.executors import process_pool
 
-start_early(2, ["wids.shards.tars.scan"])
 with process_pool(2) as executor:
     assert executor.submit(abs, -1).result() == 1
 """

@@ -12,6 +12,7 @@ from conftest import sample_members, write_tar
 from loopback import Server
 
 from wids import build_spec, verify_spec
+from wids.shards.costs import DownloadCost
 
 
 @pytest.fixture
@@ -213,6 +214,25 @@ def test_remote_shards_are_verified(server: Server, spec: Path) -> None:
     assert found[1].startswith(f"{server.url}/3.tar?…: ")
     assert "404" in found[1]
     assert "secret" not in "".join(found)
+
+
+def test_the_caller_hears_what_will_be_downloaded(server: Server, spec: Path) -> None:
+    """An error ends the work before anything is read."""
+    urls = [server.page(f"/{n}.tar", (spec.parent / f"{n}.tar").read_bytes()) for n in range(2)]
+    costs: list[DownloadCost] = []
+    assert problems(urls, on_cost=costs.append) == []
+    assert [cost.nbytes for cost in costs] == [
+        sum((spec.parent / f"{n}.tar").stat().st_size for n in range(2))
+    ]
+    num_sent = server.num_sent
+
+    def refuse(_: DownloadCost) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        problems(urls, on_cost=refuse)
+    assert server.num_sent == num_sent
+    assert problems(spec, on_cost=refuse) == []  # local shards cost nothing
 
 
 def test_processes_return_the_same(spec: Path) -> None:

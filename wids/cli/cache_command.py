@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 EXAMPLE: Final = (
-    "  wids cache\n  wids cache show train.json\n  wids cache show --files\n"
+    "  wids cache\n  wids cache show train.json\n"
     "  wids cache clear train.json\n  wids cache clear\n"
     "  wids cache check train.json --sample 5%"
 )
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(%(default)s)",
     )
     parser.add_argument("spec", nargs="?", help="the spec whose copies to show, clear or check")
-    parser.add_argument("--files", action="store_true", help="show each file")
     parser.add_argument(
         "--sample",
         metavar="SHARE",
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return _clear(options, folder)
     if options.spec is not None:
         return _show_dataset(options, folder)
-    return _show(folder, options)
+    return _show(folder)
 
 
 def _show_dataset(options: argparse.Namespace, folder: str) -> int:
@@ -76,14 +75,11 @@ def _show_dataset(options: argparse.Namespace, folder: str) -> int:
     return 0
 
 
-def _show(folder: str, options: argparse.Namespace) -> int:
+def _show(folder: str) -> int:
     from wids.storage.cache.eviction import clearable
 
     files = clearable(folder)
-    if options.files:
-        for file in sorted(files, key=lambda file: file.used_ns):
-            print(f"{nbytes_text(file.nbytes):>8}  {printable(file.name)}")
-    elif files:
+    if files:
         print(_table_of_datasets(files))
     total_nbytes = sum(file.nbytes for file in files)
     print(f"{nbytes_text(total_nbytes):>8}  in {count_text(len(files), 'file')} in {folder}")

@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the new dataset and print its counts."""
-    from wids.publish.executors import start_early
     from wids.publish.rewriting.old_streams import is_old_stream
 
     if is_old_stream(options.spec):
@@ -87,10 +86,6 @@ def run(options: argparse.Namespace) -> int:
                 "expected --version beside --part and --merge, the same for all parts of one map; "
                 "choose a text, such as --version 1, and change it with the map",
             )
-    if not options.merge:
-        start_early(
-            options.jobs, ["wids.dataset.shard_list", "wids.publish.rewriting.rewritten_shard"]
-        )
     from wids.publish.rewriting.rewrite import prepare_rewrite
 
     function = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Final
 
 import wids
@@ -32,25 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the problems; return 1 if there are any."""
     from wids.publish.executors import process_pool
-    from wids.shards.costs import DownloadCost
-    from wids.storage.fetch import Fetcher
-    from wids.storage.remote_lengths import known_lengths, known_sum
+    from wids.storage.remote_lengths import known_sum
 
     spec = shared.loaded_spec(options.spec, options)
-    servers = shared.storage_options(options)
-    fetcher = Fetcher(servers)
-    fetcher.bind_options(spec.origin)
-    stated = {shard.url: shard.nbytes for shard in spec.shards if not urls.is_local(shard.url)}
-    # Missing shards are problems, which come later.
-    cost = DownloadCost(known_lengths(fetcher, stated, is_tolerant=True))
-    shared.ask_consent(cost, options, "reading remote shards")
     with process_pool(options.jobs) as executor:
         problems = wids.verify_spec(
             spec,
             decode=options.decode,
             executor=executor,
+            on_cost=partial(shared.ask_consent, options=options, purpose="reading remote shards"),
             on_remark=shared.print_problem,
-            storage_options=servers,
+            storage_options=shared.storage_options(options),
         )
     for problem in problems:
         print(json.dumps(vars(problem)) if options.json else printable(str(problem)))

@@ -58,9 +58,7 @@ class Job:
         """
         own = part.of(self.tasks)
         with self.journal.part(part, self.plan):
-            self._sweep(own)
             self._finish(own, executor)
-            self._sweep(own)
             records = map(self.journal.record, own)
             return columns_of(each.spec() for each in records if each.num_samples or each.nbytes)
 
@@ -78,9 +76,6 @@ class Job:
     def _finish(self, tasks: Sequence[ShardTask], executor: Executor | None) -> None:
         """Do what is missing of some tasks; each has a record then."""
         raise NotImplementedError
-
-    def _sweep(self, tasks: Sequence[ShardTask]) -> None:
-        """Delete what killed workers have left unfinished of some tasks."""
 
 
 def finish(

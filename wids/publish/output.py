@@ -413,10 +413,10 @@ def only_writer(output: Output) -> Iterator[None]:
             )
         if is_held:
             stack.callback(_delete, lock_path)
-        _sweep(output, 0 if is_held else None)
+        sweep(output, 0 if is_held else None)
         yield
         if is_held:  # after an error, a task on an executor may still be writing
-            _sweep(output, 0)
+            sweep(output, 0)
 
 
 def _delete(path: str) -> None:
@@ -424,7 +424,13 @@ def _delete(path: str) -> None:
         os.unlink(path)
 
 
-def _sweep(output: Output, min_age_s: float | None) -> None:
+def sweep(output: Output, min_age_s: float | None = None) -> None:
+    """Delete unfinished files of killed writers of a local output; see `wids.storage.files.sweep`.
+
+    Args:
+        output: The output.
+        min_age_s: As there.
+    """
     names = output.names
     files.sweep(names.folder, names.is_temporary, min_age_s=min_age_s)
     for path in (output.spec_path, output.dataset_index_path) if output.spec_path else ():

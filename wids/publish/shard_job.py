@@ -24,12 +24,12 @@ from wids.publish.executors import runs_here
 from wids.publish.job import Job, finish
 from wids.publish.journal import JobPart, Journal, ShardTask
 from wids.publish.new_shard import Publishing
-from wids.publish.output import Output, only_writer
+from wids.publish.output import Output, only_writer, sweep
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.index import ShardIndex
-from wids.storage import files, upload
+from wids.storage import upload
 from wids.storage.progress import PartsBar
 from wids.storage.transport import urls
 
@@ -201,12 +201,18 @@ class ShardJob(Job):
         return spec
 
     def run_part(self, part: JobPart, executor: Executor | None) -> Sequence[ShardSpec]:
-        """Write the shards of a part that are missing; see `Job`."""
+        """Write the shards of a part that are missing; see `Job`.
+
+        What killed workers left is deleted once it is old, as others may work beside this part; the
+        merge deletes the rest.
+        """
         self.output.check_unpublished()
         existing = self.output.existing_shards()[:1]
         if self.journal.plan is None:  # looked at last, since other parts may begin meanwhile
             self.output.check_absent(*existing)
         self.output.make_folder()
+        if self.output.is_local:
+            sweep(self.output)
         return super().run_part(part, executor)
 
     def merge(self) -> DatasetSpec:
@@ -226,7 +232,7 @@ class ShardJob(Job):
 
     def _is_of_tasks(self, spec: DatasetSpec) -> bool:
         """Return whether a dataset has the names and counts of the tasks, and all its shards."""
-        there = self.output.existing_shards()
+        there = {*self.output.existing_shards()}
         counts = {shard.url: shard.num_samples for shard in spec.shards}
         kept_urls: set[str] = set()
         for number, task in enumerate(self.tasks):
@@ -280,12 +286,6 @@ class ShardJob(Job):
         write = partial(self.write, how=how)
         with PartsBar(output.work, len(tasks), nbytes, wanted=progress) as bar:
             finish(tasks, write, self.journal, executor, bar, workers_see_log=output.is_local)
-
-    def _sweep(self, tasks: Sequence[ShardTask]) -> None:
-        for task in tasks if self.output.is_local else ():
-            # Nobody else writes these shards. Other parts may have the same temporary names.
-            is_own = len(os.path.basename(task.path)) <= files.STEM_LENGTH
-            files.sweep_beside(task.path, min_age_s=0 if is_own else None)
 
     def _publish(self, output: Output) -> DatasetSpec:
         shards = columns_of(shard.spec for shard in self._final())

@@ -22,8 +22,9 @@ from typing import Any, Final
 from wids.errors import FetchError, SampleError, ShardFormatError
 from wids.publish.describe import ShardRecord, record_of
 from wids.publish.executors import results_of
-from wids.publish.new_spec import new_dataset_index
+from wids.publish.new_spec import log_cost, new_dataset_index
 from wids.publish.problems import Problem, dataset_problems, log_problem, problem_of
+from wids.shards.costs import DownloadCost
 from wids.shards.fields.codecs import media_extensions
 from wids.shards.fields.decode import Decoder
 from wids.shards.indexes import index_file
@@ -72,6 +73,7 @@ def verify_spec(
     decode: bool = False,
     executor: Executor | None = None,
     allow_pipe: bool = False,
+    on_cost: Callable[[DownloadCost], object] = log_cost,
     on_remark: Callable[[Problem], None] = log_problem,
     storage_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
@@ -88,6 +90,7 @@ def verify_spec(
         decode: Whether to decode every field too.
         executor: Where to do the work, as for `build_spec`.
         allow_pipe: Whether a document may name ``pipe:`` commands.
+        on_cost: Called with what will be downloaded, before it is.
         on_remark: Called with each remark: a field that only some samples have, formats that are
             mixed, or members that are skipped as metadata. By default it is logged as a warning.
         storage_options: As for `ShardListDataset`.
@@ -117,7 +120,9 @@ def verify_spec(
     indexed: list[ShardSpec] = []
     with ExitStack() as stack:
         stated = {shard.url: shard.nbytes for shard in spec.shards}
-        sizes = known_lengths(fetcher, stated, is_tolerant=True)
+        sizes = known_lengths(fetcher, stated, is_tolerant=True)  # missing ones are problems
+        if remote := {url: n for url, n in sizes.items() if not urls.is_local(url)}:
+            on_cost(DownloadCost(remote))
         bar = stack.enter_context(
             PartsBar("verifying", len(sizes), known_sum(sizes.values()), wanted=progress)
         )
@@ -173,6 +178,7 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
     key_split = shard_spec.key_split or "first"
     try:
         nbytes = os.stat(path).st_size
+        mismatch = _mismatch(shard_spec, path, nbytes)
     except OSError as error:
         return [Problem(name, f"cannot be read: {error.strerror or error}")], None
     scanned: list[TarMembers] = []  # which has the names and the remarks
@@ -185,13 +191,8 @@ def _findings(shard_spec: ShardSpec, path: str, name: str, decode: bool) -> _Fin
         shard = Shard(path, find_index=indexed)
     except (FetchError, ShardFormatError) as error:
         reason = problem_of(path, error).text
-        try:
-            mismatch = _mismatch(shard_spec, path, nbytes)
-        except OSError:  # a folder, or a missing file: the reason already says so
-            mismatch = ""
         return [Problem(name, f"{mismatch}; {reason}" if mismatch else reason)], None
     with shard:
-        mismatch = _mismatch(shard_spec, path, nbytes)
         stated, texts = shard_spec.num_samples, []
         if stated not in (None, len(shard)):
             texts.append(f"the spec says {stated} samples, the shard has {len(shard)}")
@@ -350,15 +351,25 @@ def check_copies(
             path = cache.find(remote_file(shard))
             if path is not None and path not in paths:
                 paths.add(path)
-                if share is None:
-                    problems += _findings(shard, path, path, decode=False)[0]
-                # All bytes were compared with a digest, where one is stated.
-                if share is not None or not (shard.sha256 or shard.md5sum):
+                if share is None and (shard.sha256 or shard.md5sum):  # of all bytes
+                    problems += _digest_problems(shard, path)
+                else:
                     index_path = cache.index_path(remote_file(shard), path)
                     count, found = _check_copy(path, index_path, 1.0 if share is None else share)
                     num_samples, problems = num_samples + count, problems + found
+                    if share is None:
+                        problems += _findings(shard, path, path, decode=False)[0]
             bar.finish(None)
     return len(paths), num_samples, [each for each in problems if each.severity == "error"]
+
+
+def _digest_problems(shard_spec: ShardSpec, path: str) -> list[Problem]:
+    """Compare a copy with the length and the digest that the spec states."""
+    try:
+        mismatch = _mismatch(shard_spec, path, os.stat(path).st_size)
+    except OSError as error:
+        mismatch = f"cannot be read: {error.strerror or error}"
+    return [Problem(path, mismatch)] if mismatch else []
 
 
 def parse_share(text: str, name: str) -> float:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from wids.errors import FetchError, PackError, local_error
 from wids.publish.describe import ShardRecord
 from wids.publish.journal import ShardTask
-from wids.publish.new_shard import Publishing, ThreadedTar, write_published
+from wids.publish.new_shard import PIECE_NBYTES, Publishing, ThreadedTar, write_published
 from wids.publish.output import IfExists, Output, prefix_of
 from wids.publish.packing.folder_listing import ListedFile, is_inside
 from wids.publish.packing.pack_plan import Generated, PackReport, Sample, Source, plan_folder
@@ -166,29 +166,24 @@ class _TarOfFiles(ThreadedTar):
             raise local_error(path, error) from error
         with stream:
             while num_left:
-                if self._end and self._end + num_left >= len(self._buffer):
-                    self._send()
-                # One byte more, if there is space, so that a longer file is noticed.
+                # One byte more, so that a longer file is noticed.
                 try:
-                    count = stream.readinto(self._buffer[self._end : self._end + num_left + 1])
+                    piece = stream.read(min(num_left + 1, PIECE_NBYTES))
                 except OSError as error:  # here, since the shard written meanwhile has its own
                     raise local_error(path, error) from error
-                if not 0 < count <= num_left:
+                if not 0 < len(piece) <= num_left:
                     break
-                end = self._end + count
-                piece = self._buffer[self._end : end]
+                self._put(piece)
                 crc = self._crc32(piece, crc)
-                head = head or bytes(piece[:_HEAD_NBYTES])
-                tail = (tail + bytes(piece[-_TAIL_NBYTES:]))[-_TAIL_NBYTES:]
-                self._end = end
-                num_left -= count
+                head = head or piece[:_HEAD_NBYTES]
+                tail = (tail + piece[-_TAIL_NBYTES:])[-_TAIL_NBYTES:]
+                num_left -= len(piece)
             status = os.fstat(stream.fileno())
         if num_left or (status.st_size, status.st_mtime_ns) != file[1:]:
             raise FetchError(
                 f"{path}: expected the {file.nbytes} bytes that were listed, found a file that has "
                 "changed since; pack the folder again when nothing writes to it"
             )
-        self.nbytes += file.nbytes
         return crc, ends_early(file.nbytes, head, tail)
 
 
