@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -453,6 +454,19 @@ def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "parts.json")]
     done = subprocess.run(command, check=True, capture_output=True)
     assert int(done.stdout) < 20_000, "150 MB of shards"
+
+
+def test_python_objects_of_all_rows_are_never_alive_at_once(tmp_path: Path) -> None:
+    """The values of a few thousand rows are, as objects that take ten times their bytes."""
+    value = {"tags": [f"tag{n}" for n in range(20)], "size": {"height": 1, "width": 2}}
+    with opened(tmp_path, documents(*[value] * 20_000)) as dataset:
+        dataset[:1].table({"a": ".json/a"})  # imports what it needs
+        tracemalloc.start()
+        table = dataset.table({"a": ".json/a"})
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert json.loads(table["a"][-1].as_py()) == value
+    assert peak_nbytes < 20e6, "42 MB where they are"
 
 
 def test_lists_of_nulls(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -281,6 +282,21 @@ def names_of(parts: Iterable[ColumnPart]) -> tuple[str, ...]:
     """Return the paths that exist in place of one that does not, each once."""
     names = dict.fromkeys(name for part in parts for name in part.names)
     return tuple(names)[:_MAX_NAMES]
+
+
+def in_one_part(parts: Sequence[ColumnPart]) -> ColumnPart:
+    """Return parts that follow each other as one."""
+    import pyarrow as pa
+
+    whole = ColumnPart(sum(part.length for part in parts), names=names_of(parts))
+    whole.exists = any(part.exists for part in parts)
+    for part in parts:
+        whole.examples = part.examples | whole.examples
+    for kind in whole.examples:
+        nulls = partial(pa.nulls, type=kind.arrow_type())
+        arrays = [part.layers.get(kind, nulls(part.length)) for part in parts]
+        whole.layers[kind] = pa.concat_arrays(arrays)
+    return whole
 
 
 def column_of(name: str, parts: Sequence[ColumnPart], errors: Errors) -> pa.ChunkedArray:

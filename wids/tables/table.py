@@ -10,13 +10,13 @@ columns, since they depend on all shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
@@ -35,7 +35,15 @@ from wids.storage.ranges import RangeError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.tables import column_values
-from wids.tables.columns import ColumnPart, Errors, Example, column_of, layers_of, names_of
+from wids.tables.columns import (
+    ColumnPart,
+    Errors,
+    Example,
+    column_of,
+    in_one_part,
+    layers_of,
+    names_of,
+)
 from wids.tables.shard_fields import Rows, ShardFields
 
 if TYPE_CHECKING:
@@ -66,13 +74,9 @@ def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tup
         yield number, range(first, last + 1) if last - first == len(rows) - 1 else rows
 
 
-_Found: TypeAlias = tuple[IntArray, column_values.Parts]
-"""Positions of samples, and what a path leads to there."""
-
-
 @dataclass(frozen=True)
-class ShardColumns:
-    """The columns of some samples of one shard, in the order of the shard.
+class BlockColumns:
+    """The columns of samples of one shard that were read together, in the order of the shard.
 
     Attributes:
         keys: Their keys.
@@ -83,6 +87,39 @@ class ShardColumns:
     keys: pa.Array
     positions: IntArray
     parts: list[ColumnPart]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that they take."""
+        arrays = [array for part in self.parts for array in part.layers.values()]
+        return int(self.keys.nbytes + sum(array.nbytes for array in arrays))
+
+
+def in_long_blocks(blocks: Iterable[BlockColumns]) -> Iterator[BlockColumns]:
+    """Yield blocks joined into long ones as they come, so that memory is not cut into bits."""
+    some: list[BlockColumns] = []
+    num_rows, nbytes = 0, 0
+    for block in blocks:
+        some.append(block)
+        num_rows, nbytes = num_rows + len(block.keys), nbytes + block.nbytes
+        if num_rows >= _LONG_ROWS or nbytes >= _LONG_NBYTES:
+            yield _in_one_block(some)
+            some, num_rows, nbytes = [], 0, 0
+    if some:
+        yield _in_one_block(some)
+
+
+def _in_one_block(blocks: list[BlockColumns]) -> BlockColumns:
+    import pyarrow as pa
+
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = zip(*(block.parts for block in blocks), strict=True)
+    return BlockColumns(
+        pa.concat_arrays([block.keys for block in blocks]),
+        np.concatenate([block.positions for block in blocks]),
+        [in_one_part(some) for some in parts],
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +136,7 @@ class ColumnReader:
     paths: tuple[column_values.ColumnPath, ...]
     errors: Errors
 
-    def read(self, number: int, rows: Rows) -> ShardColumns | WidsError | None:
+    def read(self, number: int, rows: Rows) -> list[BlockColumns] | WidsError | None:
         """Read some samples of a shard, a remote one by range.
 
         Returns:
@@ -123,7 +160,7 @@ class ColumnReader:
             has_no_ranges = isinstance(error, RangeError)
             return None if has_no_ranges and shards.options.may_fetch else error
 
-    def fetch(self, number: int, rows: Rows) -> ShardColumns:
+    def fetch(self, number: int, rows: Rows) -> list[BlockColumns]:
         """Read some samples of a shard that is fetched first.
 
         Raises:
@@ -158,7 +195,12 @@ class ColumnReader:
                 nbytes += shard.request_nbytes(members, most_nbytes)
         return nbytes >= shard.nbytes
 
-    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> ShardColumns:
+    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> list[BlockColumns]:
+        return list(in_long_blocks(self._blocks(shard, number, rows)))
+
+    def _blocks(self, shard: ReadableShard, number: int, rows: Rows) -> Iterator[BlockColumns]:
+        """Yield columns block by block, so that only the values of one are alive at once."""
+
         def replace_damaged(error: ShardFormatError) -> None:
             if self.shards.replaces(number, shard, error):
                 raise _ReplacedError from error
@@ -166,59 +208,70 @@ class ColumnReader:
         verify = self.shards.verifies_decoded
         fields = ShardFields(shard, verify=verify, on_damage=replace_damaged)
         names = list(dict.fromkeys(path.field for path in self.paths))
-        found: dict[str, list[_Found]] = {path.name: [] for path in self.paths}
+        keys, positions = _keys(shard.index, rows), np.asarray(rows) + self.shards.starts[number]
         start = 0
         for some in fields.blocks(names, rows):
-            for name, (at, datas) in zip(names, fields.read(names, some), strict=True):
-                values = fields.decoded(name, datas)
-                for path in self.paths:
-                    if path.field == name:
-                        parts = column_values.parts_of(values, path.steps)
-                        found[path.name].append((at + start, parts))
-            start += len(some)
+            stop = start + len(some)
+            parts = self._parts(fields, names, number, some)
+            yield BlockColumns(keys[start:stop], positions[start:stop], parts)
+            start = stop
+
+    def _parts(
+        self, fields: ShardFields, names: Sequence[str], number: int, rows: Rows
+    ) -> list[ColumnPart]:
+        """Return the columns of a block of samples.
+
+        Args:
+            fields: The fields of their shard.
+            names: The fields that have columns.
+            number: The number of the shard.
+            rows: The samples.
+        """
+        index = fields.shard.index
 
         def example(place: int, value: Any) -> Example:
             row, url = int(rows[place]), urls.redact(self.shards.shards[number].url)
-            return Example(f"{value!r:.60}", shard.index.key(row), first + row, url)
+            position = int(self.shards.starts[number]) + row
+            return Example(f"{value!r:.60}", index.key(row), position, url)
 
-        first = self.shards.starts[number]
-        local = np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
-        columns = [self._part(path, found[path.name], len(rows), example) for path in self.paths]
-        for path, column in zip(self.paths, columns, strict=True):
-            if not any(len(places) for places, _ in found[path.name]):
-                column.names = shard.index.fields
-        return ShardColumns(_keys(shard.index, rows), local + first, columns)
+        parts = {}
+        for name, (at, datas) in zip(names, fields.read(names, rows), strict=True):
+            values = fields.decoded(name, datas)
+            for path in self.paths:
+                if path.field == name:
+                    found = column_values.parts_of(values, path.steps)
+                    parts[path.name] = self._part(path, at, found, len(rows), example)
+                    if not len(at):
+                        parts[path.name].names = index.fields
+        return [parts[path.name] for path in self.paths]
 
     def _part(
         self,
         path: column_values.ColumnPath,
-        found: list[_Found],
+        places: IntArray,
+        found: column_values.Parts,
         length: int,
         example: Callable[[int, Any], Example],
     ) -> ColumnPart:
-        """Return what was found of a column in a shard.
+        """Return what was found of a column in a block.
 
         Args:
             path: The path of the column.
-            found: Positions, and what the samples there have.
+            places: The samples that have the field.
+            found: What they have.
             length: The number of samples.
-            example: Returns the sample at a position, which has a value.
+            example: Returns the sample at a place, which has a value.
         """
         values: list[Any] = [None] * length
-        names: dict[str, None] = {}
-        for places, parts in found:
-            for place, value in zip(places.tolist(), parts.values, strict=True):
-                values[place] = value
-            names |= dict.fromkeys(
-                column_values.path_text(path.field, each) for each in parts.names
-            )
+        for place, value in zip(places.tolist(), found.values, strict=True):
+            values[place] = value
+        names = [column_values.path_text(path.field, each) for each in found.names]
 
         def on_problem(place: int, error: Exception) -> None:
             if self.errors == "raise":
                 raise _located(example(place, values[place]), path, error) from error
 
-        part = ColumnPart(length, names=tuple(names))
-        part.exists = any(parts.exists for _, parts in found)
+        part = ColumnPart(length, exists=found.exists, names=tuple(names))
         for kind, array in layers_of(values, on_problem).items():
             if array.null_count < length:
                 place = array.is_valid().index(True).as_py()
@@ -259,6 +312,10 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
     return array[rows.start : rows.stop] if isinstance(rows, range) else array.take(pa.array(rows))
 
 
+_LONG_ROWS: Final = 1 << 16
+_LONG_NBYTES: Final = 64 << 20
+"""The rows, or bytes, of columns that are not joined to the next ones."""
+
 _MAX_TASKS: Final = 256
 """Most tasks of an executor; each receives the reader of all shards."""
 
@@ -267,8 +324,6 @@ _MAX_TOGETHER: Final = 64
 
 _MAX_SAMPLES: Final = 1024
 """Samples that are read at a time, where a shard has no index of all their fields."""
-_SMALL_CHUNK: Final = 10_000
-"""Columns whose chunks have fewer rows on average become one chunk each."""
 
 
 def check_arrow() -> None:
@@ -307,26 +362,21 @@ def read_table(
             for number, rows in tasks
             for at in range(0, len(rows), _MAX_SAMPLES)
         ]
-    read: list[ShardColumns] = []
     with Bar("reading columns", len(tasks), "shard", wanted=progress) as bar:
-        for group in _results(reader, tasks, executor):
-            read += group
-            bar.reach(len(read))
-    if read:
-        _check_exist(paths, read)
-    index = [pa.array(part.positions) for part in read]
+        blocks = _read_blocks(reader, tasks, executor, bar)
+    if blocks:
+        _check_exist(paths, blocks)
+    index = [pa.array(block.positions) for block in blocks]
     table = pa.table(
         {
             column_values.INDEX: pa.chunked_array(index, pa.int64()),
-            column_values.KEY: pa.chunked_array([part.keys for part in read], pa.string()),
+            column_values.KEY: pa.chunked_array([block.keys for block in blocks], pa.string()),
             **{
-                path.name: column_of(path.name, [part.parts[at] for part in read], errors)
+                path.name: column_of(path.name, [block.parts[at] for block in blocks], errors)
                 for at, path in enumerate(paths)
             },
         }
     )
-    if len(read) > 1 and len(table) < _SMALL_CHUNK * len(read):
-        table = table.combine_chunks()
     return _in_order(table, ascending, positions)
 
 
@@ -342,10 +392,10 @@ def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions
     return table.take(pa.array(np.searchsorted(ascending, np.asarray(positions))))
 
 
-def _results(
-    reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None
-) -> Iterator[list[ShardColumns]]:
-    """Yield the columns of the shards, in order."""
+def _read_blocks(
+    reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None, bar: Bar
+) -> list[BlockColumns]:
+    """Return the blocks of all shards, in order."""
     shards = reader.shards.shards
     size = -(-len(tasks) // _MAX_TASKS) or 1
     if executor is None:
@@ -356,33 +406,40 @@ def _results(
         lambda group: urls.redact(shards[group[0][0]].url),
         in_order=True,
     )
+
+    def found() -> Iterator[BlockColumns]:
+        num_read = 0
+        for group, blocks in results:
+            num_read += len(group)
+            bar.reach(num_read)
+            yield from blocks
+
     with closing(results):
-        for _, columns in results:
-            yield columns
+        return list(in_long_blocks(found()))
 
 
 def _read_group(
     reader: ColumnReader, caller: int, tasks: Sequence[tuple[int, Rows]]
-) -> list[ShardColumns]:
+) -> list[BlockColumns]:
     """Read a group of shards, together those that need not be fetched. Runs on any executor."""
     try:
         requests = [partial(reader.read, *task) for task in tasks]
-        found = []
-        for task, columns in zip(tasks, in_threads(requests, "wids-columns"), strict=True):
-            if isinstance(columns, WidsError):
-                raise columns
-            found.append(columns or reader.fetch(*task))
-        return found
+        blocks: list[BlockColumns] = []
+        for task, found in zip(tasks, in_threads(requests, "wids-columns"), strict=True):
+            if isinstance(found, WidsError):
+                raise found
+            blocks += reader.fetch(*task) if found is None else found
+        return blocks
     finally:
         # A worker may live long, and an open copy cannot be evicted (CACHE-7).
         if os.getpid() != caller:
             reader.shards.close()
 
 
-def _check_exist(paths: Sequence[column_values.ColumnPath], read: Sequence[ShardColumns]) -> None:
+def _check_exist(paths: Sequence[column_values.ColumnPath], blocks: Sequence[BlockColumns]) -> None:
     """Raise `TableError` for a path that no sample has."""
     for at, path in enumerate(paths):
-        parts = [part.parts[at] for part in read]
+        parts = [block.parts[at] for block in blocks]
         if not any(part.exists for part in parts):
             names = names_of(parts)
             near = get_close_matches(f"{path.text}", names, n=3, cutoff=0.5)
