@@ -325,6 +325,15 @@ def test_a_value_that_would_change_is_an_error(
             assert dataset.table({"a": ".json/a"}, errors="null")["a"].to_pylist() == kept
 
 
+def test_a_value_that_would_change_names_its_sample(tmp_path: Path) -> None:
+    """Not the first one of its type, although types are united when all shards were read."""
+    with (
+        opened(tmp_path, documents(1, 2), documents(3, 2**53 + 1), documents(0.5)) as dataset,
+        raises(TableError, "found 9007199254740993", 'part-1.tar: sample "s003" (index 3)'),
+    ):
+        dataset.table({"a": ".json/a"})
+
+
 @pytest.mark.parametrize(
     ("columns", "kind", "message"),
     [

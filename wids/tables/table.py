@@ -10,12 +10,13 @@ columns, since they depend on all shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
@@ -35,15 +36,8 @@ from wids.storage.ranges import RangeError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.tables import column_values
-from wids.tables.columns import (
-    ColumnPart,
-    Errors,
-    Example,
-    column_of,
-    in_one_part,
-    layers_of,
-    names_of,
-)
+from wids.tables.column_values import ColumnPath
+from wids.tables.columns import OBJECT, Errors, Kind, column_of, layers_of
 from wids.tables.shard_fields import Rows, ShardFields
 
 if TYPE_CHECKING:
@@ -74,34 +68,31 @@ def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tup
         yield number, range(first, last + 1) if last - first == len(rows) - 1 else rows
 
 
+_MAX_NAMES: Final = 100
+"""Names of other parts of fields to keep for a message."""
+
+
 @dataclass(frozen=True)
-class BlockColumns:
-    """The columns of samples of one shard that were read together, in the order of the shard.
+class Block:
+    """The columns of samples that were read together.
 
     Attributes:
-        keys: Their keys.
-        positions: Their positions in the dataset.
-        parts: The columns.
+        table: Their positions, their keys, and for each path a column for each kind of its values,
+            with nulls where the value is of another kind.
+        others: For each path what some samples have in its place; None if a sample has it.
     """
 
-    keys: pa.Array
-    positions: IntArray
-    parts: list[ColumnPart]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of memory that they take."""
-        arrays = [array for part in self.parts for array in part.layers.values()]
-        return int(self.keys.nbytes + sum(array.nbytes for array in arrays))
+    table: pa.Table
+    others: list[tuple[str, ...] | None]
 
 
-def in_long_blocks(blocks: Iterable[BlockColumns]) -> Iterator[BlockColumns]:
+def in_long_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield blocks joined into long ones as they come, so that memory is not cut into bits."""
-    some: list[BlockColumns] = []
+    some: list[Block] = []
     num_rows, nbytes = 0, 0
     for block in blocks:
         some.append(block)
-        num_rows, nbytes = num_rows + len(block.keys), nbytes + block.nbytes
+        num_rows, nbytes = num_rows + len(block.table), nbytes + block.table.nbytes
         if num_rows >= _LONG_ROWS or nbytes >= _LONG_NBYTES:
             yield _in_one_block(some)
             some, num_rows, nbytes = [], 0, 0
@@ -109,17 +100,33 @@ def in_long_blocks(blocks: Iterable[BlockColumns]) -> Iterator[BlockColumns]:
         yield _in_one_block(some)
 
 
-def _in_one_block(blocks: list[BlockColumns]) -> BlockColumns:
-    import pyarrow as pa
-
+def _in_one_block(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
-    parts = zip(*(block.parts for block in blocks), strict=True)
-    return BlockColumns(
-        pa.concat_arrays([block.keys for block in blocks]),
-        np.concatenate([block.positions for block in blocks]),
-        [in_one_part(some) for some in parts],
-    )
+    others = [
+        None if None in each else tuple(dict.fromkeys(chain(*filter(None, each))))[:_MAX_NAMES]
+        for each in zip(*(block.others for block in blocks), strict=True)
+    ]
+    return Block(_in_one_table(blocks).combine_chunks(), others)
+
+
+def _in_one_table(blocks: list[Block]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables([block.table for block in blocks], promote_options="default")
+
+
+def _layer_name(at: int, kind: Kind) -> str:
+    return f"{at}:{kind}"
+
+
+def _layers(table: pa.Table, at: int) -> dict[Kind, pa.ChunkedArray]:
+    """Return the columns of a path by the kinds of their values."""
+    return {
+        OBJECT if name == _layer_name(at, OBJECT) else table[name].type: table[name]
+        for name in table.column_names
+        if name.startswith(_layer_name(at, ""))
+    }
 
 
 @dataclass(frozen=True)
@@ -133,10 +140,10 @@ class ColumnReader:
     """
 
     shards: ShardReader
-    paths: tuple[column_values.ColumnPath, ...]
+    paths: tuple[ColumnPath, ...]
     errors: Errors
 
-    def read(self, number: int, rows: Rows) -> list[BlockColumns] | WidsError | None:
+    def read(self, number: int, rows: Rows) -> list[Block] | WidsError | None:
         """Read some samples of a shard, a remote one by range.
 
         Returns:
@@ -160,7 +167,7 @@ class ColumnReader:
             has_no_ranges = isinstance(error, RangeError)
             return None if has_no_ranges and shards.options.may_fetch else error
 
-    def fetch(self, number: int, rows: Rows) -> list[BlockColumns]:
+    def fetch(self, number: int, rows: Rows) -> list[Block]:
         """Read some samples of a shard that is fetched first.
 
         Raises:
@@ -195,11 +202,12 @@ class ColumnReader:
                 nbytes += shard.request_nbytes(members, most_nbytes)
         return nbytes >= shard.nbytes
 
-    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> list[BlockColumns]:
+    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> list[Block]:
         return list(in_long_blocks(self._blocks(shard, number, rows)))
 
-    def _blocks(self, shard: ReadableShard, number: int, rows: Rows) -> Iterator[BlockColumns]:
+    def _blocks(self, shard: ReadableShard, number: int, rows: Rows) -> Iterator[Block]:
         """Yield columns block by block, so that only the values of one are alive at once."""
+        import pyarrow as pa
 
         def replace_damaged(error: ShardFormatError) -> None:
             if self.shards.replaces(number, shard, error):
@@ -212,14 +220,18 @@ class ColumnReader:
         start = 0
         for some in fields.blocks(names, rows):
             stop = start + len(some)
-            parts = self._parts(fields, names, number, some)
-            yield BlockColumns(keys[start:stop], positions[start:stop], parts)
+            index = {
+                column_values.INDEX: positions[start:stop],
+                column_values.KEY: keys[start:stop],
+            }
+            layers, others = self._read_block(fields, names, number, some)
+            yield Block(pa.table(index | layers), others)
             start = stop
 
-    def _parts(
+    def _read_block(
         self, fields: ShardFields, names: Sequence[str], number: int, rows: Rows
-    ) -> list[ColumnPart]:
-        """Return the columns of a block of samples.
+    ) -> tuple[dict[str, pa.Array], list[tuple[str, ...] | None]]:
+        """Return the columns of some samples, and what samples have in place of paths; see `Block`.
 
         Args:
             fields: The fields of their shard.
@@ -227,65 +239,38 @@ class ColumnReader:
             number: The number of the shard.
             rows: The samples.
         """
-        index = fields.shard.index
+        index, url = fields.shard.index, urls.redact(self.shards.shards[number].url)
+        read = dict(zip(names, fields.read(names, rows), strict=True))
+        decoded = {name: fields.decoded(name, datas) for name, (_, datas) in read.items()}
+        layers: dict[str, pa.Array] = {}
+        others: list[tuple[str, ...] | None] = []
+        for at, path in enumerate(self.paths):
+            places = read[path.field][0].tolist()
+            found = column_values.parts_of(decoded[path.field], path.steps)
+            values: list[Any] = [None] * len(rows)
+            for place, value in zip(places, found.values, strict=True):
+                values[place] = value
 
-        def example(place: int, value: Any) -> Example:
-            row, url = int(rows[place]), urls.redact(self.shards.shards[number].url)
-            position = int(self.shards.starts[number]) + row
-            return Example(f"{value!r:.60}", index.key(row), position, url)
+            def on_problem(place: int, error: Exception, path: ColumnPath = path) -> None:
+                if self.errors == "raise":
+                    row = int(rows[place])
+                    position = int(self.shards.starts[number]) + row
+                    raise _located(url, index.key(row), position, path, error) from error
 
-        parts = {}
-        for name, (at, datas) in zip(names, fields.read(names, rows), strict=True):
-            values = fields.decoded(name, datas)
-            for path in self.paths:
-                if path.field == name:
-                    found = column_values.parts_of(values, path.steps)
-                    parts[path.name] = self._part(path, at, found, len(rows), example)
-                    if not len(at):
-                        parts[path.name].names = index.fields
-        return [parts[path.name] for path in self.paths]
-
-    def _part(
-        self,
-        path: column_values.ColumnPath,
-        places: IntArray,
-        found: column_values.Parts,
-        length: int,
-        example: Callable[[int, Any], Example],
-    ) -> ColumnPart:
-        """Return what was found of a column in a block.
-
-        Args:
-            path: The path of the column.
-            places: The samples that have the field.
-            found: What they have.
-            length: The number of samples.
-            example: Returns the sample at a place, which has a value.
-        """
-        values: list[Any] = [None] * length
-        for place, value in zip(places.tolist(), found.values, strict=True):
-            values[place] = value
-        names = [column_values.path_text(path.field, each) for each in found.names]
-
-        def on_problem(place: int, error: Exception) -> None:
-            if self.errors == "raise":
-                raise _located(example(place, values[place]), path, error) from error
-
-        part = ColumnPart(length, exists=found.exists, names=tuple(names))
-        for kind, array in layers_of(values, on_problem).items():
-            if array.null_count < length:
-                place = array.is_valid().index(True).as_py()
-                part.layers[kind], part.examples[kind] = array, example(place, values[place])
-        return part
+            for kind, array in layers_of(values, on_problem).items():
+                if array.null_count < len(array):
+                    layers[_layer_name(at, kind)] = array
+            texts = tuple(column_values.path_text(path.field, each) for each in found.names)
+            others.append(None if found.exists else texts if places else index.fields)
+        return layers, others
 
 
 class _ReplacedError(Exception):
     """A damaged copy of a remote shard was released; another one can be opened."""
 
 
-def _located(sample: Example, path: column_values.ColumnPath, error: Exception) -> Exception:
+def _located(shard: str, key: str, index: int, path: ColumnPath, error: Exception) -> Exception:
     """Return the error of a value, with its sample."""
-    key, index, shard = sample.key, sample.index, sample.shard
     text = f'{shard}: sample "{key}" (index {index}): {error}'
     if isinstance(error, DecodeError):
         return DecodeError(text, shard=shard, key=key, field=path.field, index=index)
@@ -366,18 +351,26 @@ def read_table(
         blocks = _read_blocks(reader, tasks, executor, bar)
     if blocks:
         _check_exist(paths, blocks)
-    index = [pa.array(block.positions) for block in blocks]
-    table = pa.table(
-        {
-            column_values.INDEX: pa.chunked_array(index, pa.int64()),
-            column_values.KEY: pa.chunked_array([block.keys for block in blocks], pa.string()),
-            **{
-                path.name: column_of(path.name, [block.parts[at] for block in blocks], errors)
-                for at, path in enumerate(paths)
-            },
-        }
-    )
-    return _in_order(table, ascending, positions)
+    whole = _in_one_table(blocks or [Block(_no_rows(), [])])
+    index, keys = whole[column_values.INDEX], whole[column_values.KEY]
+
+    def sample_at(row: int) -> str:
+        position = index[row].as_py()
+        url = urls.redact(shards.shards[shards.locate(position)[0]].url)
+        return f'{url}: sample "{keys[row]}" (index {position})'
+
+    found = {column_values.INDEX: index, column_values.KEY: keys}
+    for at, path in enumerate(paths):
+        layers = _layers(whole, at)
+        found[path.name] = column_of(path.name, layers, len(whole), errors, sample_at)
+    return _in_order(pa.table(found), ascending, positions)
+
+
+def _no_rows() -> pa.Table:
+    import pyarrow as pa
+
+    schema = [(column_values.INDEX, pa.int64()), (column_values.KEY, pa.string())]
+    return pa.schema(schema).empty_table()
 
 
 def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions) -> pa.Table:
@@ -394,7 +387,7 @@ def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions
 
 def _read_blocks(
     reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None, bar: Bar
-) -> list[BlockColumns]:
+) -> list[Block]:
     """Return the blocks of all shards, in order."""
     shards = reader.shards.shards
     size = -(-len(tasks) // _MAX_TASKS) or 1
@@ -407,7 +400,7 @@ def _read_blocks(
         in_order=True,
     )
 
-    def found() -> Iterator[BlockColumns]:
+    def found() -> Iterator[Block]:
         num_read = 0
         for group, blocks in results:
             num_read += len(group)
@@ -420,11 +413,11 @@ def _read_blocks(
 
 def _read_group(
     reader: ColumnReader, caller: int, tasks: Sequence[tuple[int, Rows]]
-) -> list[BlockColumns]:
+) -> list[Block]:
     """Read a group of shards, together those that need not be fetched. Runs on any executor."""
     try:
         requests = [partial(reader.read, *task) for task in tasks]
-        blocks: list[BlockColumns] = []
+        blocks: list[Block] = []
         for task, found in zip(tasks, in_threads(requests, "wids-columns"), strict=True):
             if isinstance(found, WidsError):
                 raise found
@@ -436,12 +429,12 @@ def _read_group(
             reader.shards.close()
 
 
-def _check_exist(paths: Sequence[column_values.ColumnPath], blocks: Sequence[BlockColumns]) -> None:
+def _check_exist(paths: Sequence[ColumnPath], blocks: Sequence[Block]) -> None:
     """Raise `TableError` for a path that no sample has."""
     for at, path in enumerate(paths):
-        parts = [block.parts[at] for block in blocks]
-        if not any(part.exists for part in parts):
-            names = names_of(parts)
+        others = [block.others[at] for block in blocks]
+        if None not in others:
+            names = list(dict.fromkeys(chain(*filter(None, others))))
             near = get_close_matches(f"{path.text}", names, n=3, cutoff=0.5)
             listed = ", ".join(near or names[:12]) or "no fields at all"
             raise TableError(
