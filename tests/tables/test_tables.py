@@ -325,6 +325,17 @@ def test_a_value_that_would_change_is_an_error(
             assert dataset.table({"a": ".json/a"}, errors="null")["a"].to_pylist() == kept
 
 
+def test_lists_of_texts_and_of_bytes_are_several_types(tmp_path: Path) -> None:
+    """TABLE-4: Arrow alone would make bytes of both, where they are in one batch."""
+    samples = [{".mp": msgpack.packb(value)} for value in (["a"], [b"b"], [b"c"])]
+    for shards in ([samples], [[sample] for sample in samples]):
+        with opened(tmp_path, *shards) as dataset:
+            with raises(TableError, "2 of type list<binary>", "1 of type list<string>"):
+                dataset.table([".mp"])
+            column = dataset.table([".mp"], errors="null")[".mp"]
+            assert column.to_pylist() == [None, [b"b"], [b"c"]]
+
+
 def test_a_value_that_would_change_names_its_sample(tmp_path: Path) -> None:
     """Not the first one of its type, although types are united when all shards were read."""
     with (

@@ -87,6 +87,8 @@ def _typed_by_arrow(values: list[Any]) -> pa.Array | None:
     leaf = array.type
     while types.is_list(leaf):
         leaf = leaf.value_type
+    if types.is_binary(leaf) and kinds == {list}:  # also of texts and bytes together
+        return None
     return array if types.is_null(leaf) or leaf in _leaves().values() else None
 
 
