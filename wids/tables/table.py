@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import numpy as np
 
@@ -245,11 +245,13 @@ class ColumnReader:
         layers: dict[str, pa.Array] = {}
         others: list[tuple[str, ...] | None] = []
         for at, path in enumerate(self.paths):
-            places = read[path.field][0].tolist()
+            places, _ = read[path.field]
             found = column_values.parts_of(decoded[path.field], path.steps)
-            values: list[Any] = [None] * len(rows)
-            for place, value in zip(places, found.values, strict=True):
-                values[place] = value
+            values = found.values
+            if len(places) < len(rows):
+                values = [None] * len(rows)
+                for place, value in zip(places.tolist(), found.values, strict=True):
+                    values[place] = value
 
             def on_problem(place: int, error: Exception, path: ColumnPath = path) -> None:
                 if self.errors == "raise":
@@ -261,7 +263,7 @@ class ColumnReader:
                 if array.null_count < len(array):
                     layers[_layer_name(at, kind)] = array
             texts = tuple(column_values.path_text(path.field, each) for each in found.names)
-            others.append(None if found.exists else texts if places else index.fields)
+            others.append(None if found.exists else texts if len(places) else index.fields)
         return layers, others
 
 
