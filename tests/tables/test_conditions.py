@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import optional, raises
 
-from wids.tables.columns import ColumnPart, column_of, layers_of
+from wids.tables.columns import column_of, layers_of
 from wids.tables.conditions import Comparison, label_of, mask, parsed
 
 
@@ -102,7 +102,7 @@ def test_values_and_columns_meet_the_same_conditions(condition: str) -> None:
         "none": [None] * 4,
     }
     columns = {
-        name: column_of(name, [ColumnPart(4, layers_of(values, _unexpected))], "raise")
+        name: column_of(name, layers_of(values, _unexpected), 4, "raise", str)
         for name, values in rows.items()
     }
     comparisons = parsed(condition)

@@ -100,3 +100,20 @@ def test_joined_batches(tmp_path: Path) -> None:
             for name, dataset in (("a", a), ("b", b), ("j", joined)):
                 found[name] += fastest(lambda: dataset.__getitems__(batch), 5)  # noqa: B023 - now
         assert found["j"] < 2.2 * (found["a"] + found["b"]) / 2
+
+
+@pytest.mark.alone
+def test_rows_of_a_table_in_many_chunks(tmp_path: Path) -> None:
+    """A batch takes at most twice the time that it takes with the table in one chunk."""
+    pa = pytest.importorskip("pyarrow")
+    keys = [f"sample{number:08d}" for number in range(100_000)]
+    spec = write_indexed(tmp_path, "a", keys, 1000)
+    table = pa.table({"__key__": keys, "score": range(100_000), "caption": keys})
+    chunks = pa.concat_tables([table.slice(start, 1000) for start in range(0, 100_000, 1000)])
+    rows = np.random.default_rng(0).integers(0, 100_000, (50, 64))
+    with wids.ShardListDataset(spec, fields=[]) as dataset:
+        seconds = []
+        for other in (table, chunks):
+            side = dataset.join(other)._access.joint.other  # the tars have no bytes
+            seconds.append(fastest(lambda: [side.read(few, None) for few in rows], 5))  # noqa: B023 - now
+    assert seconds[1] < 2 * seconds[0]

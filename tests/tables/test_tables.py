@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -324,6 +325,26 @@ def test_a_value_that_would_change_is_an_error(
             assert dataset.table({"a": ".json/a"}, errors="null")["a"].to_pylist() == kept
 
 
+def test_lists_of_texts_and_of_bytes_are_several_types(tmp_path: Path) -> None:
+    """TABLE-4: Arrow alone would make bytes of both, where they are in one batch."""
+    samples = [{".mp": msgpack.packb(value)} for value in (["a"], [b"b"], [b"c"])]
+    for shards in ([samples], [[sample] for sample in samples]):
+        with opened(tmp_path, *shards) as dataset:
+            with raises(TableError, "2 of type list<binary>", "1 of type list<string>"):
+                dataset.table([".mp"])
+            column = dataset.table([".mp"], errors="null")[".mp"]
+            assert column.to_pylist() == [None, [b"b"], [b"c"]]
+
+
+def test_a_value_that_would_change_names_its_sample(tmp_path: Path) -> None:
+    """Not the first one of its type, although types are united when all shards were read."""
+    with (
+        opened(tmp_path, documents(1, 2), documents(3, 2**53 + 1), documents(0.5)) as dataset,
+        raises(TableError, "found 9007199254740993", 'part-1.tar: sample "s003" (index 3)'),
+    ):
+        dataset.table({"a": ".json/a"})
+
+
 @pytest.mark.parametrize(
     ("columns", "kind", "message"),
     [
@@ -453,6 +474,19 @@ def test_a_million_bytes_of_payload_stay_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "parts.json")]
     done = subprocess.run(command, check=True, capture_output=True)
     assert int(done.stdout) < 20_000, "150 MB of shards"
+
+
+def test_python_objects_of_all_rows_are_never_alive_at_once(tmp_path: Path) -> None:
+    """The values of a few thousand rows are, as objects that take ten times their bytes."""
+    value = {"tags": [f"tag{n}" for n in range(20)], "size": {"height": 1, "width": 2}}
+    with opened(tmp_path, documents(*[value] * 20_000)) as dataset:
+        dataset[:1].table({"a": ".json/a"})  # imports what it needs
+        tracemalloc.start()
+        table = dataset.table({"a": ".json/a"})
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert json.loads(table["a"][-1].as_py()) == value
+    assert peak_nbytes < 20e6, "42 MB where they are"
 
 
 def test_lists_of_nulls(tmp_path: Path) -> None:

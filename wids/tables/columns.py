@@ -9,10 +9,9 @@ Nothing is read here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from wids.errors import TableError
 
@@ -20,44 +19,31 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_NUMBERS: Final = frozenset(("int64", "uint64", "float64"))
+OBJECT: Final = "object"
+"""The kind of objects, and of lists that no list type holds: their JSON, as text."""
+
+Kind: TypeAlias = "pa.DataType | Literal['object']"
+"""What some values are: the Arrow type that holds them, or `OBJECT`."""
 
 
-class Kind(NamedTuple):
-    """The type of some values.
-
-    Attributes:
-        leaf: Name of an Arrow type; ``"json"`` for objects, and for lists that no list type holds,
-            as text; ``"null"`` for the items of empty lists.
-        depth: How many lists are around it.
-    """
-
-    leaf: str
-    depth: int = 0
-
-    def arrow_type(self) -> pa.DataType:
-        """Return the type of an Arrow array."""
-        import pyarrow as pa
-
-        arrow_type = pa.type_for_alias("string" if self.leaf == "json" else self.leaf)
-        for _ in range(self.depth):
-            arrow_type = pa.list_(arrow_type)
-        return arrow_type
-
-    def __str__(self) -> str:
-        name = "object" if self.leaf == "json" else self.leaf
-        return "list<" * self.depth + name + ">" * self.depth
+def kind_text(kind: Kind) -> str:
+    """Return a kind as messages name it."""
+    return str(kind).replace("item: ", "").replace("double", "float64")
 
 
-_LEAVES: Final = {
-    bool: Kind("bool"),
-    int: Kind("int64"),
-    float: Kind("float64"),
-    str: Kind("string"),
-    bytes: Kind("binary"),
-}
-_WIDE: Final = Kind("uint64")
-"""Integers that need it, as 64-bit hashes do."""
+def _arrow_type(kind: Kind) -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.string() if kind == OBJECT else kind
+
+
+@cache
+def _leaves() -> dict[type, pa.DataType]:
+    import pyarrow as pa
+
+    kinds = (pa.bool_(), pa.int64(), pa.float64(), pa.string(), pa.binary())
+    return dict(zip((bool, int, float, str, bytes), kinds, strict=True))
+
 
 OnProblem = Callable[[int, Exception], None]
 """Called with the position of a value that no array can hold and the reason; may raise."""
@@ -68,9 +54,9 @@ def layers_of(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
 
     A value for which ``on_problem`` does not raise becomes null.
     """
-    common = _kind_of_all(values)
-    if common is not None:
-        return {common: _array(values, common, on_problem)}
+    array = _typed_by_arrow(values)
+    if array is not None:
+        return {array.type: array}
     kinds = [_kind_of(value) for value in values]
     layers = {}
     for kind in filter(None, dict.fromkeys(kinds)):
@@ -83,12 +69,35 @@ def layers_of(values: list[Any], on_problem: OnProblem) -> dict[Kind, pa.Array]:
     return layers
 
 
+def _typed_by_arrow(values: list[Any]) -> pa.Array | None:
+    """Return values as an array of the type that Arrow finds; None where it finds none.
+
+    It finds none for values of several types, for objects, and for integers of 64 bits.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds not in ({list}, {int, float}) and not (len(kinds) == 1 and kinds <= _leaves().keys()):
+        return None
+    try:
+        array = pa.array(values, from_pandas=False)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    leaf = array.type
+    while types.is_list(leaf):
+        leaf = leaf.value_type
+    if types.is_binary(leaf) and kinds == {list}:  # also of texts and bytes together
+        return None
+    return array if types.is_null(leaf) or leaf in _leaves().values() else None
+
+
 def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
     """Return an array of one kind; values that it cannot hold are problems."""
     import pyarrow as pa
 
-    arrow_type = kind.arrow_type()
-    values = _as_json(values, on_problem) if kind.leaf == "json" else values
+    arrow_type = _arrow_type(kind)
+    values = _as_json(values, on_problem) if kind == OBJECT else values
     try:
         return pa.array(values, arrow_type, from_pandas=False)
     except (ValueError, TypeError, OverflowError):
@@ -98,7 +107,7 @@ def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
         try:
             pa.array([value], arrow_type, from_pandas=False)
         except (ValueError, TypeError, OverflowError) as error:
-            on_problem(at, ValueError(f"{str(value)[:80]!r} is no {kind}: {error}"))
+            on_problem(at, ValueError(f"{str(value)[:80]!r} is no {kind_text(kind)}: {error}"))
             fitting[at] = None
     return pa.array(fitting, arrow_type, from_pandas=False)
 
@@ -127,58 +136,35 @@ def json_text(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     return text
 
 
-def _kind_of_all(values: list[Any]) -> Kind | None:
-    """Return the kind that all values have, found quickly; None where each must be looked at."""
-    depth, items = 0, values
-    types = set(map(type, values)) - {type(None)}
-    if types == {list}:
-        # Empty lists fit into any kind, so none of them has to be looked at.
-        depth, items = 1, list(chain.from_iterable(filter(None, values)))
-        types = set(map(type, items)) - {type(None)}
-        if types == {int, float}:
-            return Kind("float64", 1)
-    if types == {int}:
-        is_wide = 1 << 63 <= max(filter(None, items), default=0) < 1 << 64
-        return Kind("uint64" if is_wide else "int64", depth)
-    kind = _LEAVES.get(types.pop()) if len(types) == 1 else None
-    return kind and Kind(kind.leaf, depth)
-
-
 def _kind_of(value: Any) -> Kind | None:
-    """Return the kind of a value; that of JSON for a list that no list type holds.
+    """Return the kind of a value; None for null, and for a value that no array holds."""
+    import pyarrow as pa
 
-    None for null, and for a value that no array holds.
-    """
-    if type(value) in _LEAVES:
-        return _WIDE if type(value) is int and value >> 63 == 1 else _LEAVES[type(value)]
+    if type(value) is int and value >> 63 == 1:  # as of 64-bit hashes
+        return pa.uint64()
     if isinstance(value, list | tuple):
-        kinds = {_kind_of(item) or Kind("json") for item in value if item is not None}
-        kind = united(kinds)
-        if kind is None or kind.leaf == "json":
-            return Kind("json")
-        return Kind(kind.leaf, kind.depth + 1)
-    return Kind("json") if isinstance(value, Mapping) else None
+        items = united(_kind_of(item) or OBJECT for item in value if item is not None)
+        return OBJECT if items in (None, OBJECT) else pa.list_(items)
+    return _leaves().get(type(value)) or (OBJECT if isinstance(value, Mapping) else None)
 
 
 def united(kinds: Iterable[Kind]) -> Kind | None:
     """Return the kind that holds values of all these kinds; None if there is none.
 
-    Integers and floating-point numbers are numbers; an empty list is a list of anything.
+    Integers and floating-point numbers are numbers; an empty list is a list of anything. Arrow's
+    own ``promote_options`` make int64 of uint64, and bytes of texts.
     """
-    distinct = set(kinds)
-    filled = {kind for kind in distinct if kind.leaf != "null"}
-    empty_depth = max((kind.depth for kind in distinct - filled), default=0)
-    if not filled:
-        return Kind("null", empty_depth)
-    leaves, depths = {kind.leaf for kind in filled}, {kind.depth for kind in filled}
-    if len(depths) > 1 or empty_depth > min(depths):
+    import pyarrow as pa
+
+    distinct = set(kinds) - {pa.null()}
+    if len(distinct) <= 1:
+        return next(iter(distinct), pa.null())
+    if all(kind != OBJECT and pa.types.is_list(kind) for kind in distinct):
+        items = united(_arrow_type(kind).value_type for kind in distinct)
+        return items and pa.list_(items)
+    if not distinct <= {pa.int64(), pa.uint64(), pa.float64()}:
         return None
-    depth = depths.pop()
-    if len(leaves) == 1:
-        return Kind(leaves.pop(), depth)
-    if not leaves <= _NUMBERS:
-        return None
-    return Kind("float64" if "float64" in leaves else "uint64", depth)
+    return pa.float64() if pa.float64() in distinct else pa.uint64()
 
 
 def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
@@ -192,7 +178,7 @@ def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
     """
     groups: list[list[Kind]] = []
     # Empty lists last: they join the first lists that they fit.
-    for kind in sorted(counts, key=lambda kind: kind.leaf == "null"):
+    for kind in sorted(counts, key=lambda kind: "null" in str(kind)):
         for group in groups:
             if united([*group, kind]) is not None:
                 group.append(kind)
@@ -203,150 +189,97 @@ def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
     return [(united(group) or group[0], tuple(group)) for group in groups]
 
 
-def cast(array: pa.Array, kind: Kind) -> pa.Array:
-    """Return an array as one of another kind that holds its values.
-
-    Raises:
-        ValueError: A value would change: an integer that float64 does not have, or a negative one
-            among integers of more than 63 bits.
-    """
-    wanted = kind.arrow_type()
-    # Arrow casts lists of nulls to their own type wrongly: the items become one.
-    return array if array.type == wanted else array.cast(wanted)
-
-
-def combined(arrays: Sequence[pa.Array]) -> pa.Array:
-    """Return for each row the value of the only array that has one there, or null."""
-    import pyarrow.compute as pc
-
-    return arrays[0] if len(arrays) == 1 else pc.coalesce(*arrays)
-
-
-def misfits(array: pa.Array, kind: Kind) -> Iterator[int]:
-    """Yield the positions of values that `cast` refuses."""
-    for at in range(len(array)):
-        try:
-            cast(array[at : at + 1], kind)
-        except ValueError:
-            yield at
-
-
 Errors = Literal["raise", "null"]
 """How to treat a value that cannot be read or has another type: raise an error, or use null."""
 
-_MAX_NAMES: Final = 100
-"""Names of other parts of fields to keep for a message."""
+SampleAt = Callable[[int], str]
+"""Returns the sample of a row, for messages."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """A sample that has a value of some kind, for messages.
-
-    Attributes:
-        value: The value, as text.
-        key: The key of the sample.
-        index: Its position in the dataset.
-        shard: Its shard, as messages may show it.
-    """
-
-    value: str
-    key: str
-    index: int
-    shard: str
-
-    def __str__(self) -> str:
-        return f'{self.value} in {self.shard}: sample "{self.key}" (index {self.index})'
-
-
-@dataclass
-class ColumnPart:
-    """The values of one column in some samples.
-
-    Attributes:
-        length: The number of samples.
-        layers: Arrays by kind, each of this length, with nulls where the value is of another kind.
-        examples: The first sample of each kind.
-        exists: Whether any sample has the part of the field that the path leads to.
-        names: Paths that some samples have in its place.
-    """
-
-    length: int = 0
-    layers: dict[Kind, pa.Array] = field(default_factory=dict)
-    examples: dict[Kind, Example] = field(default_factory=dict)
-    exists: bool = False
-    names: tuple[str, ...] = ()
-
-
-def names_of(parts: Iterable[ColumnPart]) -> tuple[str, ...]:
-    """Return the paths that exist in place of one that does not, each once."""
-    names = dict.fromkeys(name for part in parts for name in part.names)
-    return tuple(names)[:_MAX_NAMES]
-
-
-def column_of(name: str, parts: Sequence[ColumnPart], errors: Errors) -> pa.ChunkedArray:
-    """Return the values of all parts as one column, a chunk for each part.
+def column_of(
+    name: str,
+    layers: Mapping[Kind, pa.ChunkedArray],
+    length: int,
+    errors: Errors,
+    sample_at: SampleAt,
+) -> pa.ChunkedArray:
+    """Return values of several kinds as one column.
 
     Args:
         name: The column in messages.
-        parts: Its parts, in order.
+        layers: Arrays by kind, each with nulls where the value is of another kind.
+        length: The number of values.
         errors: Whether values of another type than most raise, or become null.
+        sample_at: Returns the sample of a row.
 
     Raises:
         TableError: Values have several types, or integers are too large for the type that all
             values fit.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    counts: dict[Kind, int] = {}
-    examples: dict[Kind, Example] = {}
-    for part in parts:
-        for kind, array in part.layers.items():
-            counts[kind] = counts.get(kind, 0) + len(array) - array.null_count
-        examples = part.examples | examples
-    groups = grouped(counts)
+    groups = grouped({kind: length - array.null_count for kind, array in layers.items()})
     if not groups:
-        return pa.chunked_array([pa.nulls(part.length) for part in parts], pa.null())
+        return pa.chunked_array([pa.nulls(length)])
     if len(groups) > 1 and errors == "raise":
-        raise TableError(_mixed_text(name, groups, counts, examples))
+        raise TableError(_mixed_text(name, groups, layers, sample_at))
     wanted, kinds = groups[0]
-    chunks = []
-    for part in parts:
-        layers = [_fitting(name, part, k, wanted, errors) for k in kinds if k in part.layers]
-        chunks.append(combined(layers) if layers else pa.nulls(part.length, wanted.arrow_type()))
-    return pa.chunked_array(chunks, wanted.arrow_type())
+    found = [_fitting(name, layers[kind], wanted, errors, sample_at) for kind in kinds]
+    return found[0] if len(found) == 1 else pc.coalesce(*found)
 
 
 def _mixed_text(
     name: str,
     groups: list[tuple[Kind, tuple[Kind, ...]]],
-    counts: dict[Kind, int],
-    examples: dict[Kind, Example],
+    layers: Mapping[Kind, pa.ChunkedArray],
+    sample_at: SampleAt,
 ) -> str:
-    found = "; and ".join(
-        f"{sum(counts[kind] for kind in kinds):,} of type {united}, such as {examples[kinds[0]]}"
-        for united, kinds in groups
-    )
+    texts = []
+    for kind, kinds in groups:
+        count = sum(len(layers[each]) - layers[each].null_count for each in kinds)
+        row = layers[kinds[0]].is_valid().index(True).as_py()
+        value = layers[kinds[0]][row].as_py()
+        texts.append(
+            f"{count:,} of type {kind_text(kind)}, such as {value!r:.60} in {sample_at(row)}"
+        )
     return (
-        f'column "{name}": expected values of one type, found {found}; pass errors="null" to have '
-        f"null in place of those that are not {groups[0][0]}"
+        f'column "{name}": expected values of one type, found {"; and ".join(texts)}; pass '
+        f'errors="null" to have null in place of those that are not {kind_text(groups[0][0])}'
     )
 
 
-def _fitting(name: str, part: ColumnPart, kind: Kind, wanted: Kind, errors: Errors) -> pa.Array:
-    """Return a layer of a part as the type of the column."""
+def _fitting(
+    name: str, column: pa.ChunkedArray, wanted: Kind, errors: Errors, sample_at: SampleAt
+) -> pa.ChunkedArray:
+    """Return values of one kind as the type of their column."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    array = part.layers[kind]
+    arrow_type = _arrow_type(wanted)
+    if column.type == arrow_type:  # Arrow casts lists of nulls to their own type wrongly
+        return column
     try:
-        return cast(array, wanted)
+        return column.cast(arrow_type)
     except ValueError as error:
+        fits = _fits(column, arrow_type)
         if errors == "raise":
-            value = array[next(misfits(array, wanted))]
+            row = fits.index(False)
             raise TableError(
-                f'column "{name}": expected values of type {wanted}, found {value}, which that '
-                f"type does not have ({part.examples[kind].shard}); store such numbers as text, "
-                'or pass errors="null"'
+                f'column "{name}": expected values of type {kind_text(wanted)}, found '
+                f"{column[row]}, which that type does not have ({sample_at(row)}); store such "
+                'numbers as text, or pass errors="null"'
             ) from error
-    bad = frozenset(misfits(array, wanted))
-    mask = pa.array([at in bad for at in range(len(array))])
-    return cast(pa.compute.if_else(mask, None, array), wanted)
+    return pc.if_else(pa.chunked_array([fits]), column, None).cast(arrow_type)
+
+
+def _fits(column: pa.ChunkedArray, arrow_type: pa.DataType) -> list[bool]:
+    """Return which values a type has: not an integer beyond 2^53 as float64, nor -1 as uint64."""
+    try:
+        column.cast(arrow_type)
+    except ValueError:
+        half = len(column) // 2
+        if not half:
+            return [False]
+        return _fits(column[:half], arrow_type) + _fits(column[half:], arrow_type)
+    return [True] * len(column)

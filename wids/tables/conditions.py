@@ -86,11 +86,12 @@ class Comparison:
     def accepts(self, value: Any) -> bool:
         """Return whether a value meets the comparison."""
         if self.sign == "is":
-            return bool(label_of(value) == self.value) or self._states(value)
-        if isinstance(value, list | tuple | Mapping):
-            if self.sign not in _EQUALITY and not isinstance(value, Mapping):
-                return False
-            value = self.value if self._states(value) else json_text(value, str)
+            return self._has_label(value, self.value)
+        if isinstance(value, list | tuple):
+            is_comparable = self.sign in _EQUALITY and isinstance(self.value, str)
+            is_equal = is_comparable and self._has_label(value, label_of(self.value))
+            return is_comparable and is_equal == (self.sign == "==")
+        value = json_text(value, str) if isinstance(value, Mapping) else value
         wanted = self.wanted(float if is_number(value) else type(value))
         return wanted is not None and bool(self.holds(value, wanted))
 
@@ -114,29 +115,22 @@ class Comparison:
             return (low <= values) & (values <= high)
         return _SIGNS[self.sign](values, wanted)
 
-    def _states(self, value: Any) -> bool:
-        """Return whether the text to compare with states a number, or a list of numbers.
+    def _has_label(self, value: Any, label: str | None) -> bool:
+        """Return whether a value has a label, or is the number, or the list, that is stated.
 
         A table with 1 and 2.5 in a column, or in a list, has 1.0 there, and a sample has 1.
         """
+        own = label_of(value)
         is_candidate = is_number(value) or isinstance(value, list | tuple)
-        return is_candidate and _are_equal(value, self._stated)
+        return own == label or (is_candidate and own == self._stated_label)
 
     @cached_property
-    def _stated(self) -> Any:
-        """The value of the text as JSON; None if it is not JSON."""
+    def _stated_label(self) -> str | None:
+        """The label of the value that the text has as JSON; None if it is not JSON."""
         try:
-            return json.loads(self.value or "null")
+            return label_of(json.loads(self.value or "null"))
         except (TypeError, ValueError, RecursionError):
             return None
-
-
-def _are_equal(value: Any, other: Any) -> bool:
-    """Return whether two numbers are equal, or two lists of numbers and nulls."""
-    if isinstance(value, list | tuple) and isinstance(other, list):
-        same = (a is b is None or _are_equal(a, b) for a, b in zip(value, other, strict=False))
-        return len(value) == len(other) and all(same)
-    return is_number(value) and is_number(other) and bool(value == other)
 
 
 def parsed(text: str, classes: Sequence[str] = ()) -> tuple[Comparison, ...]:
@@ -234,7 +228,7 @@ def _as_typed(comparison: Comparison, classes: Sequence[str]) -> str:
         return f"{column} == {value}"
     if name or "\\x" in (value or ""):  # shown so: it may be another text, or bytes
         return ""
-    is_plain = value and len(value) <= _MAX_LABEL and comparison._stated is None  # noqa: SLF001
+    is_plain = value and len(value) <= _MAX_LABEL and comparison._stated_label is None  # noqa: SLF001
     return f"{column} == {json.dumps(value, ensure_ascii=False)}" if is_plain else ""
 
 

@@ -10,13 +10,14 @@ columns, since they depend on all shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+from itertools import chain
+from typing import TYPE_CHECKING, Final, get_args
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from wids.storage.ranges import RangeError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.tables import column_values
-from wids.tables.columns import ColumnPart, Errors, Example, column_of, layers_of, names_of
+from wids.tables.column_values import ColumnPath
+from wids.tables.columns import OBJECT, Errors, Kind, column_of, layers_of
 from wids.tables.shard_fields import Rows, ShardFields
 
 if TYPE_CHECKING:
@@ -66,23 +68,65 @@ def rows_of_shards(ascending: range | IntArray, edges: IntArray) -> Iterator[tup
         yield number, range(first, last + 1) if last - first == len(rows) - 1 else rows
 
 
-_Found: TypeAlias = tuple[IntArray, column_values.Parts]
-"""Positions of samples, and what a path leads to there."""
+_MAX_NAMES: Final = 100
+"""Names of other parts of fields to keep for a message."""
 
 
 @dataclass(frozen=True)
-class ShardColumns:
-    """The columns of some samples of one shard, in the order of the shard.
+class Block:
+    """The columns of samples that were read together.
 
     Attributes:
-        keys: Their keys.
-        positions: Their positions in the dataset.
-        parts: The columns.
+        table: Their positions, their keys, and for each path a column for each kind of its values,
+            with nulls where the value is of another kind.
+        others: For each path what some samples have in its place; None if a sample has it.
     """
 
-    keys: pa.Array
-    positions: IntArray
-    parts: list[ColumnPart]
+    table: pa.Table
+    others: list[tuple[str, ...] | None]
+
+
+def in_long_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield blocks joined into long ones as they come, so that memory is not cut into bits."""
+    some: list[Block] = []
+    num_rows, nbytes = 0, 0
+    for block in blocks:
+        some.append(block)
+        num_rows, nbytes = num_rows + len(block.table), nbytes + block.table.nbytes
+        if num_rows >= _LONG_ROWS or nbytes >= _LONG_NBYTES:
+            yield _in_one_block(some)
+            some, num_rows, nbytes = [], 0, 0
+    if some:
+        yield _in_one_block(some)
+
+
+def _in_one_block(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    others = [
+        None if None in each else tuple(dict.fromkeys(chain(*filter(None, each))))[:_MAX_NAMES]
+        for each in zip(*(block.others for block in blocks), strict=True)
+    ]
+    return Block(_in_one_table(blocks).combine_chunks(), others)
+
+
+def _in_one_table(blocks: list[Block]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables([block.table for block in blocks], promote_options="default")
+
+
+def _layer_name(at: int, kind: Kind) -> str:
+    return f"{at}:{kind}"
+
+
+def _layers(table: pa.Table, at: int) -> dict[Kind, pa.ChunkedArray]:
+    """Return the columns of a path by the kinds of their values."""
+    return {
+        OBJECT if name == _layer_name(at, OBJECT) else table[name].type: table[name]
+        for name in table.column_names
+        if name.startswith(_layer_name(at, ""))
+    }
 
 
 @dataclass(frozen=True)
@@ -96,10 +140,10 @@ class ColumnReader:
     """
 
     shards: ShardReader
-    paths: tuple[column_values.ColumnPath, ...]
+    paths: tuple[ColumnPath, ...]
     errors: Errors
 
-    def read(self, number: int, rows: Rows) -> ShardColumns | WidsError | None:
+    def read(self, number: int, rows: Rows) -> list[Block] | WidsError | None:
         """Read some samples of a shard, a remote one by range.
 
         Returns:
@@ -123,7 +167,7 @@ class ColumnReader:
             has_no_ranges = isinstance(error, RangeError)
             return None if has_no_ranges and shards.options.may_fetch else error
 
-    def fetch(self, number: int, rows: Rows) -> ShardColumns:
+    def fetch(self, number: int, rows: Rows) -> list[Block]:
         """Read some samples of a shard that is fetched first.
 
         Raises:
@@ -158,7 +202,13 @@ class ColumnReader:
                 nbytes += shard.request_nbytes(members, most_nbytes)
         return nbytes >= shard.nbytes
 
-    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> ShardColumns:
+    def _columns(self, shard: ReadableShard, number: int, rows: Rows) -> list[Block]:
+        return list(in_long_blocks(self._blocks(shard, number, rows)))
+
+    def _blocks(self, shard: ReadableShard, number: int, rows: Rows) -> Iterator[Block]:
+        """Yield columns block by block, so that only the values of one are alive at once."""
+        import pyarrow as pa
+
         def replace_damaged(error: ShardFormatError) -> None:
             if self.shards.replaces(number, shard, error):
                 raise _ReplacedError from error
@@ -166,73 +216,63 @@ class ColumnReader:
         verify = self.shards.verifies_decoded
         fields = ShardFields(shard, verify=verify, on_damage=replace_damaged)
         names = list(dict.fromkeys(path.field for path in self.paths))
-        found: dict[str, list[_Found]] = {path.name: [] for path in self.paths}
+        keys, positions = _keys(shard.index, rows), np.asarray(rows) + self.shards.starts[number]
         start = 0
         for some in fields.blocks(names, rows):
-            for name, (at, datas) in zip(names, fields.read(names, some), strict=True):
-                values = fields.decoded(name, datas)
-                for path in self.paths:
-                    if path.field == name:
-                        parts = column_values.parts_of(values, path.steps)
-                        found[path.name].append((at + start, parts))
-            start += len(some)
+            stop = start + len(some)
+            index = {
+                column_values.INDEX: positions[start:stop],
+                column_values.KEY: keys[start:stop],
+            }
+            layers, others = self._read_block(fields, names, number, some)
+            yield Block(pa.table(index | layers), others)
+            start = stop
 
-        def example(place: int, value: Any) -> Example:
-            row, url = int(rows[place]), urls.redact(self.shards.shards[number].url)
-            return Example(f"{value!r:.60}", shard.index.key(row), first + row, url)
-
-        first = self.shards.starts[number]
-        local = np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
-        columns = [self._part(path, found[path.name], len(rows), example) for path in self.paths]
-        for path, column in zip(self.paths, columns, strict=True):
-            if not any(len(places) for places, _ in found[path.name]):
-                column.names = shard.index.fields
-        return ShardColumns(_keys(shard.index, rows), local + first, columns)
-
-    def _part(
-        self,
-        path: column_values.ColumnPath,
-        found: list[_Found],
-        length: int,
-        example: Callable[[int, Any], Example],
-    ) -> ColumnPart:
-        """Return what was found of a column in a shard.
+    def _read_block(
+        self, fields: ShardFields, names: Sequence[str], number: int, rows: Rows
+    ) -> tuple[dict[str, pa.Array], list[tuple[str, ...] | None]]:
+        """Return the columns of some samples, and what samples have in place of paths; see `Block`.
 
         Args:
-            path: The path of the column.
-            found: Positions, and what the samples there have.
-            length: The number of samples.
-            example: Returns the sample at a position, which has a value.
+            fields: The fields of their shard.
+            names: The fields that have columns.
+            number: The number of the shard.
+            rows: The samples.
         """
-        values: list[Any] = [None] * length
-        names: dict[str, None] = {}
-        for places, parts in found:
-            for place, value in zip(places.tolist(), parts.values, strict=True):
-                values[place] = value
-            names |= dict.fromkeys(
-                column_values.path_text(path.field, each) for each in parts.names
-            )
+        index, url = fields.shard.index, urls.redact(self.shards.shards[number].url)
+        read = dict(zip(names, fields.read(names, rows), strict=True))
+        decoded = {name: fields.decoded(name, datas) for name, (_, datas) in read.items()}
+        layers: dict[str, pa.Array] = {}
+        others: list[tuple[str, ...] | None] = []
+        for at, path in enumerate(self.paths):
+            places, _ = read[path.field]
+            found = column_values.parts_of(decoded[path.field], path.steps)
+            values = found.values
+            if len(places) < len(rows):
+                values = [None] * len(rows)
+                for place, value in zip(places.tolist(), found.values, strict=True):
+                    values[place] = value
 
-        def on_problem(place: int, error: Exception) -> None:
-            if self.errors == "raise":
-                raise _located(example(place, values[place]), path, error) from error
+            def on_problem(place: int, error: Exception, path: ColumnPath = path) -> None:
+                if self.errors == "raise":
+                    row = int(rows[place])
+                    position = int(self.shards.starts[number]) + row
+                    raise _located(url, index.key(row), position, path, error) from error
 
-        part = ColumnPart(length, names=tuple(names))
-        part.exists = any(parts.exists for _, parts in found)
-        for kind, array in layers_of(values, on_problem).items():
-            if array.null_count < length:
-                place = array.is_valid().index(True).as_py()
-                part.layers[kind], part.examples[kind] = array, example(place, values[place])
-        return part
+            for kind, array in layers_of(values, on_problem).items():
+                if array.null_count < len(array):
+                    layers[_layer_name(at, kind)] = array
+            texts = tuple(column_values.path_text(path.field, each) for each in found.names)
+            others.append(None if found.exists else texts if len(places) else index.fields)
+        return layers, others
 
 
 class _ReplacedError(Exception):
     """A damaged copy of a remote shard was released; another one can be opened."""
 
 
-def _located(sample: Example, path: column_values.ColumnPath, error: Exception) -> Exception:
+def _located(shard: str, key: str, index: int, path: ColumnPath, error: Exception) -> Exception:
     """Return the error of a value, with its sample."""
-    key, index, shard = sample.key, sample.index, sample.shard
     text = f'{shard}: sample "{key}" (index {index}): {error}'
     if isinstance(error, DecodeError):
         return DecodeError(text, shard=shard, key=key, field=path.field, index=index)
@@ -259,6 +299,10 @@ def _keys(index: ShardIndex, rows: Rows) -> pa.Array:
     return array[rows.start : rows.stop] if isinstance(rows, range) else array.take(pa.array(rows))
 
 
+_LONG_ROWS: Final = 1 << 16
+_LONG_NBYTES: Final = 64 << 20
+"""The rows, or bytes, of columns that are not joined to the next ones."""
+
 _MAX_TASKS: Final = 256
 """Most tasks of an executor; each receives the reader of all shards."""
 
@@ -267,8 +311,6 @@ _MAX_TOGETHER: Final = 64
 
 _MAX_SAMPLES: Final = 1024
 """Samples that are read at a time, where a shard has no index of all their fields."""
-_SMALL_CHUNK: Final = 10_000
-"""Columns whose chunks have fewer rows on average become one chunk each."""
 
 
 def check_arrow() -> None:
@@ -307,27 +349,30 @@ def read_table(
             for number, rows in tasks
             for at in range(0, len(rows), _MAX_SAMPLES)
         ]
-    read: list[ShardColumns] = []
     with Bar("reading columns", len(tasks), "shard", wanted=progress) as bar:
-        for group in _results(reader, tasks, executor):
-            read += group
-            bar.reach(len(read))
-    if read:
-        _check_exist(paths, read)
-    index = [pa.array(part.positions) for part in read]
-    table = pa.table(
-        {
-            column_values.INDEX: pa.chunked_array(index, pa.int64()),
-            column_values.KEY: pa.chunked_array([part.keys for part in read], pa.string()),
-            **{
-                path.name: column_of(path.name, [part.parts[at] for part in read], errors)
-                for at, path in enumerate(paths)
-            },
-        }
-    )
-    if len(read) > 1 and len(table) < _SMALL_CHUNK * len(read):
-        table = table.combine_chunks()
-    return _in_order(table, ascending, positions)
+        blocks = _read_blocks(reader, tasks, executor, bar)
+    if blocks:
+        _check_exist(paths, blocks)
+    whole = _in_one_table(blocks or [Block(_no_rows(), [])])
+    index, keys = whole[column_values.INDEX], whole[column_values.KEY]
+
+    def sample_at(row: int) -> str:
+        position = index[row].as_py()
+        url = urls.redact(shards.shards[shards.locate(position)[0]].url)
+        return f'{url}: sample "{keys[row]}" (index {position})'
+
+    found = {column_values.INDEX: index, column_values.KEY: keys}
+    for at, path in enumerate(paths):
+        layers = _layers(whole, at)
+        found[path.name] = column_of(path.name, layers, len(whole), errors, sample_at)
+    return _in_order(pa.table(found), ascending, positions)
+
+
+def _no_rows() -> pa.Table:
+    import pyarrow as pa
+
+    schema = [(column_values.INDEX, pa.int64()), (column_values.KEY, pa.string())]
+    return pa.schema(schema).empty_table()
 
 
 def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions) -> pa.Table:
@@ -342,10 +387,10 @@ def _in_order(table: pa.Table, ascending: range | IntArray, positions: Positions
     return table.take(pa.array(np.searchsorted(ascending, np.asarray(positions))))
 
 
-def _results(
-    reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None
-) -> Iterator[list[ShardColumns]]:
-    """Yield the columns of the shards, in order."""
+def _read_blocks(
+    reader: ColumnReader, tasks: Sequence[tuple[int, Rows]], executor: Executor | None, bar: Bar
+) -> list[Block]:
+    """Return the blocks of all shards, in order."""
     shards = reader.shards.shards
     size = -(-len(tasks) // _MAX_TASKS) or 1
     if executor is None:
@@ -356,35 +401,42 @@ def _results(
         lambda group: urls.redact(shards[group[0][0]].url),
         in_order=True,
     )
+
+    def found() -> Iterator[Block]:
+        num_read = 0
+        for group, blocks in results:
+            num_read += len(group)
+            bar.reach(num_read)
+            yield from blocks
+
     with closing(results):
-        for _, columns in results:
-            yield columns
+        return list(in_long_blocks(found()))
 
 
 def _read_group(
     reader: ColumnReader, caller: int, tasks: Sequence[tuple[int, Rows]]
-) -> list[ShardColumns]:
+) -> list[Block]:
     """Read a group of shards, together those that need not be fetched. Runs on any executor."""
     try:
         requests = [partial(reader.read, *task) for task in tasks]
-        found = []
-        for task, columns in zip(tasks, in_threads(requests, "wids-columns"), strict=True):
-            if isinstance(columns, WidsError):
-                raise columns
-            found.append(columns or reader.fetch(*task))
-        return found
+        blocks: list[Block] = []
+        for task, found in zip(tasks, in_threads(requests, "wids-columns"), strict=True):
+            if isinstance(found, WidsError):
+                raise found
+            blocks += reader.fetch(*task) if found is None else found
+        return blocks
     finally:
         # A worker may live long, and an open copy cannot be evicted (CACHE-7).
         if os.getpid() != caller:
             reader.shards.close()
 
 
-def _check_exist(paths: Sequence[column_values.ColumnPath], read: Sequence[ShardColumns]) -> None:
+def _check_exist(paths: Sequence[ColumnPath], blocks: Sequence[Block]) -> None:
     """Raise `TableError` for a path that no sample has."""
     for at, path in enumerate(paths):
-        parts = [part.parts[at] for part in read]
-        if not any(part.exists for part in parts):
-            names = names_of(parts)
+        others = [block.others[at] for block in blocks]
+        if None not in others:
+            names = list(dict.fromkeys(chain(*filter(None, others))))
             near = get_close_matches(f"{path.text}", names, n=3, cutoff=0.5)
             listed = ", ".join(near or names[:12]) or "no fields at all"
             raise TableError(
