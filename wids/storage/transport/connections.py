@@ -41,7 +41,7 @@ _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
-_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
+_BLANKS: Final = frozenset(" \t")
 
 
 class Address(NamedTuple):
@@ -142,8 +142,9 @@ def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
 
 def head_end(data: bytes) -> int:
     """Return where the head of a response ends, or -1 if more bytes are needed."""
-    match = _HEAD_END.search(data)
-    return -1 if match is None else match.end()
+    end = data.find(b"\n\r\n")
+    bare = data.find(b"\n\n", 0, len(data) if end < 0 else end + 1)
+    return bare + 2 if bare >= 0 else end + 3 if end >= 0 else -1
 
 
 def parsed_head(data: bytes) -> Head:
@@ -159,7 +160,7 @@ def parsed_head(data: bytes) -> Head:
     headers: dict[str, str] = {}
     is_malformed, name = False, ""
     for line in lines:
-        if line[:1] in " \t" and name:  # a value on several lines
+        if line[:1] in _BLANKS and name:  # a value on several lines
             headers[name] += " " + line.strip()
             continue
         raw, colon, value = line.partition(":")
@@ -167,23 +168,24 @@ def parsed_head(data: bytes) -> Head:
         if not colon or not name:
             is_malformed = True
             break
-        text = value.strip()
-        if name == "content-length":
-            text = _length(text, headers.get(name))
-        headers.setdefault(name, text)
+        if name == "content-length" and name in headers:
+            headers[name] += "," + value.strip()
+        else:
+            headers.setdefault(name, value.strip())
     if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
         headers.pop("content-length", None)
+    elif "content-length" in headers:
+        headers["content-length"] = _length(headers["content-length"])
     connection = headers.get("connection", "").lower()
     is_kept = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
     return Head(int(match[2]), headers, is_kept, is_malformed)
 
 
-def _length(text: str, other: str | None) -> str:
+def _length(text: str) -> str:
     """Return the length of a body, which may be stated several times."""
-    lengths = {length.strip() for length in text.split(",")} | ({other} if other else set())
-    length = lengths.pop()
+    length, *others = {length.strip() for length in text.split(",")}
     # Another length than the server meant would cut the file.
-    if lengths or not _LENGTH.fullmatch(length):
+    if others or not _LENGTH.fullmatch(length):
         raise ConnectionError("the length of the response is not one number")
     return length
 

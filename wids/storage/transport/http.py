@@ -391,25 +391,27 @@ class Http(Transport):
 
     def _proxy(self, address: Address) -> Address | None:
         """Return the proxy that the environment names for a server, when it is first asked."""
-        from urllib.request import getproxies, proxy_bypass
-
         key = address[:3]
         if key not in self._proxies:
-            stated = getproxies().get(address.scheme, "")
-            # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
-            names = (address.host, f"{address.bracketed_host}:{address.port}")
-            if not stated or any(map(proxy_bypass, names)):
-                self._proxies[key] = None
-                return None
-            proxy = stated if "://" in stated else f"http://{stated}"
-            try:
-                self._proxies[key] = split_url(proxy)[0]
-            except ValueError:
-                raise FetchError(
-                    f"expected the URL of a proxy in ${address.scheme}_proxy, found "
-                    f"{urls.redact(proxy)}"
-                ) from None
+            self._proxies[key] = _stated_proxy(address)
         return self._proxies[key]
+
+
+def _stated_proxy(address: Address) -> Address | None:
+    from urllib.request import getproxies, proxy_bypass
+
+    stated = getproxies().get(address.scheme, "")
+    # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
+    names = (address.host, f"{address.bracketed_host}:{address.port}")
+    if not stated or any(map(proxy_bypass, names)):
+        return None
+    proxy = stated if "://" in stated else f"http://{stated}"
+    try:
+        return split_url(proxy)[0]
+    except ValueError:
+        raise FetchError(
+            f"expected the URL of a proxy in ${address.scheme}_proxy, found {urls.redact(proxy)}"
+        ) from None
 
 
 def with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
@@ -461,11 +463,11 @@ def stream_of(url: str, start: int, response: Response) -> Stream:
 
 def _tag(headers: Mapping[str, str]) -> str | None:
     """Return text that is different for each version of a file, or None (RFC 9110, 8.8)."""
-    from email.utils import parsedate_to_datetime
-
     tag = headers.get("etag")
     if tag is not None and not tag.startswith("W/"):  # a weak tag may stay when the bytes change
         return tag
+    from email.utils import parsedate_to_datetime
+
     modified = headers.get("last-modified")
     try:
         age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(modified or "")
