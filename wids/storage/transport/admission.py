@@ -181,17 +181,25 @@ class Permit:
 
     def answered(self) -> None:
         """Note the beginning of the response."""
-        self.note(0)
+        server = self._server
+        if server.is_awaited and not server.num_rejected:  # no limit depends on it
+            server.event_s = time.monotonic()
+        else:
+            self.note(0)
         self._has_answered = True
 
     def ended(self, nbytes: int) -> None:
         """Note all bytes of the response at once, and leave."""
-        self.note(nbytes)
         self._is_whole = True
-        self.leave()
+        self.leave(nbytes=nbytes)
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End the permit; it may be called again."""
+    def leave(self, error: BaseException | None = None, nbytes: int = 0) -> None:
+        """End the permit; it may be called again.
+
+        Args:
+            error: Why the request has failed, if it has.
+            nbytes: Bytes of the response that were not noted.
+        """
         admission, server = self._admission, self._server
         # A child does not have the requests of its parent, nor the thread that holds this lock.
         if admission.pid != os.getpid():
@@ -205,9 +213,11 @@ class Permit:
                 server.note_refusal()
             # Not if the reader wanted no more of it: all of it would have taken longer.
             elif error is None and self._is_whole:
-                server.note_speed(self._received_nbytes, self._answered_s)
+                self._measure(nbytes, has_ended=False)
                 limit.note_request(time.monotonic() - self.sent_s)
-                self._measure(0, has_ended=True)
+                if not server.is_awaited:
+                    server.note_speed(self._received_nbytes, self._answered_s)
+                    self._measure(0, has_ended=True)
             stages.count(stages.REQUESTS)
             admission.give_back(self)
 
@@ -248,14 +258,18 @@ class Permit:
     def _measure(self, nbytes: int, *, has_ended: bool) -> None:
         """Report what arrived since the last report; call it with the lock."""
         server, now_s = self._server, time.monotonic()
-        limit, seconds = server.limit, now_s - self.since_s
         server.event_s = now_s
-        stages.count(stages.NBYTES, nbytes)
-        self._received_nbytes += nbytes
+        if nbytes:
+            stages.count(stages.NBYTES, nbytes)
+            self._received_nbytes += nbytes
+        if not self._has_answered:
+            server.num_rejected = 0
+        limit, seconds = server.limit, now_s - self.since_s
+        if isinstance(limit, AwaitedLimit):
+            return
         if server.num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
-            server.num_rejected = 0
             limit.note_response(seconds)
             self._latency_s, self._answered_s = seconds, now_s
         elif server.full_s >= self.since_s:
