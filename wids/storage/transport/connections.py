@@ -293,6 +293,7 @@ class Connection:
         self._close = weakref.finalize(self, sock.close)
         self._close.atexit = False
         self._poll_s = min(timeout_s, _POLL_S)
+        self._poll: select.poll | None = None
 
     def exchange(
         self,
@@ -402,7 +403,8 @@ class Connection:
         """
         if not isinstance(self._sock, socket.socket):
             return None
-        self._sock.settimeout(0)
+        if self._sock.gettimeout() != 0:
+            self._sock.settimeout(0)
         if self._sock.send(request) < len(request):  # though nothing else is on its way
             raise NoResponseError("the request could not be sent at once")
         return self._sock
@@ -413,9 +415,10 @@ class Connection:
             return False
         if not hasattr(select, "poll"):  # Windows
             return not select.select([self._sock], [], [], 0)[0]
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return not poll.poll(0)
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._sock, select.POLLIN)
+        return not self._poll.poll(0)
 
     def close(self) -> None:
         """End the connection."""

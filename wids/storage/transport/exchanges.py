@@ -33,6 +33,7 @@ class Server:
         asked: A read whose permit has not come, and the permit.
         passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
+        free: The connection of a request that has just ended, for the next one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Server:
     asked: tuple[Read, Permit] | None = None
     passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
+    free: Connection | None = None
 
 
 class Exchange:

@@ -54,7 +54,8 @@ from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
 from wids.storage.transport.urls import origin, redact
 
-_HEAD_NBYTES: Final = 16 << 10
+_HEAD_NBYTES: Final = 4 << 10
+"""For a head, and little of the body after it, which is copied once more."""
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
 _BLOCK_NBYTES: Final = 8 << 20
@@ -132,6 +133,7 @@ class _Loop:
         self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, Server] = {}
         self._busy: dict[socket.socket, Exchange] = {}
+        self._watched: dict[Connection, socket.socket] = {}
         self._later: list[tuple[float, int, Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
@@ -237,7 +239,7 @@ class _Loop:
             server.asked = None
             permit.waited_s = time.monotonic() - permit.asked_s
             read.waits("a connection or a response")
-            connection = read.route.idle_connection()
+            connection = self._idle_connection(server, read.route)
             if connection is not None:
                 self._send(server, read, permit, connection, is_first=False)
             else:
@@ -245,31 +247,39 @@ class _Loop:
                 if server.num_connecting < len(server.passed):
                     self._connect(server, read.route)
 
+    def _idle_connection(self, server: Server, route: Route) -> Connection | None:
+        """Return the connection of a request that has just ended, or another one, or None."""
+        free, server.free = server.free, None
+        if free is None or free.is_idle():
+            return free or route.idle_connection()
+        self._unwatch(free)
+        free.close()
+        return route.idle_connection()
+
     def _connect(self, server: Server, route: Route) -> None:
         if self._connecting is None:
             self._connecting = Connecting()
-            self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
+            self._selector.register(self._connecting.waker, selectors.EVENT_READ)
         server.num_connecting += 1
         self._connecting.start(server.idle, route.connect)
 
-    def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> None:
-        """Use a connection for the first read that has none, or keep it."""
+    def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> bool:
+        """Use a connection for the first read that has none; return False if there is none."""
         while server.passed:
             read, permit = server.passed.popleft()
             if read.is_done:
                 admission().withdraw(permit)
             elif isinstance(made, Connection):
                 self._send(server, read, permit, made, is_first=is_first)
-                return
+                return True
             else:
                 permit.leave(made)
                 if not isinstance(made, OSError):
                     raise made
                 error = connection_error(read.wanted.url, made)
                 self._failed(read, error, time.monotonic() - permit.sent_s)
-                return
-        if isinstance(made, Connection):
-            server.idle.append(made)
+                return True
+        return False
 
     def _send(
         self,
@@ -283,6 +293,7 @@ class _Loop:
         try:
             sock = connection.begin(read.route.head)
         except OSError as error:
+            self._unwatch(connection)
             connection.close()
             permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
@@ -295,7 +306,9 @@ class _Loop:
         exchange = Exchange(server, read, permit, connection, sock, is_first=is_first)
         exchange.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
-        self._selector.register(sock, selectors.EVENT_READ, exchange)
+        if connection not in self._watched:
+            self._watched[connection] = sock
+            self._selector.register(sock, selectors.EVENT_READ)
         late_s = exchange.like.late_s or hedging.SILENT_S
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
@@ -310,10 +323,11 @@ class _Loop:
             ready = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
             self._looked_s = time.monotonic()
             for key, _ in ready:
-                if key.data is None:
+                exchange = self._busy.get(key.fileobj)  # type: ignore[call-overload]
+                if exchange is not None:
+                    self._receive(exchange)
+                elif self._connecting is not None and key.fileobj is self._connecting.waker:
                     self._use_made()
-                elif key.data.sock in self._busy:  # it may have lost a race meanwhile
-                    self._receive(key.data)
         elif asked:
             admission().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
             self._looked_s = time.monotonic()
@@ -325,7 +339,8 @@ class _Loop:
         for idle, made in () if self._connecting is None else self._connecting.made():
             server = self._servers[id(idle)]
             server.num_connecting -= 1
-            self._use(server, made, is_first=True)
+            if not self._use(server, made, is_first=True) and isinstance(made, Connection):
+                server.idle.append(made)
 
     def _receive(self, exchange: Exchange) -> None:
         """Receive what has arrived of a response."""
@@ -532,17 +547,23 @@ class _Loop:
         read, stream, server = exchange.read, exchange.stream, exchange.server
         if stream is None:
             return
-        self._forget(exchange)
+        self._busy.pop(exchange.sock, None)
         exchange.permit.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
         data = None if read.is_done else self._checked(exchange, stream, buffer)
-        if exchange.is_kept:
-            self._use(server, exchange.connection, is_first=False)
-        else:
-            exchange.connection.close()
+        connection = exchange.connection
+        if not exchange.is_kept:
+            self._unwatch(connection)
+            connection.close()
+        elif not self._use(server, connection, is_first=False):
+            server.free = connection
         self._fill_all()  # before this thread does anything else
+        if server.free is not None:
+            server.free = None
+            self._unwatch(connection)
+            server.idle.append(connection)
         if data is not None:
             self._take(read.number, data)
 
@@ -580,10 +601,16 @@ class _Loop:
             self._end_read(read)
 
     def _forget(self, exchange: Exchange) -> None:
-        """Wait no longer for a connection."""
+        """Wait no longer for a response."""
         self._busy.pop(exchange.sock, None)
-        with suppress(KeyError):  # Ctrl-C came before it was registered
-            self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
+        self._unwatch(exchange.connection)
+
+    def _unwatch(self, connection: Connection) -> None:
+        """Wait no longer for a connection."""
+        sock = self._watched.pop(connection, None)
+        if sock is not None:
+            with suppress(KeyError):  # Ctrl-C came before it was registered
+                self._selector.unregister(sock)  # before it is closed: a child may share it
 
     def _end(self, exchange: Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
