@@ -183,7 +183,7 @@ def parsed_head(data: bytes) -> Head:
 
 def _length(text: str) -> str:
     """Return the length of a body, which may be stated several times."""
-    length, *others = {length.strip() for length in text.split(",")}
+    length, *others = set(map(str.strip, text.split(",")))
     # Another length than the server meant would cut the file.
     if others or not _LENGTH.fullmatch(length):
         raise ConnectionError("the length of the response is not one number")

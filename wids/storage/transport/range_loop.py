@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -142,8 +142,9 @@ class _Loop:
         self._window = memoryview(b"")
         self._block = memoryview(b"")
         self._left_nbytes = 0  # of ranges for which there is no memory yet
-        self._tick_s = 0.0
+        self._asked: list[Permit] = []  # that have not come
         self._looked_s = time.monotonic()  # what had arrived then was used, or is known to be ready
+        self._tick_s = self._looked_s + _TICK_S
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
         """Do what `read_ranges` does."""
@@ -152,8 +153,12 @@ class _Loop:
             self._add(wanted)
         while self._num_left:
             self._fill_all()
-            if self._num_left:
-                self._wait()
+            for sock in self._wait() if self._num_left else ():
+                exchange = self._busy.get(sock)  # None if it has lost a race meanwhile
+                if exchange is None:
+                    self._use_made()
+                else:
+                    self._receive(exchange)
             while self._later and self._later[0][0] <= self._looked_s:
                 self._queue(heappop(self._later)[2])
             # Not by the clock: time in which this thread did something else is no silence.
@@ -182,18 +187,20 @@ class _Loop:
         read = Read(next(self._numbers), wanted)
         if not math.isinf(wanted.timeouts.deadline_s):
             self._limited.append(read)
+            self._tick_s = self._looked_s  # it may have passed
         if wanted.write is None and wanted.stop != END:
             self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
         """Send as many requests as admission control lets pass."""
-        servers = self._servers.values()
         while True:
-            for server in list(servers):
+            asked = self._asked = []
+            for server in list(self._servers.values()):
                 self._fill(server)
-            is_full = any(server.asked or server.ready for server in servers)
-            wanted = None if is_full else self._more()
+                if server.asked is not None:
+                    asked.append(server.asked[1])
+            wanted = None if asked else self._more()
             if wanted is None:
                 return
             self._num_left += 1
@@ -312,28 +319,22 @@ class _Loop:
         late_s = exchange.like.late_s or hedging.SILENT_S
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
-    def _wait(self) -> None:
-        """Wait for bytes, a connection, a permit or a time, and use what has come."""
+    def _wait(self) -> list[Any]:
+        """Wait for bytes, a connection, a permit or a time; return the sockets that have bytes."""
         check_waits()
         until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
         wait_s = min(_TICK_S, max(0.0, until_s - time.monotonic()))
-        asked = [server.asked[1] for server in self._servers.values() if server.asked]
-        is_connecting = any(server.passed for server in self._servers.values())
-        if self._busy or is_connecting:
-            ready = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
-            self._looked_s = time.monotonic()
-            for key, _ in ready:
-                exchange = self._busy.get(key.fileobj)  # type: ignore[call-overload]
-                if exchange is not None:
-                    self._receive(exchange)
-                elif self._connecting is not None and key.fileobj is self._connecting.waker:
-                    self._use_made()
+        asked = self._asked
+        ready: list[Any] = []
+        if self._busy or any(server.passed for server in self._servers.values()):
+            found = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
+            ready = [key.fileobj for key, _ in found]
         elif asked:
             admission().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
-            self._looked_s = time.monotonic()
         else:
             time.sleep(wait_s)
-            self._looked_s = time.monotonic()
+        self._looked_s = time.monotonic()
+        return ready
 
     def _use_made(self) -> None:
         for idle, made in () if self._connecting is None else self._connecting.made():
@@ -490,7 +491,8 @@ class _Loop:
             is_same = _is_same(wanted, stream, arrived.stream)
             if is_same and stream.start == start and start + length >= wanted.stop:
                 exchange.stream, exchange.memory = arrived.stream, arrived.memory
-                self._drop(others if is_file else [])
+                if is_file:
+                    self._drop(others)
                 return start
             read.arrived = None
             if not is_same:  # so that all of it is requested again
@@ -502,7 +504,8 @@ class _Loop:
             raise TransientError(message, is_outage=False)
         wanted.check(stream, exchange.tag)
         exchange.stream = stream
-        self._drop(others if is_file else [])
+        if is_file:
+            self._drop(others)
         return wanted.start
 
     def _drop(self, exchanges: list[Exchange]) -> None:
@@ -557,7 +560,7 @@ class _Loop:
         if not exchange.is_kept:
             self._unwatch(connection)
             connection.close()
-        elif not self._use(server, connection, is_first=False):
+        elif not (server.passed and self._use(server, connection, is_first=False)):
             server.free = connection
         self._fill_all()  # before this thread does anything else
         if server.free is not None:
@@ -710,8 +713,9 @@ class _Loop:
             read.keep(exchange.stream, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
             return
-        wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
-        self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
+        for wait_s in (left_s, silence_s):
+            if wait_s > 0:
+                self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
 
 
 def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:
