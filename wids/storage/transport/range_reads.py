@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from wids.storage.transport.admission import FIRST_PLACE, Place
-from wids.storage.transport.http import Http, Route, with_callers
+from wids.storage.transport.http import Http, Route
 from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Stream
 
@@ -133,7 +133,7 @@ class Read:
             headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
             if tag is not None:
                 headers[wanted.http.version_header] = tag
-        all_headers = with_callers(headers, self.ours)
+        all_headers = wanted.http.with_callers(wanted.url, headers, self.ours)
         self.route = wanted.http.route(wanted.url, self.location, all_headers)
 
     def keeps(self, stream: Stream) -> bool:
