@@ -105,11 +105,6 @@ class _Server:
         self.is_awaited = isinstance(self.limit, AwaitedLimit)
         self._shared_at = server_at(self.name, stages.REFUSALS)
 
-    @property
-    def _is_held(self) -> bool:
-        """Whether half of the places are left to requests that were refused."""
-        return not self.is_awaited and time.monotonic() < stages.here.common[self._shared_at]
-
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
         if self.is_awaited or self.num_in_flight == 1:
@@ -132,10 +127,11 @@ class _Server:
     def takes_another(self) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if self.num_rejected else self.limit.value
-        if self._is_held:
+        most, now_s = 1 if self.num_rejected else self.limit.value, time.monotonic()
+        # Half of the places are left to requests that were refused.
+        if not self.is_awaited and now_s < stages.here.common[self._shared_at]:
             most = max(1, most // 2)
-        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
+        return self.num_in_flight < most and now_s >= self.pause_until_s
 
     def poll_s(self) -> float:
         """Return when to look again: also at the end of a pause, which wakes nobody."""

@@ -34,6 +34,7 @@ class Server:
         passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
         free: The connection of a request that has just ended, for the next one.
+        pace: What is known of its requests.
     """
 
     name: str
@@ -43,6 +44,9 @@ class Server:
     passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
     free: Connection | None = None
+
+    def __post_init__(self) -> None:
+        self.pace = hedging.pace_of(self.name)
 
 
 class Exchange:
@@ -87,9 +91,8 @@ class Exchange:
         self.tag, self.arrived = read.tag, read.arrived
         self.sent_s = self.heard_s = time.monotonic()
         self.window = self.sent_s, 0
-        self.pace = hedging.pace_of(server.name)
         wanted = read.wanted
-        self.like = self.pace.like(0 if wanted.write else wanted.stop - wanted.start)
+        self.like = server.pace.like(0 if wanted.write else wanted.stop - wanted.start)
 
     @property
     def may_hedge(self) -> bool:

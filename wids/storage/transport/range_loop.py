@@ -90,7 +90,7 @@ class UnusualError(Exception):
 
 
 def read_ranges(
-    ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] = lambda: None
+    ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] | None = None
 ) -> dict[int, Stream | None]:
     """Read ranges; return the numbers of those that `http` has to read, with what it has to read.
 
@@ -125,7 +125,7 @@ def raise_error(_: int, arrived: memoryview | WidsError) -> None:
 class _Loop:
     """The requests of one call of `read_ranges`, whose thread drives them."""
 
-    def __init__(self, take: Taker, more: Callable[[], Range | None]) -> None:
+    def __init__(self, take: Taker, more: Callable[[], Range | None] | None) -> None:
         self._take, self._more = take, more
         self._num_left = 0
         self._numbers = count()
@@ -197,10 +197,11 @@ class _Loop:
         while True:
             asked = self._asked = []
             for server in list(self._servers.values()):
-                self._fill(server)
+                if server.asked is not None or server.ready:
+                    self._fill(server)
                 if server.asked is not None:
                     asked.append(server.asked[1])
-            wanted = None if asked else self._more()
+            wanted = None if asked or self._more is None else self._more()
             if wanted is None:
                 return
             self._num_left += 1
@@ -311,7 +312,7 @@ class _Loop:
             self._leave_to_http(read)
             return
         exchange = Exchange(server, read, permit, connection, sock, is_first=is_first)
-        exchange.pace.num_requests += not read.was_hedged
+        server.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
         if connection not in self._watched:
             self._watched[connection] = sock
@@ -707,8 +708,9 @@ class _Loop:
         left_s = late_s - took_s if late_s and read.wanted.write is None else math.inf
         silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
         is_late = min(left_s, silence_s) <= 0
-        if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
-            exchange.pace.note_hedge(read.wanted.url, took_s)
+        pace = exchange.server.pace
+        if is_late and pace.lets_hedge(is_stalled=silence_s <= 0):
+            pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
             read.keep(exchange.stream, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
