@@ -183,6 +183,8 @@ def parsed_head(data: bytes) -> Head:
 
 def _length(text: str) -> str:
     """Return the length of a body, which may be stated several times."""
+    if _LENGTH.fullmatch(text):
+        return text
     length, *others = set(map(str.strip, text.split(",")))
     # Another length than the server meant would cut the file.
     if others or not _LENGTH.fullmatch(length):

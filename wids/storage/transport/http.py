@@ -181,10 +181,12 @@ class Route:
     def idle_connection(self) -> Connection | None:
         """Return a connection that the server has not closed, as far as is known; None for none."""
         while self.idle:
-            with suppress(IndexError):  # another thread may take the last one
+            try:
                 connection = self.idle.pop()
-                if connection.is_idle():
-                    return connection
+            except IndexError:  # another thread has taken the last one
+                return None
+            if connection.is_idle():
+                return connection
         return None
 
 

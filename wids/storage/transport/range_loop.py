@@ -18,7 +18,6 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, NoReturn, TypeAlias
@@ -315,8 +314,8 @@ class _Loop:
         server.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
         if connection not in self._watched:
-            self._watched[connection] = sock
             self._selector.register(sock, selectors.EVENT_READ)
+            self._watched[connection] = sock
         late_s = exchange.like.late_s or hedging.SILENT_S
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
@@ -613,8 +612,7 @@ class _Loop:
         """Wait no longer for a connection."""
         sock = self._watched.pop(connection, None)
         if sock is not None:
-            with suppress(KeyError):  # Ctrl-C came before it was registered
-                self._selector.unregister(sock)  # before it is closed: a child may share it
+            self._selector.unregister(sock)  # before it is closed: a child may share it
 
     def _end(self, exchange: Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
