@@ -52,23 +52,16 @@ class Address(NamedTuple):
         host: Its name in ASCII, or its address; without brackets.
         port: Its port.
         user: User and password as they are in the URL, or None.
+        bracketed_host: The host as it is in a URL.
+        host_header: The value of the header ``Host``.
     """
 
     scheme: str
     host: str
     port: int
     user: str | None
-
-    @property
-    def bracketed_host(self) -> str:
-        """The host as it is in a URL."""
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-    @property
-    def host_header(self) -> str:
-        """The value of the header ``Host``."""
-        host = self.bracketed_host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+    bracketed_host: str
+    host_header: str
 
 
 class Head(NamedTuple):
@@ -110,7 +103,10 @@ def split_url(url: str) -> tuple[Address, str]:
     path, mark, query = rest.partition("#")[0].partition("?")
     path = urls.without_dots(path)  # as other clients do
     target = (_encoded(path, "/") or "/") + mark + _encoded(query, "/?")
-    return Address(scheme, host.lower(), port, match["user"]), target
+    host = host.lower()
+    bracketed = f"[{host}]" if ":" in host else host
+    header = bracketed if port == _PORTS[scheme] else f"{bracketed}:{port}"
+    return Address(scheme, host, port, match["user"], bracketed, header), target
 
 
 def _encoded(text: str, more: str) -> str:
@@ -136,8 +132,10 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     """Return the bytes of a request without a body; `check_headers` has checked the headers."""
-    lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {headers[name]}" for name in headers]]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    head = f"{method} {target} HTTP/1.1\r\n"
+    for name, value in headers.items():
+        head += f"{name}: {value}\r\n"
+    return f"{head}\r\n".encode("latin-1")
 
 
 def head_end(data: bytes) -> int:
