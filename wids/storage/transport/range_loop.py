@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -28,22 +28,23 @@ from wids.storage.transport import hedging, retry
 from wids.storage.transport.admission import Permit, admission, response_nbytes
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
-    MAX_OVERHEAD_NBYTES,
-    MIN_NBYTES_PER_S,
-    WINDOW_TIMEOUTS,
     Connection,
     Head,
-    NoResponseError,
     Response,
-    SilenceError,
-    head_end,
-    parsed_head,
 )
-from wids.storage.transport.exchanges import Exchange, Server, freed, received, refusal_of
+from wids.storage.transport.exchanges import (
+    Exchange,
+    Server,
+    freed,
+    is_wait,
+    received,
+    received_head,
+    refusal_of,
+    refuse,
+)
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
-    TEXT_NBYTES,
     Route,
     connection_error,
     stream_of,
@@ -67,7 +68,6 @@ _TEXT_S: Final = 1.0
 """How long the text of a refusal may take; the refusal matters more."""
 _MOST_HANDED_OVER: Final = 32
 """Responses of unknown length that wait for the threads that read them, each with a connection."""
-_LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a permit may stay unnoticed that comes while this thread waits for bytes."""
@@ -369,7 +369,7 @@ class _Loop:
             error = self._write(exchange) if is_file else self._collect(exchange)
         if error is None:
             self._finish(exchange)
-        elif not _is_wait(error):
+        elif not is_wait(error):
             self._fail(exchange, error)
 
     def _memory(self, nbytes: int) -> memoryview:
@@ -411,40 +411,27 @@ class _Loop:
     def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
         if exchange.refusal is not None:
-            self._refuse(exchange, exchange.refusal)
-        while True:
-            nbytes = exchange.sock.recv_into(self._scratch)
-            if not nbytes:
-                message = "the server closed the connection without a response"
-                raise ConnectionError(message) if exchange.head else NoResponseError(message)
-            exchange.head += self._scratch[:nbytes]
-            exchange.head_nbytes += nbytes
-            if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
-                raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
-            while (end := head_end(exchange.head)) >= 0:
-                head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
-                if head.status >= 200:  # the others are interim responses
-                    return self._has_part(exchange, head)
-
-    def _has_part(self, exchange: Exchange, head: Head) -> bool:
-        """Take the head of a response; return False if another request must follow it."""
-        wanted = exchange.read.wanted
+            refuse(exchange, exchange.refusal, self._scratch)
+        head = received_head(exchange, self._scratch)
+        read, wanted = exchange.read, exchange.read.wanted
         exchange.permit.status = head.status
         exchange.permit.answered()
         retry.note_answer(exchange.server.name)
         target = head.headers.get("location")
         if head.status in REDIRECTS and target is not None:
-            self._follow(exchange, target)
+            if read.num_redirects == MAX_REDIRECTS:
+                raise UnusualError  # `http` says what is wrong
+            read.follow(target)
             return False
         length = int(head.headers.get("content-length", -1))
-        if head.status == 401 and self._renews(exchange):
+        if head.status == 401 and read.renew():
             return False
         response = Response(head.status, head.headers, iter(()))
         if head.is_malformed or head.status in wanted.http.left_statuses:
             raise UnusualError
         if head.status >= 400:
             exchange.refusal = head
-            self._refuse(exchange, head)
+            refuse(exchange, head, self._scratch)
         if length < 0 and head.status in (200, 206):
             raise UnusualError(self._handed_over(exchange, head))
         start = self._accept(exchange, response, length)
@@ -456,18 +443,8 @@ class _Loop:
             exchange.like.note(self._looked_s - exchange.sent_s)
         elif not exchange.memory:
             exchange.memory = self._memory(exchange.size)
-        exchange.read.waits("bytes")
+        read.waits("bytes")
         return True
-
-    def _refuse(self, exchange: Exchange, head: Head) -> NoReturn:
-        """Receive the beginning of the text of a refusal; raise the error that it stands for."""
-        most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
-        while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
-            nbytes = exchange.sock.recv_into(self._scratch)
-            if not nbytes:
-                break
-            exchange.head += self._scratch[:nbytes]
-        raise refusal_of(exchange, head)
 
     def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
         """Return a response of unknown length as a stream; None if it has too little."""
@@ -488,7 +465,7 @@ class _Loop:
         start = wanted.start + (0 if arrived is None else arrived.nbytes)
         stream = stream_of(wanted.url, start, response)
         if arrived is not None:
-            is_same = _is_same(wanted, stream, arrived.stream)
+            is_same = wanted.is_same(stream, arrived.stream)
             if is_same and stream.start == start and start + length >= wanted.stop:
                 exchange.stream, exchange.memory = arrived.stream, arrived.memory
                 if is_file:
@@ -519,31 +496,10 @@ class _Loop:
         of_read = [other for other in self._busy.values() if other.read is exchange.read]
         return [other for other in of_read if other is not exchange]
 
-    def _renews(self, exchange: Exchange) -> bool:
-        """Have the next request send newer headers; return False if the caller has none."""
-        read = exchange.read
-        headers = read.wanted.http.headers
-        newer = None if read.was_renewed else headers.after_refusal(read.callers)
-        if newer is None:
-            return False
-        read.begin()
-        read.ours, read.was_renewed = newer, True
-        return True
-
     def _request_again(self, exchange: Exchange) -> None:
         self._end(exchange)
         exchange.read.num_racing -= 1
         self._queue(exchange.read, is_first=True)
-
-    def _follow(self, exchange: Exchange, target: str) -> None:
-        """Have the next request be for what a redirect leads to."""
-        read = exchange.read
-        if read.num_redirects == MAX_REDIRECTS:
-            raise UnusualError  # `http` says what is wrong
-        read.location, read.ours = read.wanted.http.led_to(
-            read.wanted.url, read.location, target, read.ours or {}
-        )
-        read.num_redirects += 1
 
     def _finish(self, exchange: Exchange) -> None:
         """Hand out a range, all of which has arrived."""
@@ -687,17 +643,12 @@ class _Loop:
         for exchange in list(self._busy.values()):
             if exchange.sock not in self._busy:
                 continue
-            timeout_s, (since_s, nbytes) = exchange.read.wanted.http.timeout_s, exchange.window
+            timeout_s = exchange.read.wanted.http.timeout_s
             if exchange.refusal is not None:
                 timeout_s = min(timeout_s, _TEXT_S)
-            if now_s - exchange.heard_s >= timeout_s:
-                self._fail(exchange, SilenceError(f"no bytes for {timeout_s:g} s"))
-            elif now_s - since_s >= WINDOW_TIMEOUTS * timeout_s:
-                seconds, arrived = now_s - since_s, exchange.nbytes - nbytes
-                exchange.window = now_s, exchange.nbytes
-                if arrived < seconds * MIN_NBYTES_PER_S:
-                    text = f"{arrived} bytes in {seconds:.1f} s, which is too slow"
-                    self._fail(exchange, ConnectionError(text))
+            error = exchange.too_slow(now_s, timeout_s)
+            if error is not None:
+                self._fail(exchange, error)
             elif exchange.may_hedge:
                 self._hedge_if_late(exchange, now_s)
 
@@ -716,16 +667,3 @@ class _Loop:
         for wait_s in (left_s, silence_s):
             if wait_s > 0:
                 self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
-
-
-def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:
-    """Whether the response to the request for the rest of another one is of the same version."""
-    # After If-Range, a part needs no tag.
-    is_part = stream.stop is not None
-    is_tagged = wanted.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
-    return is_tagged and stream.total_nbytes in (None, other.total_nbytes)
-
-
-def _is_wait(error: Exception) -> bool:
-    """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
-    return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
