@@ -151,6 +151,11 @@ class Permit:
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
+    status: int | None = None
+    waited_s = sent_s = since_s = 0.0
+    generation = _received_nbytes = 0
+    _latency_s = _answered_s = 0.0
+    _has_answered = _is_whole = False
 
     def __init__(
         self,
@@ -164,16 +169,9 @@ class Permit:
         self._admission = admission
         self._server = server
         self._request = request
-        self._received_nbytes = 0
-        self._is_whole = False
         self.nbytes = nbytes
         self.asked_s = time.monotonic()
-        self.waited_s = self.sent_s = 0.0
-        self.status: int | None = None
         self.passed = threading.Lock()
-        self.generation = 0
-        self.since_s = self._latency_s = self._answered_s = 0.0
-        self._has_answered = False
 
     def answered(self) -> None:
         """Note the beginning of the response."""

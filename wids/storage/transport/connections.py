@@ -41,7 +41,6 @@ _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
-_BLANKS: Final = frozenset(" \t")
 
 
 class Address(NamedTuple):
@@ -151,14 +150,16 @@ def parsed_head(data: bytes) -> Head:
     Raises:
         ConnectionError: It is not one of HTTP/1.
     """
-    first, *lines = data.decode("latin-1").rstrip("\r\n").split("\n")
+    text = data.decode("latin-1").rstrip("\r\n")
+    is_folded = "\n " in text or "\n\t" in text
+    first, *lines = text.split("\n")
     match = _STATUS_LINE.match(first)
     if match is None:
         raise ConnectionError("the response is not HTTP")
     headers: dict[str, str] = {}
     is_malformed, name = False, ""
     for line in lines:
-        if line[:1] in _BLANKS and name:  # a value on several lines
+        if is_folded and line[:1] in " \t" and name:  # a value on several lines
             headers[name] += " " + line.strip()
             continue
         raw, colon, value = line.partition(":")
@@ -166,14 +167,14 @@ def parsed_head(data: bytes) -> Head:
         if not colon or not name:
             is_malformed = True
             break
-        if name == "content-length" and name in headers:
+        if name not in headers:
+            headers[name] = value.strip()
+        elif name == "content-length":
             headers[name] += "," + value.strip()
-        else:
-            headers.setdefault(name, value.strip())
+    if "content-length" in headers:
+        headers["content-length"] = _length(headers["content-length"])
     if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
         headers.pop("content-length", None)
-    elif "content-length" in headers:
-        headers["content-length"] = _length(headers["content-length"])
     connection = headers.get("connection", "").lower()
     is_kept = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
     return Head(int(match[2]), headers, is_kept, is_malformed)
