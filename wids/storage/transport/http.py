@@ -164,7 +164,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
     return Http(options.get("headers"), options.get("timeout") or TIMEOUT_S)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(eq=False, repr=False)
 class Route:
     """How one request reaches its server.
 
