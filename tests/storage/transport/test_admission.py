@@ -433,3 +433,20 @@ def test_files_that_arrive_as_streams_are_few() -> None:
     assert not has_room(SERVER, FIRST)
     for permit in permits:
         permit.leave()
+
+
+def test_a_full_server_leaves_room_at_others() -> None:
+    """No file begins at a server where a request waits; others, and readers, are not held up."""
+    permits = fill(admission())
+    waiting = admission().ask(SERVER, 0, ("GET", SERVER))
+    assert not has_room(SERVER, FIRST)
+    assert has_room("https://other", 0)
+    awaited = admission().ask(SERVER, 0, ("GET", SERVER), is_awaited=True)
+    assert awaited.is_counted
+    permits.pop().leave()
+    assert waiting.is_counted
+    assert not has_room(SERVER, FIRST)  # whose place it has
+    permits.pop().leave()
+    assert has_room(SERVER, FIRST - 1)
+    for permit in [*permits, waiting, awaited]:
+        permit.leave()

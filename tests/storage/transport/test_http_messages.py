@@ -66,13 +66,22 @@ def test_a_head_is_parsed() -> None:
     assert head.headers == {"etag": '"a"', "x": "1 2"}
 
 
+@pytest.mark.parametrize(
+    ("data", "end"),
+    [(b"a\n\n\r\nb", 3), (b"a\r\n\nb", 4), (b"a\n\r\nb\n\n", 4), (b"a\r\n\r", -1), (b"a\n", -1)],
+)
+def test_a_head_ends_at_its_first_empty_line(data: bytes, end: int) -> None:
+    """Lines end with a line feed, with or without a carriage return."""
+    assert head_end(data) == end
+
+
 def test_a_response_has_one_length() -> None:
     """The same length may be stated again; chunks have their own; a contradiction is an error."""
     head = parsed_head(b"HTTP/1.1 200\r\nContent-Length: 5, 5\r\nContent-Length: 5\r\n\r\n")
     assert head.headers == {"content-length": "5"}
     chunked = b"HTTP/1.1 200\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert parsed_head(chunked).headers == {"transfer-encoding": "chunked"}
-    for lengths in (b"3\r\nContent-Length: 5", b"3, 5", b"-1", b"", b"9" * 19):
+    for lengths in (b"3\r\nContent-Length: 5", b"3, 5", b"3\r\n 5", b"-1", b"", b"9" * 19):
         with pytest.raises(ConnectionError, match="not one number"):
             parsed_head(b"HTTP/1.1 200\r\nContent-Length: " + lengths + b"\r\n\r\n")
 

@@ -105,11 +105,6 @@ class _Server:
         self.is_awaited = isinstance(self.limit, AwaitedLimit)
         self._shared_at = server_at(self.name, stages.REFUSALS)
 
-    @property
-    def _is_held(self) -> bool:
-        """Whether half of the places are left to requests that were refused."""
-        return not self.is_awaited and time.monotonic() < stages.here.common[self._shared_at]
-
     def note_refusal(self) -> None:
         """Send fewer requests; if this was the only one in flight, pause."""
         if self.is_awaited or self.num_in_flight == 1:
@@ -132,10 +127,11 @@ class _Server:
     def takes_another(self) -> bool:
         """Return whether one more request may be sent now."""
         # After a refusal of the only request, one at a time is sent until one is answered.
-        most = 1 if self.num_rejected else self.limit.value
-        if self._is_held:
+        most, now_s = 1 if self.num_rejected else self.limit.value, time.monotonic()
+        # Half of the places are left to requests that were refused.
+        if not self.is_awaited and now_s < stages.here.common[self._shared_at]:
             most = max(1, most // 2)
-        return self.num_in_flight < most and time.monotonic() >= self.pause_until_s
+        return self.num_in_flight < most and now_s >= self.pause_until_s
 
     def poll_s(self) -> float:
         """Return when to look again: also at the end of a pause, which wakes nobody."""
@@ -155,6 +151,11 @@ class Permit:
     """
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
+    status: int | None = None
+    waited_s = sent_s = since_s = 0.0
+    generation = _received_nbytes = 0
+    _latency_s = _answered_s = 0.0
+    _has_answered = _is_whole = False
 
     def __init__(
         self,
@@ -168,30 +169,31 @@ class Permit:
         self._admission = admission
         self._server = server
         self._request = request
-        self._received_nbytes = 0
-        self._is_whole = False
         self.nbytes = nbytes
         self.asked_s = time.monotonic()
-        self.waited_s = self.sent_s = 0.0
-        self.status: int | None = None
         self.passed = threading.Lock()
-        self.generation = 0
-        self.since_s = self._latency_s = self._answered_s = 0.0
-        self._has_answered = False
 
     def answered(self) -> None:
         """Note the beginning of the response."""
-        self.note(0)
+        server = self._server
+        if server.is_awaited and not server.num_rejected:  # no limit depends on it
+            server.event_s = time.monotonic()
+        else:
+            self.note(0)
         self._has_answered = True
 
     def ended(self, nbytes: int) -> None:
         """Note all bytes of the response at once, and leave."""
-        self.note(nbytes)
         self._is_whole = True
-        self.leave()
+        self.leave(nbytes=nbytes)
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End the permit; it may be called again."""
+    def leave(self, error: BaseException | None = None, nbytes: int = 0) -> None:
+        """End the permit; it may be called again.
+
+        Args:
+            error: Why the request has failed, if it has.
+            nbytes: Bytes of the response that were not noted.
+        """
         admission, server = self._admission, self._server
         # A child does not have the requests of its parent, nor the thread that holds this lock.
         if admission.pid != os.getpid():
@@ -205,9 +207,11 @@ class Permit:
                 server.note_refusal()
             # Not if the reader wanted no more of it: all of it would have taken longer.
             elif error is None and self._is_whole:
-                server.note_speed(self._received_nbytes, self._answered_s)
+                self._measure(nbytes, has_ended=False)
                 limit.note_request(time.monotonic() - self.sent_s)
-                self._measure(0, has_ended=True)
+                if not server.is_awaited:
+                    server.note_speed(self._received_nbytes, self._answered_s)
+                    self._measure(0, has_ended=True)
             stages.count(stages.REQUESTS)
             admission.give_back(self)
 
@@ -248,14 +252,18 @@ class Permit:
     def _measure(self, nbytes: int, *, has_ended: bool) -> None:
         """Report what arrived since the last report; call it with the lock."""
         server, now_s = self._server, time.monotonic()
-        limit, seconds = server.limit, now_s - self.since_s
         server.event_s = now_s
-        stages.count(stages.NBYTES, nbytes)
-        self._received_nbytes += nbytes
+        if nbytes:
+            stages.count(stages.NBYTES, nbytes)
+            self._received_nbytes += nbytes
+        if not self._has_answered:
+            server.num_rejected = 0
+        limit, seconds = server.limit, now_s - self.since_s
+        if isinstance(limit, AwaitedLimit):
+            return
         if server.num_in_flight >= limit.value:
             server.full_s = now_s
         if not self._has_answered:
-            server.num_rejected = 0
             limit.note_response(seconds)
             self._latency_s, self._answered_s = seconds, now_s
         elif server.full_s >= self.since_s:

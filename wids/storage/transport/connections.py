@@ -41,7 +41,6 @@ _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?\r?\Z")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
-_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
 class Address(NamedTuple):
@@ -52,23 +51,16 @@ class Address(NamedTuple):
         host: Its name in ASCII, or its address; without brackets.
         port: Its port.
         user: User and password as they are in the URL, or None.
+        bracketed_host: The host as it is in a URL.
+        host_header: The value of the header ``Host``.
     """
 
     scheme: str
     host: str
     port: int
     user: str | None
-
-    @property
-    def bracketed_host(self) -> str:
-        """The host as it is in a URL."""
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-    @property
-    def host_header(self) -> str:
-        """The value of the header ``Host``."""
-        host = self.bracketed_host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+    bracketed_host: str
+    host_header: str
 
 
 class Head(NamedTuple):
@@ -110,7 +102,10 @@ def split_url(url: str) -> tuple[Address, str]:
     path, mark, query = rest.partition("#")[0].partition("?")
     path = urls.without_dots(path)  # as other clients do
     target = (_encoded(path, "/") or "/") + mark + _encoded(query, "/?")
-    return Address(scheme, host.lower(), port, match["user"]), target
+    host = host.lower()
+    bracketed = f"[{host}]" if ":" in host else host
+    header = bracketed if port == _PORTS[scheme] else f"{bracketed}:{port}"
+    return Address(scheme, host, port, match["user"], bracketed, header), target
 
 
 def _encoded(text: str, more: str) -> str:
@@ -136,14 +131,17 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     """Return the bytes of a request without a body; `check_headers` has checked the headers."""
-    lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {headers[name]}" for name in headers]]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    head = f"{method} {target} HTTP/1.1\r\n"
+    for name, value in headers.items():
+        head += f"{name}: {value}\r\n"
+    return f"{head}\r\n".encode("latin-1")
 
 
 def head_end(data: bytes) -> int:
     """Return where the head of a response ends, or -1 if more bytes are needed."""
-    match = _HEAD_END.search(data)
-    return -1 if match is None else match.end()
+    end = data.find(b"\n\r\n")
+    bare = data.find(b"\n\n", 0, len(data) if end < 0 else end + 1)
+    return bare + 2 if bare >= 0 else end + 3 if end >= 0 else -1
 
 
 def parsed_head(data: bytes) -> Head:
@@ -152,14 +150,16 @@ def parsed_head(data: bytes) -> Head:
     Raises:
         ConnectionError: It is not one of HTTP/1.
     """
-    first, *lines = data.decode("latin-1").rstrip("\r\n").split("\n")
+    text = data.decode("latin-1").rstrip("\r\n")
+    is_folded = "\n " in text or "\n\t" in text
+    first, *lines = text.split("\n")
     match = _STATUS_LINE.match(first)
     if match is None:
         raise ConnectionError("the response is not HTTP")
     headers: dict[str, str] = {}
     is_malformed, name = False, ""
     for line in lines:
-        if line[:1] in " \t" and name:  # a value on several lines
+        if is_folded and line[:1] in " \t" and name:  # a value on several lines
             headers[name] += " " + line.strip()
             continue
         raw, colon, value = line.partition(":")
@@ -167,10 +167,12 @@ def parsed_head(data: bytes) -> Head:
         if not colon or not name:
             is_malformed = True
             break
-        text = value.strip()
-        if name == "content-length":
-            text = _length(text, headers.get(name))
-        headers.setdefault(name, text)
+        if name not in headers:
+            headers[name] = value.strip()
+        elif name == "content-length":
+            headers[name] += "," + value.strip()
+    if "content-length" in headers:
+        headers["content-length"] = _length(headers["content-length"])
     if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
         headers.pop("content-length", None)
     connection = headers.get("connection", "").lower()
@@ -178,12 +180,13 @@ def parsed_head(data: bytes) -> Head:
     return Head(int(match[2]), headers, is_kept, is_malformed)
 
 
-def _length(text: str, other: str | None) -> str:
+def _length(text: str) -> str:
     """Return the length of a body, which may be stated several times."""
-    lengths = {length.strip() for length in text.split(",")} | ({other} if other else set())
-    length = lengths.pop()
+    if _LENGTH.fullmatch(text):
+        return text
+    length, *others = set(map(str.strip, text.split(",")))
     # Another length than the server meant would cut the file.
-    if lengths or not _LENGTH.fullmatch(length):
+    if others or not _LENGTH.fullmatch(length):
         raise ConnectionError("the length of the response is not one number")
     return length
 
@@ -291,6 +294,7 @@ class Connection:
         self._close = weakref.finalize(self, sock.close)
         self._close.atexit = False
         self._poll_s = min(timeout_s, _POLL_S)
+        self._poll: select.poll | None = None
 
     def exchange(
         self,
@@ -400,7 +404,8 @@ class Connection:
         """
         if not isinstance(self._sock, socket.socket):
             return None
-        self._sock.settimeout(0)
+        if self._sock.gettimeout() != 0:
+            self._sock.settimeout(0)
         if self._sock.send(request) < len(request):  # though nothing else is on its way
             raise NoResponseError("the request could not be sent at once")
         return self._sock
@@ -411,9 +416,10 @@ class Connection:
             return False
         if not hasattr(select, "poll"):  # Windows
             return not select.select([self._sock], [], [], 0)[0]
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return not poll.poll(0)
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._sock, select.POLLIN)
+        return not self._poll.poll(0)
 
     def close(self) -> None:
         """End the connection."""

@@ -7,16 +7,29 @@ import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from wids.errors import WidsError
 from wids.storage.transport import hedging
 from wids.storage.transport.admission import Permit
-from wids.storage.transport.connections import Connection, CutError, Head, Response
-from wids.storage.transport.http import refusal_error
+from wids.storage.transport.connections import (
+    MAX_OVERHEAD_NBYTES,
+    MIN_NBYTES_PER_S,
+    WINDOW_TIMEOUTS,
+    Connection,
+    CutError,
+    Head,
+    NoResponseError,
+    Response,
+    SilenceError,
+    head_end,
+    parsed_head,
+)
+from wids.storage.transport.http import TEXT_NBYTES, refusal_error
 from wids.storage.transport.range_reads import Read
 from wids.storage.transport.stream import Stream
 
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _CHUNK_SIZE: Final = re.compile(rb"(?:\A|\r\n)[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n")
 
 Error = TypeVar("Error", bound=Exception)
@@ -33,6 +46,8 @@ class Server:
         asked: A read whose permit has not come, and the permit.
         passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
+        free: The connection of a request that has just ended, for the next one.
+        pace: What is known of its requests.
     """
 
     name: str
@@ -41,6 +56,10 @@ class Server:
     asked: tuple[Read, Permit] | None = None
     passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
+    free: Connection | None = None
+
+    def __post_init__(self) -> None:
+        self.pace = hedging.pace_of(self.name)
 
 
 class Exchange:
@@ -85,9 +104,8 @@ class Exchange:
         self.tag, self.arrived = read.tag, read.arrived
         self.sent_s = self.heard_s = time.monotonic()
         self.window = self.sent_s, 0
-        self.pace = hedging.pace_of(server.name)
         wanted = read.wanted
-        self.like = self.pace.like(0 if wanted.write else wanted.stop - wanted.start)
+        self.like = server.pace.like(0 if wanted.write else wanted.stop - wanted.start)
 
     @property
     def may_hedge(self) -> bool:
@@ -96,6 +114,40 @@ class Exchange:
         # What a file has of an answer without a version cannot be replaced by another answer.
         is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
         return read.wanted.may_hedge and not read.was_hedged and is_safe
+
+    def too_slow(self, now_s: float, timeout_s: float) -> OSError | None:
+        """Return the error of a response that is silent for too long, or too slow; or None."""
+        if now_s - self.heard_s >= timeout_s:
+            return SilenceError(f"no bytes for {timeout_s:g} s")
+        since_s, nbytes = self.window
+        seconds, arrived = now_s - since_s, self.nbytes - nbytes
+        if seconds < WINDOW_TIMEOUTS * timeout_s:
+            return None
+        self.window = now_s, self.nbytes
+        if arrived >= seconds * MIN_NBYTES_PER_S:
+            return None
+        return ConnectionError(f"{arrived} bytes in {seconds:.1f} s, which is too slow")
+
+
+def received_head(exchange: Exchange, scratch: memoryview) -> Head:
+    """Receive the head of a response, after the interim ones.
+
+    Raises:
+        OSError: It is none, or more bytes must arrive.
+    """
+    while True:
+        nbytes = exchange.sock.recv_into(scratch)
+        if not nbytes:
+            message = "the server closed the connection without a response"
+            raise ConnectionError(message) if exchange.head else NoResponseError(message)
+        exchange.head += scratch[:nbytes]
+        exchange.head_nbytes += nbytes
+        if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
+            raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
+        while (end := head_end(exchange.head)) >= 0:
+            head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
+            if head.status >= 200:
+                return head
 
 
 def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]:
@@ -113,12 +165,28 @@ def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]
     return nbytes, None
 
 
+def is_wait(error: Exception) -> bool:
+    """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
+    return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
+
+
 def freed(error: Error) -> Error:
     """Return an error without its traceback, which has the frames of callers, and so the error.
 
     Until garbage is collected, they would keep open shards, whose files the cache cannot evict.
     """
     return error.with_traceback(None)
+
+
+def refuse(exchange: Exchange, head: Head, scratch: memoryview) -> NoReturn:
+    """Receive the beginning of the text of a refusal; raise the error that it stands for."""
+    most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
+    while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
+        nbytes = exchange.sock.recv_into(scratch)
+        if not nbytes:
+            break
+        exchange.head += scratch[:nbytes]
+    raise refusal_of(exchange, head)
 
 
 def refusal_of(exchange: Exchange, head: Head) -> WidsError:

@@ -148,6 +148,8 @@ _FIRST_CONNECT_S: Final = 4.0
 _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 """A compressed transfer would have another length and no ranges."""
 
+_NO_CALLERS: Final[tuple[None, dict[str, str]]] = None, {}
+
 MAX_REDIRECTS: Final = 10
 REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -162,7 +164,7 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
     return Http(options.get("headers"), options.get("timeout") or TIMEOUT_S)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(eq=False, repr=False)
 class Route:
     """How one request reaches its server.
 
@@ -179,10 +181,12 @@ class Route:
     def idle_connection(self) -> Connection | None:
         """Return a connection that the server has not closed, as far as is known; None for none."""
         while self.idle:
-            with suppress(IndexError):  # another thread may take the last one
+            try:
                 connection = self.idle.pop()
-                if connection.is_idle():
-                    return connection
+            except IndexError:  # another thread has taken the last one
+                return None
+            if connection.is_idle():
+                return connection
         return None
 
 
@@ -218,10 +222,11 @@ class Http(Transport):
         self._certificates = certificates
         self._idle: dict[tuple[int, str, str, int], list[Connection]] = {}
         self._proxies: dict[tuple[str, str, int], Address | None] = {}
+        self._callers: tuple[Mapping[str, str] | None, dict[str, str]] = _NO_CALLERS
 
     def __getstate__(self) -> dict[str, Any]:
         # Sockets cannot be pickled, and another machine may have other proxies.
-        return {**self.__dict__, "_idle": {}, "_proxies": {}}
+        return {**self.__dict__, "_idle": {}, "_proxies": {}, "_callers": _NO_CALLERS}
 
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Request a file from a position on; with ``tag``, only if it is still that version.
@@ -303,7 +308,8 @@ class Http(Transport):
         """Send a request and follow redirects; ``ours`` stays on the server, below the prefix."""
         location = self.address(url)
         for _ in range(MAX_REDIRECTS + 1):
-            response = self._response(url, location, with_callers(headers, ours), method)
+            all_headers = self.with_callers(url, headers, ours)
+            response = self._response(url, location, all_headers, method)
             target = response.headers.get("location")
             if response.status not in REDIRECTS or target is None:
                 return response
@@ -348,13 +354,37 @@ class Http(Transport):
         except OSError as error:
             raise connection_error(url, error) from None
 
+    def with_callers(
+        self, url: str, headers: Mapping[str, str], ours: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Return all headers of a request; the caller's, checked once, come before its own.
+
+        Raises:
+            FetchError: They cannot be sent.
+        """
+        callers, sent = self._callers
+        try:
+            if callers is not ours:
+                check_headers(ours)
+                names = {name.lower() for name in ours}
+                usual = {name: value for name, value in _USUAL.items() if name.lower() not in names}
+                sent = {**usual, **ours}
+                self._callers = ours, sent
+            check_headers(headers)
+        except ValueError:
+            raise FetchError(
+                f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found "
+                "others; correct the headers in storage_options"
+            ) from None
+        return {**sent, **headers}
+
     def route(
         self, url: str, location: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Route:
         """Return how to send one request to ``location``, to which redirects from ``url`` led.
 
         Raises:
-            FetchError: The address or the headers cannot be used.
+            FetchError: The address cannot be used.
         """
         urls.keep_secrets(location, None if location == url else url)
         urls.check_server(location)
@@ -364,16 +394,6 @@ class Http(Transport):
             raise FetchError(
                 f"{urls.redact(url)}: expected an address, found {urls.redact(location)}"
             ) from None
-        try:
-            check_headers(headers)
-        except ValueError:
-            raise FetchError(
-                f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found "
-                "others; correct the headers in storage_options"
-            ) from None
-        connect_s = min(self.timeout_s, max(0.01, retry.left_s()))
-        if not retry.has_answered(urls.origin(url)):
-            connect_s = min(connect_s, _FIRST_CONNECT_S)
         sent = {"Host": address.host_header, **headers}
         if address.user is not None and "authorization" not in map(str.lower, headers):
             sent["Authorization"] = connections.basic(address.user)
@@ -383,40 +403,38 @@ class Http(Transport):
             sent.update(connections.proxy_headers(proxy))
         # By process: a forked child that shared a socket would read its parent's responses.
         idle = self._idle.setdefault((os.getpid(), *address[:3]), [])
-        connect = partial(
-            connections.connected,
-            *(address, proxy, connect_s, self.timeout_s, self._certificates),
-        )
+        connect = partial(self._connected, url, address, proxy)
         return Route(connections.request_head(method, target, sent), idle, connect)
+
+    def _connected(self, url: str, address: Address, proxy: Address | None) -> Connection:
+        connect_s = min(self.timeout_s, max(0.01, retry.left_s()))
+        if not retry.has_answered(urls.origin(url)):
+            connect_s = min(connect_s, _FIRST_CONNECT_S)
+        return connections.connected(address, proxy, connect_s, self.timeout_s, self._certificates)
 
     def _proxy(self, address: Address) -> Address | None:
         """Return the proxy that the environment names for a server, when it is first asked."""
-        from urllib.request import getproxies, proxy_bypass
-
         key = address[:3]
         if key not in self._proxies:
-            stated = getproxies().get(address.scheme, "")
-            # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
-            names = (address.host, f"{address.bracketed_host}:{address.port}")
-            if not stated or any(map(proxy_bypass, names)):
-                self._proxies[key] = None
-                return None
-            proxy = stated if "://" in stated else f"http://{stated}"
-            try:
-                self._proxies[key] = split_url(proxy)[0]
-            except ValueError:
-                raise FetchError(
-                    f"expected the URL of a proxy in ${address.scheme}_proxy, found "
-                    f"{urls.redact(proxy)}"
-                ) from None
+            self._proxies[key] = _stated_proxy(address)
         return self._proxies[key]
 
 
-def with_callers(headers: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers of a request; the caller's come before those of any request."""
-    names = {name.lower() for name in ours}
-    usual = {name: value for name, value in _USUAL.items() if name.lower() not in names}
-    return {**usual, **ours, **headers}
+def _stated_proxy(address: Address) -> Address | None:
+    from urllib.request import getproxies, proxy_bypass
+
+    stated = getproxies().get(address.scheme, "")
+    # ``no_proxy`` may name the port too, and an address of IPv6 in brackets.
+    names = (address.host, f"{address.bracketed_host}:{address.port}")
+    if not stated or any(map(proxy_bypass, names)):
+        return None
+    proxy = stated if "://" in stated else f"http://{stated}"
+    try:
+        return split_url(proxy)[0]
+    except ValueError:
+        raise FetchError(
+            f"expected the URL of a proxy in ${address.scheme}_proxy, found {urls.redact(proxy)}"
+        ) from None
 
 
 def _joined(url: str, location: str, target: str) -> str:
@@ -461,11 +479,11 @@ def stream_of(url: str, start: int, response: Response) -> Stream:
 
 def _tag(headers: Mapping[str, str]) -> str | None:
     """Return text that is different for each version of a file, or None (RFC 9110, 8.8)."""
-    from email.utils import parsedate_to_datetime
-
     tag = headers.get("etag")
     if tag is not None and not tag.startswith("W/"):  # a weak tag may stay when the bytes change
         return tag
+    from email.utils import parsedate_to_datetime
+
     modified = headers.get("last-modified")
     try:
         age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(modified or "")

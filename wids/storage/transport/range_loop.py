@@ -18,10 +18,9 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
@@ -29,22 +28,23 @@ from wids.storage.transport import hedging, retry
 from wids.storage.transport.admission import Permit, admission, response_nbytes
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
-    MAX_OVERHEAD_NBYTES,
-    MIN_NBYTES_PER_S,
-    WINDOW_TIMEOUTS,
     Connection,
     Head,
-    NoResponseError,
     Response,
-    SilenceError,
-    head_end,
-    parsed_head,
 )
-from wids.storage.transport.exchanges import Exchange, Server, freed, received, refusal_of
+from wids.storage.transport.exchanges import (
+    Exchange,
+    Server,
+    freed,
+    is_wait,
+    received,
+    received_head,
+    refusal_of,
+    refuse,
+)
 from wids.storage.transport.http import (
     MAX_REDIRECTS,
     REDIRECTS,
-    TEXT_NBYTES,
     Route,
     connection_error,
     stream_of,
@@ -54,7 +54,8 @@ from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
 from wids.storage.transport.urls import origin, redact
 
-_HEAD_NBYTES: Final = 16 << 10
+_HEAD_NBYTES: Final = 4 << 10
+"""For a head, and little of the body after it, which is copied once more."""
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
 _BLOCK_NBYTES: Final = 8 << 20
@@ -67,7 +68,6 @@ _TEXT_S: Final = 1.0
 """How long the text of a refusal may take; the refusal matters more."""
 _MOST_HANDED_OVER: Final = 32
 """Responses of unknown length that wait for the threads that read them, each with a connection."""
-_LAST_CHUNK: Final = b"0\r\n\r\n"
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a permit may stay unnoticed that comes while this thread waits for bytes."""
@@ -89,7 +89,7 @@ class UnusualError(Exception):
 
 
 def read_ranges(
-    ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] = lambda: None
+    ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] | None = None
 ) -> dict[int, Stream | None]:
     """Read ranges; return the numbers of those that `http` has to read, with what it has to read.
 
@@ -124,7 +124,7 @@ def raise_error(_: int, arrived: memoryview | WidsError) -> None:
 class _Loop:
     """The requests of one call of `read_ranges`, whose thread drives them."""
 
-    def __init__(self, take: Taker, more: Callable[[], Range | None]) -> None:
+    def __init__(self, take: Taker, more: Callable[[], Range | None] | None) -> None:
         self._take, self._more = take, more
         self._num_left = 0
         self._numbers = count()
@@ -132,6 +132,7 @@ class _Loop:
         self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, Server] = {}
         self._busy: dict[socket.socket, Exchange] = {}
+        self._watched: dict[Connection, socket.socket] = {}
         self._later: list[tuple[float, int, Read]] = []
         self._order = count()
         self._selector = selectors.DefaultSelector()
@@ -140,8 +141,9 @@ class _Loop:
         self._window = memoryview(b"")
         self._block = memoryview(b"")
         self._left_nbytes = 0  # of ranges for which there is no memory yet
-        self._tick_s = 0.0
+        self._asked: list[Permit] = []  # that have not come
         self._looked_s = time.monotonic()  # what had arrived then was used, or is known to be ready
+        self._tick_s = self._looked_s + _TICK_S
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
         """Do what `read_ranges` does."""
@@ -150,8 +152,12 @@ class _Loop:
             self._add(wanted)
         while self._num_left:
             self._fill_all()
-            if self._num_left:
-                self._wait()
+            for sock in self._wait() if self._num_left else ():
+                exchange = self._busy.get(sock)  # None if it has lost a race meanwhile
+                if exchange is None:
+                    self._use_made()
+                else:
+                    self._receive(exchange)
             while self._later and self._later[0][0] <= self._looked_s:
                 self._queue(heappop(self._later)[2])
             # Not by the clock: time in which this thread did something else is no silence.
@@ -180,18 +186,21 @@ class _Loop:
         read = Read(next(self._numbers), wanted)
         if not math.isinf(wanted.timeouts.deadline_s):
             self._limited.append(read)
+            self._tick_s = self._looked_s  # it may have passed
         if wanted.write is None and wanted.stop != END:
             self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
         """Send as many requests as admission control lets pass."""
-        servers = self._servers.values()
         while True:
-            for server in list(servers):
-                self._fill(server)
-            is_full = any(server.asked or server.ready for server in servers)
-            wanted = None if is_full else self._more()
+            asked = self._asked = []
+            for server in list(self._servers.values()):
+                if server.asked is not None or server.ready:
+                    self._fill(server)
+                if server.asked is not None:
+                    asked.append(server.asked[1])
+            wanted = None if asked or self._more is None else self._more()
             if wanted is None:
                 return
             self._num_left += 1
@@ -237,7 +246,7 @@ class _Loop:
             server.asked = None
             permit.waited_s = time.monotonic() - permit.asked_s
             read.waits("a connection or a response")
-            connection = read.route.idle_connection()
+            connection = self._idle_connection(server, read.route)
             if connection is not None:
                 self._send(server, read, permit, connection, is_first=False)
             else:
@@ -245,31 +254,39 @@ class _Loop:
                 if server.num_connecting < len(server.passed):
                     self._connect(server, read.route)
 
+    def _idle_connection(self, server: Server, route: Route) -> Connection | None:
+        """Return the connection of a request that has just ended, or another one, or None."""
+        free, server.free = server.free, None
+        if free is None or free.is_idle():
+            return free or route.idle_connection()
+        self._unwatch(free)
+        free.close()
+        return route.idle_connection()
+
     def _connect(self, server: Server, route: Route) -> None:
         if self._connecting is None:
             self._connecting = Connecting()
-            self._selector.register(self._connecting.waker, selectors.EVENT_READ, None)
+            self._selector.register(self._connecting.waker, selectors.EVENT_READ)
         server.num_connecting += 1
         self._connecting.start(server.idle, route.connect)
 
-    def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> None:
-        """Use a connection for the first read that has none, or keep it."""
+    def _use(self, server: Server, made: Connection | BaseException, *, is_first: bool) -> bool:
+        """Use a connection for the first read that has none; return False if there is none."""
         while server.passed:
             read, permit = server.passed.popleft()
             if read.is_done:
                 admission().withdraw(permit)
             elif isinstance(made, Connection):
                 self._send(server, read, permit, made, is_first=is_first)
-                return
+                return True
             else:
                 permit.leave(made)
                 if not isinstance(made, OSError):
                     raise made
                 error = connection_error(read.wanted.url, made)
                 self._failed(read, error, time.monotonic() - permit.sent_s)
-                return
-        if isinstance(made, Connection):
-            server.idle.append(made)
+                return True
+        return False
 
     def _send(
         self,
@@ -283,6 +300,7 @@ class _Loop:
         try:
             sock = connection.begin(read.route.head)
         except OSError as error:
+            self._unwatch(connection)
             connection.close()
             permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
@@ -293,39 +311,37 @@ class _Loop:
             self._leave_to_http(read)
             return
         exchange = Exchange(server, read, permit, connection, sock, is_first=is_first)
-        exchange.pace.num_requests += not read.was_hedged
+        server.pace.num_requests += not read.was_hedged
         self._busy[sock] = exchange
-        self._selector.register(sock, selectors.EVENT_READ, exchange)
+        if connection not in self._watched:
+            self._selector.register(sock, selectors.EVENT_READ)
+            self._watched[connection] = sock
         late_s = exchange.like.late_s or hedging.SILENT_S
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
-    def _wait(self) -> None:
-        """Wait for bytes, a connection, a permit or a time, and use what has come."""
+    def _wait(self) -> list[Any]:
+        """Wait for bytes, a connection, a permit or a time; return the sockets that have bytes."""
         check_waits()
         until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
         wait_s = min(_TICK_S, max(0.0, until_s - time.monotonic()))
-        asked = [server.asked[1] for server in self._servers.values() if server.asked]
-        is_connecting = any(server.passed for server in self._servers.values())
-        if self._busy or is_connecting:
-            ready = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
-            self._looked_s = time.monotonic()
-            for key, _ in ready:
-                if key.data is None:
-                    self._use_made()
-                elif key.data.sock in self._busy:  # it may have lost a race meanwhile
-                    self._receive(key.data)
+        asked = self._asked
+        ready: list[Any] = []
+        if self._busy or any(server.passed for server in self._servers.values()):
+            found = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
+            ready = [key.fileobj for key, _ in found]
         elif asked:
             admission().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
-            self._looked_s = time.monotonic()
         else:
             time.sleep(wait_s)
-            self._looked_s = time.monotonic()
+        self._looked_s = time.monotonic()
+        return ready
 
     def _use_made(self) -> None:
         for idle, made in () if self._connecting is None else self._connecting.made():
             server = self._servers[id(idle)]
             server.num_connecting -= 1
-            self._use(server, made, is_first=True)
+            if not self._use(server, made, is_first=True) and isinstance(made, Connection):
+                server.idle.append(made)
 
     def _receive(self, exchange: Exchange) -> None:
         """Receive what has arrived of a response."""
@@ -353,7 +369,7 @@ class _Loop:
             error = self._write(exchange) if is_file else self._collect(exchange)
         if error is None:
             self._finish(exchange)
-        elif not _is_wait(error):
+        elif not is_wait(error):
             self._fail(exchange, error)
 
     def _memory(self, nbytes: int) -> memoryview:
@@ -395,40 +411,27 @@ class _Loop:
     def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
         if exchange.refusal is not None:
-            self._refuse(exchange, exchange.refusal)
-        while True:
-            nbytes = exchange.sock.recv_into(self._scratch)
-            if not nbytes:
-                message = "the server closed the connection without a response"
-                raise ConnectionError(message) if exchange.head else NoResponseError(message)
-            exchange.head += self._scratch[:nbytes]
-            exchange.head_nbytes += nbytes
-            if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
-                raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
-            while (end := head_end(exchange.head)) >= 0:
-                head, exchange.head = parsed_head(exchange.head[:end]), exchange.head[end:]
-                if head.status >= 200:  # the others are interim responses
-                    return self._has_part(exchange, head)
-
-    def _has_part(self, exchange: Exchange, head: Head) -> bool:
-        """Take the head of a response; return False if another request must follow it."""
-        wanted = exchange.read.wanted
+            refuse(exchange, exchange.refusal, self._scratch)
+        head = received_head(exchange, self._scratch)
+        read, wanted = exchange.read, exchange.read.wanted
         exchange.permit.status = head.status
         exchange.permit.answered()
         retry.note_answer(exchange.server.name)
         target = head.headers.get("location")
         if head.status in REDIRECTS and target is not None:
-            self._follow(exchange, target)
+            if read.num_redirects == MAX_REDIRECTS:
+                raise UnusualError  # `http` says what is wrong
+            read.follow(target)
             return False
         length = int(head.headers.get("content-length", -1))
-        if head.status == 401 and self._renews(exchange):
+        if head.status == 401 and read.renew():
             return False
         response = Response(head.status, head.headers, iter(()))
         if head.is_malformed or head.status in wanted.http.left_statuses:
             raise UnusualError
         if head.status >= 400:
             exchange.refusal = head
-            self._refuse(exchange, head)
+            refuse(exchange, head, self._scratch)
         if length < 0 and head.status in (200, 206):
             raise UnusualError(self._handed_over(exchange, head))
         start = self._accept(exchange, response, length)
@@ -440,18 +443,8 @@ class _Loop:
             exchange.like.note(self._looked_s - exchange.sent_s)
         elif not exchange.memory:
             exchange.memory = self._memory(exchange.size)
-        exchange.read.waits("bytes")
+        read.waits("bytes")
         return True
-
-    def _refuse(self, exchange: Exchange, head: Head) -> NoReturn:
-        """Receive the beginning of the text of a refusal; raise the error that it stands for."""
-        most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
-        while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
-            nbytes = exchange.sock.recv_into(self._scratch)
-            if not nbytes:
-                break
-            exchange.head += self._scratch[:nbytes]
-        raise refusal_of(exchange, head)
 
     def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
         """Return a response of unknown length as a stream; None if it has too little."""
@@ -472,10 +465,11 @@ class _Loop:
         start = wanted.start + (0 if arrived is None else arrived.nbytes)
         stream = stream_of(wanted.url, start, response)
         if arrived is not None:
-            is_same = _is_same(wanted, stream, arrived.stream)
+            is_same = wanted.is_same(stream, arrived.stream)
             if is_same and stream.start == start and start + length >= wanted.stop:
                 exchange.stream, exchange.memory = arrived.stream, arrived.memory
-                self._drop(others if is_file else [])
+                if is_file:
+                    self._drop(others)
                 return start
             read.arrived = None
             if not is_same:  # so that all of it is requested again
@@ -487,7 +481,8 @@ class _Loop:
             raise TransientError(message, is_outage=False)
         wanted.check(stream, exchange.tag)
         exchange.stream = stream
-        self._drop(others if is_file else [])
+        if is_file:
+            self._drop(others)
         return wanted.start
 
     def _drop(self, exchanges: list[Exchange]) -> None:
@@ -501,48 +496,33 @@ class _Loop:
         of_read = [other for other in self._busy.values() if other.read is exchange.read]
         return [other for other in of_read if other is not exchange]
 
-    def _renews(self, exchange: Exchange) -> bool:
-        """Have the next request send newer headers; return False if the caller has none."""
-        read = exchange.read
-        headers = read.wanted.http.headers
-        newer = None if read.was_renewed else headers.after_refusal(read.callers)
-        if newer is None:
-            return False
-        read.begin()
-        read.ours, read.was_renewed = newer, True
-        return True
-
     def _request_again(self, exchange: Exchange) -> None:
         self._end(exchange)
         exchange.read.num_racing -= 1
         self._queue(exchange.read, is_first=True)
-
-    def _follow(self, exchange: Exchange, target: str) -> None:
-        """Have the next request be for what a redirect leads to."""
-        read = exchange.read
-        if read.num_redirects == MAX_REDIRECTS:
-            raise UnusualError  # `http` says what is wrong
-        read.location, read.ours = read.wanted.http.led_to(
-            read.wanted.url, read.location, target, read.ours or {}
-        )
-        read.num_redirects += 1
 
     def _finish(self, exchange: Exchange) -> None:
         """Hand out a range, all of which has arrived."""
         read, stream, server = exchange.read, exchange.stream, exchange.server
         if stream is None:
             return
-        self._forget(exchange)
+        self._busy.pop(exchange.sock, None)
         exchange.permit.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
         data = None if read.is_done else self._checked(exchange, stream, buffer)
-        if exchange.is_kept:
-            self._use(server, exchange.connection, is_first=False)
-        else:
-            exchange.connection.close()
+        connection = exchange.connection
+        if not exchange.is_kept:
+            self._unwatch(connection)
+            connection.close()
+        elif not (server.passed and self._use(server, connection, is_first=False)):
+            server.free = connection
         self._fill_all()  # before this thread does anything else
+        if server.free is not None:
+            server.free = None
+            self._unwatch(connection)
+            server.idle.append(connection)
         if data is not None:
             self._take(read.number, data)
 
@@ -580,10 +560,15 @@ class _Loop:
             self._end_read(read)
 
     def _forget(self, exchange: Exchange) -> None:
-        """Wait no longer for a connection."""
+        """Wait no longer for a response."""
         self._busy.pop(exchange.sock, None)
-        with suppress(KeyError):  # Ctrl-C came before it was registered
-            self._selector.unregister(exchange.sock)  # before it is closed: a child may share it
+        self._unwatch(exchange.connection)
+
+    def _unwatch(self, connection: Connection) -> None:
+        """Wait no longer for a connection."""
+        sock = self._watched.pop(connection, None)
+        if sock is not None:
+            self._selector.unregister(sock)  # before it is closed: a child may share it
 
     def _end(self, exchange: Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
@@ -658,17 +643,12 @@ class _Loop:
         for exchange in list(self._busy.values()):
             if exchange.sock not in self._busy:
                 continue
-            timeout_s, (since_s, nbytes) = exchange.read.wanted.http.timeout_s, exchange.window
+            timeout_s = exchange.read.wanted.http.timeout_s
             if exchange.refusal is not None:
                 timeout_s = min(timeout_s, _TEXT_S)
-            if now_s - exchange.heard_s >= timeout_s:
-                self._fail(exchange, SilenceError(f"no bytes for {timeout_s:g} s"))
-            elif now_s - since_s >= WINDOW_TIMEOUTS * timeout_s:
-                seconds, arrived = now_s - since_s, exchange.nbytes - nbytes
-                exchange.window = now_s, exchange.nbytes
-                if arrived < seconds * MIN_NBYTES_PER_S:
-                    text = f"{arrived} bytes in {seconds:.1f} s, which is too slow"
-                    self._fail(exchange, ConnectionError(text))
+            error = exchange.too_slow(now_s, timeout_s)
+            if error is not None:
+                self._fail(exchange, error)
             elif exchange.may_hedge:
                 self._hedge_if_late(exchange, now_s)
 
@@ -677,24 +657,13 @@ class _Loop:
         left_s = late_s - took_s if late_s and read.wanted.write is None else math.inf
         silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
         is_late = min(left_s, silence_s) <= 0
-        if is_late and exchange.pace.lets_hedge(is_stalled=silence_s <= 0):
-            exchange.pace.note_hedge(read.wanted.url, took_s)
+        pace = exchange.server.pace
+        if is_late and pace.lets_hedge(is_stalled=silence_s <= 0):
+            pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
             read.keep(exchange.stream, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
             return
-        wait_s = min((seconds for seconds in (left_s, silence_s) if seconds > 0), default=math.inf)
-        self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))
-
-
-def _is_same(wanted: Range, stream: Stream, other: Stream) -> bool:
-    """Whether the response to the request for the rest of another one is of the same version."""
-    # After If-Range, a part needs no tag.
-    is_part = stream.stop is not None
-    is_tagged = wanted.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
-    return is_tagged and stream.total_nbytes in (None, other.total_nbytes)
-
-
-def _is_wait(error: Exception) -> bool:
-    """Whether nothing more has arrived; by name, since TLS is imported where it is used."""
-    return isinstance(error, BlockingIOError) or type(error).__name__.startswith("SSLWant")
+        for wait_s in (left_s, silence_s):
+            if wait_s > 0:
+                self._tick_s = min(self._tick_s, now_s + max(_LEAST_TICK_S, wait_s))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from wids.storage.transport.admission import FIRST_PLACE, Place
-from wids.storage.transport.http import Http, Route, with_callers
+from wids.storage.transport.http import Http, Route
 from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Stream
 
@@ -56,6 +56,13 @@ class Range:
     place: Place = FIRST_PLACE
     is_whole: bool = False
     is_verified: bool = False
+
+    def is_same(self, stream: Stream, other: Stream) -> bool:
+        """Whether the answer to the request for the rest of another one is of its version."""
+        # After If-Range, a part needs no tag.
+        is_part = stream.stop is not None
+        is_tagged = self.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
+        return is_tagged and stream.total_nbytes in (None, other.total_nbytes)
 
 
 class Arrived(NamedTuple):
@@ -112,6 +119,28 @@ class Read:
         self.ours: Mapping[str, str] | None = None
         self.num_redirects = 0
 
+    def follow(self, target: str) -> None:
+        """Have the next request be for what a redirect leads to.
+
+        Raises:
+            FetchError: It leads to no address of HTTP.
+        """
+        wanted = self.wanted
+        self.location, self.ours = wanted.http.led_to(
+            wanted.url, self.location, target, self.ours or {}
+        )
+        self.num_redirects += 1
+
+    def renew(self) -> bool:
+        """Have the next request send newer headers; return False if the caller has none."""
+        headers = self.wanted.http.headers
+        newer = None if self.was_renewed else headers.after_refusal(self.callers)
+        if newer is None:
+            return False
+        self.begin()
+        self.ours, self.was_renewed = newer, True
+        return True
+
     def prepare(self) -> None:
         """Prepare the next request.
 
@@ -133,7 +162,7 @@ class Read:
             headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
             if tag is not None:
                 headers[wanted.http.version_header] = tag
-        all_headers = with_callers(headers, self.ours)
+        all_headers = wanted.http.with_callers(wanted.url, headers, self.ours)
         self.route = wanted.http.route(wanted.url, self.location, all_headers)
 
     def keeps(self, stream: Stream) -> bool:

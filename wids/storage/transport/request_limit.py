@@ -240,11 +240,6 @@ class AwaitedLimit:
         if self._num_answers >= wanted and not (self.is_prompt and self.value >= FIRST_AWAITED):
             self.value, self._num_answers = min(MOST_AWAITED, self.value + max(1, more)), 0
 
-    def note_response(self, *_: float, **__: bool) -> None:
-        """Measure nothing."""
-
-    note_part = note_response
-
     def refuse(self, num_others: int) -> None:
         """Note that the server refused a request, while others were in flight."""
         self._was_refused = True
