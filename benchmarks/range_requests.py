@@ -16,6 +16,7 @@ import asyncio
 import os
 import random
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from objects import new_certificate
 from servers import free_port, running
@@ -213,7 +216,4 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, tuple[float,
 
 
 if __name__ == "__main__":
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     main()

@@ -27,7 +27,13 @@ from wids.storage.transport import urls
 from wids.storage.transport.admission import part_nbytes
 from wids.storage.transport.retry import cancellation, check_waits, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Data, PastEndError, Stream, TransientError
+from wids.storage.transport.stream import (
+    Data,
+    PastEndError,
+    Stream,
+    TransientError,
+    check_complete,
+)
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http
@@ -339,16 +345,6 @@ class Download:
                 f"{urls.redact(self.url)}: expected {stated} bytes (filesize), found {nbytes}; "
                 "file and spec are from different versions"
             )
-
-
-def check_complete(url: str, nbytes: int, total_nbytes: int | None) -> None:
-    """Raise `TransientError` if a stream ended early."""
-    if total_nbytes is not None and nbytes != total_nbytes:
-        raise TransientError(
-            f"{urls.redact(url)}: expected {total_nbytes} bytes, found {nbytes}; the transfer was "
-            "cut off",
-            is_outage=False,
-        )
 
 
 class PartRequests:

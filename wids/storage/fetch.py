@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
-from wids.storage.download import Download, Expected, Report, check_complete
+from wids.storage.download import Download, Expected, Report
 from wids.storage.ranges import RangeReader, read_first
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import cancelled_by, with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Entry, PastEndError, Stream
+from wids.storage.transport.stream import Entry, PastEndError, Stream, check_complete
 
 
 class FileStart(NamedTuple):

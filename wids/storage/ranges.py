@@ -18,12 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from wids.errors import FetchError, MismatchError, WidsError
-from wids.storage.download import check_complete
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.storage.transport.retry import CancelledError, with_retries
 from wids.storage.transport.schemes import Plan, Transports
-from wids.storage.transport.stream import PastEndError, Stream
+from wids.storage.transport.stream import PastEndError, Stream, check_complete
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http

@@ -282,7 +282,7 @@ class Admission:
     Attributes:
         pid: The process.
         lock: Held while anything here is changed.
-        abandoned: Turns that ended without `Permit.leave`.
+        abandoned: Permits that ended without `Permit.leave`.
         most_nbytes: Largest number of bytes that responses may have occupied so far.
     """
 

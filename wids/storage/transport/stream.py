@@ -52,6 +52,16 @@ class TransientError(FetchError):
         self.is_refusal = is_refusal
 
 
+def check_complete(url: str, nbytes: int, total_nbytes: int | None) -> None:
+    """Raise `TransientError` if a stream ended early."""
+    if total_nbytes is not None and nbytes != total_nbytes:
+        raise TransientError(
+            f"{urls.redact(url)}: expected {total_nbytes} bytes, found {nbytes}; the transfer was "
+            "cut off",
+            is_outage=False,
+        )
+
+
 class Entry(NamedTuple):
     """A file or folder in a listed folder.
 
