@@ -297,6 +297,7 @@ def url(
     (tmp_path / "folder" / "cat").mkdir(parents=True)
     (tmp_path / "folder" / "cat" / "a.txt").write_text("a cat")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WIDS_RETRY_S", "10")  # a few requests of each read say all that many do
     return SCENES[request.param](server, tmp_path)
 
 
