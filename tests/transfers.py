@@ -49,14 +49,16 @@ def waited_s(error: BaseException) -> float:
 def answering(respond: Callable[[socket.socket], None]) -> Iterator[str]:
     """Provide the URL of a server that calls ``respond`` after each request on a connection."""
     ended = threading.Event()
+    connections = []
 
     def serve() -> None:
         while not ended.is_set():
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
+                connections.append(connection)
                 with connection, suppress(OSError):
                     connection.settimeout(5)
-                    while connection.recv(10_000):
+                    while not ended.is_set() and connection.recv(10_000):
                         respond(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -67,4 +69,7 @@ def answering(respond: Callable[[socket.socket], None]) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             ended.set()
+            for connection in connections:  # one is kept by the client, and waited for
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             thread.join()

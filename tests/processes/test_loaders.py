@@ -75,7 +75,7 @@ def test_error_of_a_worker_keeps_its_type(tmp_path: Path) -> None:
     with ShardListDataset(path) as dataset:
         loader: DataLoader[Any] = DataLoader(dataset, batch_size=2, num_workers=1)
 
-        with pytest.raises(DecodeError, match=r'a\.tar: sample "b" \(index 1\): field "\.cls"'):
+        with raises(DecodeError, 'a.tar: sample "b" (index 1): field ".cls"'):
             list(loader)
 
 

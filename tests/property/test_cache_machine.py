@@ -26,7 +26,6 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache.cache_names import RemoteFile, copy_path
 from wids.storage.cache.store import Cache, CachedCopy
-from wids.storage.transport import admission, retry
 
 SIZE = 20_000
 LIMIT = 5 * SIZE
@@ -142,21 +141,21 @@ class CacheMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-def run(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_pause", lambda *_: False)
-    monkeypatch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)
+def run(count: int) -> None:
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "deadline": None}
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         CacheMachine, settings=settings(max_examples=count, stateful_step_count=25, **options)
     )
 
 
-def test_the_cache_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_the_cache_in_any_order_of_events() -> None:
     """Thirty histories keep all rules and invariants."""
-    run(30, monkeypatch)
+    run(30)
 
 
 @pytest.mark.seeds
-def test_the_cache_in_many_orders_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_the_cache_in_many_orders_of_events() -> None:
     """Five hundred histories do."""
-    run(500, monkeypatch)
+    run(500)

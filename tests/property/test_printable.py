@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from conftest import write_tar
+from conftest import raises, write_tar
 from hypothesis import example, given, settings
 from loopback import Fault, Server
 from torch.utils.data import DataLoader
@@ -60,7 +60,7 @@ def test_errors_of_workers_keep_their_lines(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("\x1b[2J.json", b"{")])
     with wids.ShardListDataset([(path, 1)]) as dataset:
         loader = DataLoader(dataset, num_workers=1, batch_size=None)
-        with pytest.raises(errors.DecodeError) as caught:
+        with raises(errors.DecodeError) as caught:
             next(iter(loader))
     lines = str(caught.value).split("\n")
     assert lines[0].startswith("Caught DecodeError in DataLoader worker process 0")

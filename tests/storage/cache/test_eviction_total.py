@@ -151,8 +151,14 @@ def as_damaged(path: Path, data: bytes) -> None:
     [
         lambda path: as_damaged(path, path.read_bytes()[:-1]),
         lambda path: as_damaged(path, path.read_bytes().replace(b"[1", b"[9")),
-        lambda path: as_damaged(path, path.read_bytes().replace(b"[1", b"[0")),
-        lambda path: as_damaged(path, path.read_bytes().replace(b"]", b".5]")),
+        pytest.param(
+            lambda path: as_damaged(path, path.read_bytes().replace(b"[1", b"[0")),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda path: as_damaged(path, path.read_bytes().replace(b"]", b".5]")),
+            marks=pytest.mark.long,
+        ),
         lambda path: as_damaged(path, b'{"made_ns": 1, "nbytes": 0, "at": 0, "unfinished": []}'),
         lambda path: path.unlink(),
         lambda path: eviction.clear(eviction.contents(str(path.parents[1]))[:1]),
