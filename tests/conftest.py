@@ -159,24 +159,6 @@ def frozen() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def imported() -> Iterator[None]:
-    """Workers of commands start with what they call; hundreds would import it, 0.1 s each."""
-    modules = [
-        "numpy",
-        "wids.dataset.shard_list",
-        "wids.publish.executors",
-        "wids.publish.new_spec",
-        "wids.publish.packing.packed_folder",
-        "wids.publish.rewriting.rewritten_shard",
-        "wids.publish.verification",
-        "wids.tables.table",
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wids.publish.executors._PRELOADED", modules)
-        yield
-
-
 _own_folders: list[Path] = []  # of the test that runs
 
 
