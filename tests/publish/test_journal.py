@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,28 @@ def test_parts_at_once(tmp_path: Path) -> None:
         ):
             pass
     assert journal.plan == "plan"
+
+
+def test_a_part_begins_beside_one_that_failed(tmp_path: Path) -> None:
+    """A part that fails before its first record looks whether others are at work."""
+    failed, beginning = (Journal(str(tmp_path / "journal")) for _ in range(2))
+    is_over = threading.Event()
+
+    def fail() -> None:
+        while not is_over.wait(0.005):
+            with failed.part(JobPart(1, 2), "plan"):
+                pass
+            failed.abandon()
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    try:
+        for _ in range(1000):
+            with beginning.part(JobPart(2, 2), "plan"):
+                pass
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_one_of_two_plans_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

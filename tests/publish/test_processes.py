@@ -38,6 +38,30 @@ def test_a_worker_whose_main_thread_hears_no_signal(tmp_path: Path) -> None:
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
+INTERRUPTING = """
+import subprocess, sys
+from wids.publish.executors import process_pool
+
+PROGRAM = "import signal, time; signal.signal(signal.SIGINT, lambda *_: exit(7)); " + (
+    "print('begun', flush=True); time.sleep(60)"
+)
+TASK = '''
+import signal, subprocess, sys
+with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as program:
+    program.stdout.readline()
+    program.send_signal(signal.SIGINT)
+    assert program.wait(50) == 7
+'''
+with process_pool(2) as executor:
+    executor.submit(exec, TASK, {"PROGRAM": PROGRAM}).result()
+"""
+
+
+def test_programs_that_tasks_start_can_be_interrupted() -> None:
+    """Workers ignore Ctrl-C, but what they start may handle it: ffmpeg ends so, for example."""
+    subprocess.run([sys.executable, "-c", INTERRUPTING], timeout=100, check=True)
+
+
 IMPORTING = """
 import os, sys
 from wids.publish.executors import process_pool

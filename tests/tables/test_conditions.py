@@ -62,7 +62,7 @@ def test_a_list_is_the_form_of_a_page() -> None:
 
 NOWHERE = (
     '[{"column": "t", "low": 1}]', '[{"column": "ok", "value": "1"}]',
-    '[{"column": "l", "low": 1}]', "none == 'x'",
+    '[{"column": "l", "low": 1}]', "none == 'x'", """h == '"2"'""", """l == '"[1]"'""",
 )  # fmt: skip
 
 

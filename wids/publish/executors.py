@@ -250,6 +250,8 @@ def _work(answers: Connection, end: Connection) -> None:
     # Terminals and schedulers send signals to all processes; the parent decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):  # programs that tasks start may wait for it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_in_time, args=(end,), name="wids-parent", daemon=True).start()
     with suppress(EOFError, OSError):
         while True:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +38,8 @@ from wids.storage.sizes import count_text, first_of
 from wids.storage.transport import urls
 
 _MAX_ATTEMPTS: Final = 10
+_NUM_LOOKS: Final = 3
+_LOOK_S: Final = 0.02
 _PART: Final = re.compile(r"part-(\d+)-of-(\d+)")
 _RECORD: Final = re.compile(r"[0-9a-f]{32}")
 _PLAN: Final = "plan"
@@ -166,7 +169,7 @@ class Journal:
     @contextmanager
     def _locked(self, name: str, where: str, *, is_shared: bool = False) -> Iterator[bool | None]:
         path = os.path.join(self.path, name)
-        for _ in range(_MAX_ATTEMPTS):
+        for attempt in range(_MAX_ATTEMPTS):
             with ExitStack() as stack:
                 # After the lock: NFS keeps a file that is deleted while it is open.
                 stack.callback(self._remove_if_empty)
@@ -174,6 +177,9 @@ class Journal:
                     self._make_folder()
                     with open(path, "a+b", opener=self._opened) as file:
                         is_held = stack.enter_context(locks.holding(path, is_shared=is_shared))
+                        if is_held is False and is_shared and attempt < _NUM_LOOKS:
+                            time.sleep(_LOOK_S)  # a part that failed abandons its plan
+                            continue
                         if is_held is False:
                             raise OSError(f"{self.path}: another process is at work {where}")
                         is_same = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
@@ -199,7 +205,8 @@ class Journal:
             os.mkdir(self.path, self.mode | (self.mode >> 2 & 0o111))
         except FileExistsError:
             is_new = False
-        if not is_new and not is_journal(self.path):
+        # Another process may have deleted it meanwhile.
+        if not is_new and not is_journal(self.path) and os.path.lexists(self.path):
             raise FileExistsError(
                 f"{self.path}: expected a journal of an interrupted run, found something else; "
                 "move it away, or choose another name"

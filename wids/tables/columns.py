@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from wids.errors import TableError
@@ -87,9 +88,19 @@ def _typed_by_arrow(values: list[Any]) -> pa.Array | None:
     leaf = array.type
     while types.is_list(leaf):
         leaf = leaf.value_type
-    if types.is_binary(leaf) and kinds == {list}:  # also of texts and bytes together
+    # In lists, Arrow takes texts for bytes beside them, and booleans for 1.0 and 0.0.
+    if kinds == {list} and (
+        types.is_binary(leaf) or (types.is_floating(leaf) and _have_booleans(values))
+    ):
         return None
     return array if types.is_null(leaf) or leaf in _leaves().values() else None
+
+
+def _have_booleans(values: Iterable[Any]) -> bool:
+    """Whether there are booleans in lists, at any depth."""
+    items = list(chain.from_iterable(value for value in values if isinstance(value, list | tuple)))
+    kinds = set(map(type, items))
+    return bool in kinds or (not kinds.isdisjoint((list, tuple)) and _have_booleans(items))
 
 
 def _array(values: list[Any], kind: Kind, on_problem: OnProblem) -> pa.Array:
@@ -143,7 +154,9 @@ def _kind_of(value: Any) -> Kind | None:
     if type(value) is int and value >> 63 == 1:  # as of 64-bit hashes
         return pa.uint64()
     if isinstance(value, list | tuple):
-        items = united(_kind_of(item) or OBJECT for item in value if item is not None)
+        some = [item for item in value if item is not None]
+        some = [max(some)] if set(map(type, some)) == {int} else some  # which says what fits all
+        items = united(_kind_of(item) or OBJECT for item in some)
         return OBJECT if items in (None, OBJECT) else pa.list_(items)
     return _leaves().get(type(value)) or (OBJECT if isinstance(value, Mapping) else None)
 
@@ -177,15 +190,17 @@ def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
         A type, and the kinds of the values that it holds; just one if all values have one type.
     """
     groups: list[list[Kind]] = []
-    # Empty lists last: they join the first lists that they fit.
-    for kind in sorted(counts, key=lambda kind: "null" in str(kind)):
-        for group in groups:
-            if united([*group, kind]) is not None:
-                group.append(kind)
-                break
-        else:
-            groups.append([kind])
-    groups.sort(key=lambda group: -sum(counts[kind] for kind in group))
+    empty = [kind for kind in counts if "null" in str(kind)]
+    # Empty lists last: they join the most frequent lists that they fit.
+    for some in ([kind for kind in counts if kind not in empty], empty):
+        for kind in some:
+            for group in groups:
+                if united([*group, kind]) is not None:
+                    group.append(kind)
+                    break
+            else:
+                groups.append([kind])
+        groups.sort(key=lambda group: -sum(counts[kind] for kind in group))
     return [(united(group) or group[0], tuple(group)) for group in groups]
 
 
@@ -219,6 +234,7 @@ def column_of(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    layers = _with_empty_lists_apart(layers) if len(layers) > 1 else layers
     groups = grouped({kind: length - array.null_count for kind, array in layers.items()})
     if not groups:
         return pa.chunked_array([pa.nulls(length)])
@@ -227,6 +243,29 @@ def column_of(
     wanted, kinds = groups[0]
     found = [_fitting(name, layers[kind], wanted, errors, sample_at) for kind in kinds]
     return found[0] if len(found) == 1 else pc.coalesce(*found)
+
+
+def _with_empty_lists_apart(
+    layers: Mapping[Kind, pa.ChunkedArray],
+) -> dict[Kind, pa.ChunkedArray]:
+    """Return layers with the empty lists, which any type of lists has, in one of their own."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = pa.list_(pa.null())
+    found: dict[Kind, pa.ChunkedArray] = {}
+    for kind, column in layers.items():
+        rest = column
+        if kind != OBJECT and pa.types.is_list(kind):
+            is_empty = pc.equal(pc.list_value_length(column), 0)
+            values = pa.chunked_array(
+                [[[] if each else None for each in is_empty.to_pylist()]], lists
+            )
+            found[lists] = pc.coalesce(found[lists], values) if lists in found else values
+            rest = pc.if_else(is_empty, None, column)
+        if kind != lists:
+            found[kind] = rest
+    return {kind: column for kind, column in found.items() if column.null_count < len(column)}
 
 
 def _mixed_text(

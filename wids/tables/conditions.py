@@ -126,9 +126,10 @@ class Comparison:
 
     @cached_property
     def _stated_label(self) -> str | None:
-        """The label of the value that the text has as JSON; None if it is not JSON."""
+        """The label of the value that the text has as JSON; None if it is not JSON, or a text."""
         try:
-            return label_of(json.loads(self.value or "null"))
+            stated = json.loads(self.value or "null")
+            return None if isinstance(stated, str) else label_of(stated)
         except (TypeError, ValueError, RecursionError):
             return None
 
