@@ -36,8 +36,9 @@ def started() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
+        # A GPU that software emulates takes all cores, and draws nothing on a busy machine.
         program = playwright.chromium.launch(
-            executable_path=PROGRAM, args=["--no-sandbox"], timeout=1000 * LONG_S
+            executable_path=PROGRAM, args=["--no-sandbox", "--disable-gpu"], timeout=1000 * LONG_S
         )
         yield program
         program.close()

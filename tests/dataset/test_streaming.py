@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import optional, raises, write_shards
+from events import wait_for
 from torch.utils.data import DataLoader
 
 import wids
@@ -221,6 +222,33 @@ def test_a_restore_reaches_workers_that_stay(
     stream.set_epoch(1)
     stream.set_epoch(0)
     assert batches(loader) == first
+
+
+class Gated:
+    """80 samples, of which a worker reads the last ones when a file exists."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if len(indices) < 64:
+            wait_for(self.gate.exists)
+        return indices
+
+
+def test_a_pass_that_ends_after_a_restore_does_not_count(tmp_path: Path) -> None:
+    """Workers that stay read ahead: what they end then is of the time before (VIEW-15)."""
+    order = wids.ChunkedSampler(range(80), chunksize=8, seed=1)
+    stream = wids.stream(Gated(tmp_path / "gate"), order, batch_size=4)
+    loader: DataLoader[Any] = DataLoader(
+        stream, batch_size=4, num_workers=1, persistent_workers=True, prefetch_factor=30
+    )
+    done = next(iter(loader)).tolist()
+    stream.load_state_dict(stream.state_dict(num_consumed=4))
+    (tmp_path / "gate").touch()
+    rest = [index for batch in loader for index in batch.tolist()]
+    assert sorted(done + rest) == list(range(80))
+    assert stream.epochs.number == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

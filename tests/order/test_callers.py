@@ -207,6 +207,19 @@ class Numbers:
         return indices
 
 
+class Passing(DistributedSampler[int]):
+    """A sampler that trainers leave as it is, and that yields what another one does."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self.inner))
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
 def test_right_use_is_silent() -> None:
     """Batches, one rank, and unshuffled orders, which are dealt out in turn, do not warn."""
     with warnings.catch_warnings():
@@ -218,4 +231,5 @@ def test_right_use_is_silent() -> None:
         assert len(list(DataLoader(range(20), sampler=sampler))) == 10  # type: ignore[arg-type]
         assert len(dealt(wids.ChunkedSampler(range(20)), num_replicas=1)) == 20
         assert len(dealt(sampler, num_replicas=1)) == 10
+        assert len(list(Passing(sampler))) == 10
         assert len(dealt(wids.ChunkedSampler(range(20), shuffle=False))) == 10

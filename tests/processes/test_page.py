@@ -463,7 +463,7 @@ def test_players(tab: Tab) -> None:
     page.mouse.click(box["x"] + 20, box["y"] + box["height"] / 2)
     page.wait_for_function("() => document.querySelectorAll('#grid audio')[1].currentTime > 0")
     assert page.url == f"{tab.url}#start=144"
-    page.evaluate("document.querySelectorAll('#grid audio')[3].play().catch(() => 0)")
+    page.evaluate("void document.querySelectorAll('#grid audio')[3].play().catch(() => 0)")
     page.wait_for_selector("#grid .with-player:nth-child(4):has-text('cannot play the audio')")
     page.wait_for_function(
         """() => ["148", "149"].every(index =>
@@ -476,7 +476,7 @@ def test_players(tab: Tab) -> None:
     page.wait_for_selector("#sample video")
     assert page.get_attribute("#sample video", "poster") == source
     assert page.is_hidden("#sample .unplayed")
-    page.evaluate("document.querySelector('#sample video').play().catch(() => 0)")
+    page.evaluate("void document.querySelector('#sample video').play().catch(() => 0)")
     for index, kind in ((148, "mp4"), (149, "avi")):
         page.wait_for_selector(f"#sample .unplayed:has-text('This browser cannot play .{kind}')")
         page.wait_for_function("() => document.querySelector('#sample img').naturalWidth === 320")

@@ -36,6 +36,7 @@ def little_is_kept() -> Iterator[None]:
     """Keep so little that even these epochs do not fit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_order, "_NUM_KEPT", 1)
+        patch.setattr(epoch_order, "_NUM_HELD", 20)
         patch.setattr(mixing, "_NUM_KEPT", 1)
         patch.setattr(sequences, "_NUM_BATCHES", 2)
         patch.setattr(rounds, "_WINDOW", 4)

@@ -35,13 +35,15 @@ _SHARED: Final = np.dtype(
     [
         *((name, np.int64) for name in ("number", "since", "is_fixed", "begun", "start")),
         *((name, np.int64) for name in ("is_rest", "restored", "position", "num_parts", "after")),
+        ("num_restored", np.int64),
         ("parts", np.int64, (_MOST_PARTS, 3)),
         ("passes", np.int64, _NUM_SLOTS),
     ]
 )
 """What they share: the epoch that was set, after how many passes, and whether it is fixed; the pass
 that began last, its start, and whether it is the rest of an epoch; the place that was restored,
-with its parts; and after how many passes. And the passes that each worker has completed."""
+with its parts; after how many passes, and how often that was. And the passes that each worker has
+completed."""
 
 
 class SharedEpochs(Epochs):
@@ -70,6 +72,8 @@ class SharedEpochs(Epochs):
         # A restored position counts only in its own epoch, also in persistent workers (ORDER-11).
         if place is not None or number != self._shared["restored"]:
             self._note_place(place or EpochPlace(number))
+        # Workers that read ahead may still end a pass that began before: it counts no more.
+        self._shared["num_restored"] += place is not None
 
     def _note_place(self, place: EpochPlace) -> None:
         if len(place.history) > _MOST_PARTS:
@@ -135,12 +139,14 @@ class SharedEpochs(Epochs):
         shared = self._shared
         shared["begun"], shared["start"] = place.epoch, place.position
         shared["is_rest"] = bool(place.history)  # which is that of the restored epoch
-        self._pass = self.num_passes + 1
+        self._pass = self.num_passes + 1, int(shared["num_restored"])
 
     def complete(self) -> None:
         """Note that this worker has read its share of the pass to the end."""
-        number, num_workers = worker()  # which divide the places that are left over
-        self._shared["passes"][number::num_workers] = self._pass
+        num_passes, num_restored = self._pass
+        if num_restored == self._shared["num_restored"]:
+            number, num_workers = worker()  # which divide the places that are left over
+            self._shared["passes"][number::num_workers] = num_passes
 
 
 def worker() -> tuple[int, int]:

@@ -33,7 +33,7 @@ def second_sharder(sampler: Any) -> str | None:
         is_around = issubclass(kind, DistributedSampler) and package != "wids"
         if package == "accelerate" and kind.__name__ in _OF_ACCELERATE:
             return f"{kind.__name__} (accelerate)"
-        if is_around and caller is not sampler and vars(caller).get("num_replicas") != 1:
+        if is_around and caller is not sampler and vars(caller).get("num_replicas", 1) != 1:
             return f"{kind.__name__} ({package})"
     return None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -113,7 +113,9 @@ class Chunks:
         at = self.number_at(start)
         while start < stop:
             chunk_start, chunk_stop = self.start(at), int(self.ends[at])
-            yield self.starts[at] + self._order(at)[start - chunk_start : stop - chunk_start]
+            is_whole = start == chunk_start and chunk_stop <= stop  # nobody asks for it again soon
+            order = self._order(at, permutation if is_whole else self._kept_permutation)
+            yield self.starts[at] + order[start - chunk_start : stop - chunk_start]
             start, at = chunk_stop, at + 1
 
     def number_at(self, position: int) -> int:
@@ -125,25 +127,31 @@ class Chunks:
         """Return the position at which a chunk of the sequence starts."""
         return int(self.ends[at - 1]) if at else 0
 
-    def _order(self, at: int) -> IntArray:
+    def _order(self, at: int, permuted: Callable[..., IntArray]) -> IntArray:
         """Return the order of the indices of a chunk, counted from its first."""
         length = int(self.ends[at]) - self.start(at)
         if not self.shuffle:
             return np.arange(length)
         epoch, run = self.key
-        number = int(self.numbers[at])
-        return self._permutation(length, self.seed, epoch, _IN_CHUNK, run, number)
+        return permuted(length, self.seed, epoch, _IN_CHUNK, run, int(self.numbers[at]))
 
     @cached_property
-    def _permutation(self) -> Callable[..., IntArray]:
-        # That of the latest chunk is kept, since neighbouring look-ups are in the same chunk.
-        return lru_cache(maxsize=1)(permutation)
+    def _kept_permutation(self) -> Callable[..., IntArray]:
+        longest = int(np.diff(self.ends, prepend=0).max())
+        return _kept_permutations(max(1, _NUM_HELD >> longest.bit_length()))
 
     def position(self, index: int) -> int:
         """Return the position of an index that the sequence has."""
         is_in = (self.starts <= index) & (index < self.starts + np.diff(self.ends, prepend=0))
         at = int(np.argmax(is_in))
-        return self.start(at) + int(np.flatnonzero(self._order(at) == index - self.starts[at])[0])
+        order = self._order(at, self._kept_permutation)
+        return self.start(at) + int(np.flatnonzero(order == index - self.starts[at])[0])
+
+
+@cache
+def _kept_permutations(count: int) -> Callable[..., IntArray]:
+    """Return `permutation` with as many of its latest results, of all sequences of chunks."""
+    return lru_cache(count)(permutation)
 
 
 def interleaved(runs: list[Iterator[npt.NDArray[Any]]]) -> Iterator[npt.NDArray[Any]]:
@@ -179,6 +187,9 @@ _CHUNK_ORDER: Final = 0
 
 _NUM_KEPT: Final = 256
 """Sequences of chunks that are kept of an epoch, for look-ups in many runs."""
+
+_NUM_HELD: Final = 1 << 20
+"""Indices of the chunks that were looked up last, which are kept for the next look-ups."""
 
 
 class Run(Protocol):
