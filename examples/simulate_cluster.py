@@ -98,17 +98,17 @@ def chunks_of_ranks(cluster: Cluster, epoch: int = 0) -> list[list[Chunk]]:
     )
     settings = sampler.settings
     found = []
-    for run in settings.runs(sampler.seed, epoch, range(settings.num_runs)):
-        ends = run.chunks.ends
-        first, last = np.searchsorted(ends, (run.start, run.stop - 1), side="right")
+    runs = settings.of_epoch(sampler.seed, epoch)
+    for run in map(runs.run, range(settings.num_runs)):
         own = []
-        for number in range(first, last + 1):
-            low = int(ends[number - 1]) if number else 0
-            high = int(ends[number])
-            edge, width = int(run.chunks.starts[number]), cluster.samples_per_shard
-            shards = range(edge // width, -(-(edge + high - low) // width))
-            start, stop = max(low, run.start), min(high, run.stop)
-            own.append(Chunk(shards, start - run.start, stop - run.start))
+        for chunks, begin, end in run.indices.pieces(run.start, run.stop):
+            first, last = np.searchsorted(chunks.ends, (begin, end - 1), side="right")
+            for number in range(first, last + 1):
+                low, high = chunks.start(number), int(chunks.ends[number])
+                edge, width = int(chunks.starts[number]), cluster.samples_per_shard
+                shards = range(edge // width, -(-(edge + high - low) // width))
+                start, stop = max(low, begin), min(high, end)
+                own.append(Chunk(shards, start - begin, stop - begin))  # a run is one piece
         found.append(own)
     return found
 
