@@ -231,6 +231,13 @@ def test_what_exists_is_not_overwritten(work: Work, folder: Path) -> None:
     assert contents(folder / "out") == before
 
 
+def test_parts_make_their_folder(folder: Path) -> None:
+    """As an undivided run does."""
+    for part in ("1/2", "2/2"):
+        assert rewrite("another/folder", "--part", part)[0] == 0
+    assert rewrite("another/folder", "--merge")[0] == 0
+
+
 def test_a_part_in_whose_way_a_file_is(folder: Path) -> None:
     """It is an error before anything is written, as in an undivided run."""
     (folder / "out" / "new-000001.tar").write_bytes(b"of others")

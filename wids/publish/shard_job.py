@@ -207,7 +207,9 @@ class ShardJob(Job):
         merge deletes the rest.
         """
         self.output.check_unpublished()
-        existing = self.output.existing_shards()[:1]
+        existing: list[str] = []
+        with suppress(FileNotFoundError):  # the folder is made below
+            existing += self.output.existing_shards()[:1]
         if self.journal.plan is None:  # looked at last, since other parts may begin meanwhile
             self.output.check_absent(*existing)
         self.output.make_folder()
