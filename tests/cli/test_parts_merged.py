@@ -236,6 +236,7 @@ def test_parts_make_their_folder(folder: Path) -> None:
     for part in ("1/2", "2/2"):
         assert rewrite("another/folder", "--part", part)[0] == 0
     assert rewrite("another/folder", "--merge")[0] == 0
+    assert (folder / "another" / "folder" / "new.json").exists()
 
 
 def test_a_part_in_whose_way_a_file_is(folder: Path) -> None:
