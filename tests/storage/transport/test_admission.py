@@ -257,6 +257,27 @@ def test_those_that_wait_are_not_refused_one_after_the_other(server: Server) -> 
     assert sum(request.is_refused for request in server.log) <= 30
 
 
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_pauses_grow_while_the_only_request_is_refused(server: Server, *, is_awaited: bool) -> None:
+    """The head of a refusal is no answer; that of a response is one."""
+    url = server.page("/small", bytes(1000), faults=[Fault(429)] * 3)
+    known = admission().server(server.url, is_awaited=is_awaited)
+    counts = list[int]()
+    refused = known.note_refusal
+
+    def note_refusal() -> None:
+        refused()
+        counts.append(known.num_rejected)
+
+    known.note_refusal = note_refusal  # type: ignore[method-assign]
+    if is_awaited:
+        assert Fetcher().range_reader(url, 1000)(0, 10) == bytes(10)
+    else:
+        assert len(saved(url)) == 1000
+    assert (counts, known.num_rejected) == ([1, 2, 3], 0)
+
+
 @pytest.mark.parametrize("is_awaited", [True, False])
 def test_who_is_refused_gets_half_of_the_server(
     server: Server, monkeypatch: pytest.MonkeyPatch, *, is_awaited: bool

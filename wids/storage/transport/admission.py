@@ -30,7 +30,7 @@ from wids.storage import stages
 from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
 from wids.storage.transport.request_log import log_request
 from wids.storage.transport.retry import check_waits, left_s, server_at
-from wids.storage.transport.stream import CHUNK_NBYTES, TransientError
+from wids.storage.transport.stream import CHUNK_NBYTES, REFUSAL_STATUSES, TransientError
 
 _logger = logging.getLogger(__name__)
 
@@ -176,7 +176,8 @@ class Permit:
     def answered(self) -> None:
         """Note the beginning of the response."""
         server = self._server
-        if server.is_awaited and not server.num_rejected:  # no limit depends on it
+        is_refusal = self.status in REFUSAL_STATUSES  # of which `leave` is told
+        if is_refusal or (server.is_awaited and not server.num_rejected):  # no limit depends on it
             server.event_s = time.monotonic()
         else:
             self.note(0)
