@@ -26,7 +26,7 @@ import pytest
 from wids.errors import WidsError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import admission, http, range_loop, retry
+from wids.storage.transport import admission, http, machine, retry
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     Connection,
@@ -36,6 +36,7 @@ from wids.storage.transport.connections import (
     request_head,
 )
 from wids.storage.transport.http import Http, Route
+from wids.storage.transport.machine import Machine, Poller
 
 _NOW_S = 1_700_000_000
 _PROGRESS_NBYTES = 500
@@ -162,17 +163,17 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def selector(self) -> selectors.BaseSelector:
-        """Return a selector that waits by this clock."""
+    def poller(self) -> Poller:
+        """Return a poller that waits by this clock."""
         clock = self
 
-        class Selector(selectors.DefaultSelector):
-            def select(self, timeout: float | None = None) -> Any:
+        class Waits(selectors.DefaultSelector):
+            def poll(self, timeout: float, /) -> list[tuple[int, int]]:
                 found = super().select(0)
-                clock.now_s += 0 if found else timeout or 0
-                return found
+                clock.now_s += 0 if found else timeout
+                return [(key.fd, events) for key, events in found]
 
-        return Selector()
+        return Waits()
 
 
 def connect_now(self: Connecting, idle: list[Connection], connect: Any) -> None:
@@ -383,12 +384,8 @@ def run(
 ) -> int:
     """Check servers, for some seconds at most; return how many gave what was asked for."""
     clock = Clock()
-    monkeypatch.setattr(range_loop, "time", clock)
-    monkeypatch.setattr(
-        range_loop,
-        "selectors",
-        SimpleNamespace(DefaultSelector=clock.selector, EVENT_READ=selectors.EVENT_READ),
-    )
+    here = Machine(clock.monotonic, clock.sleep, clock.poller)
+    monkeypatch.setattr(machine, "HERE", here)
     monkeypatch.setattr(Connecting, "start", connect_now)
     monkeypatch.setattr(retry, "_pause", lambda *_: False)
     monkeypatch.setattr(admission, "_LONGEST_PAUSE_S", 0.0)

@@ -17,7 +17,8 @@ from remote_site import EXPECTED, LENGTHS, Site, texts
 
 import wids
 from wids.errors import FetchError, NotFoundError, ShardFormatError
-from wids.storage.transport import range_loop
+from wids.storage.transport import machine
+from wids.storage.transport.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -209,15 +210,15 @@ def test_responses_are_released_when_their_samples_are_cut(
     class Block(bytearray):
         """Memory that tells when it is freed."""
 
-    def block(nbytes: int) -> Block:
+    def block(nbytes: int) -> memoryview:
         found = Block(nbytes)
         made.append(weakref.ref(found))
-        return found
+        return memoryview(found)
 
     site.dataset_index()
     options: Any = {"access": "range", "raw": raw, "transformations": None}
     with wids.ShardListDataset(site.spec(index="train.index"), **options) as dataset:
-        monkeypatch.setattr(range_loop, "bytearray", block, raising=False)
+        monkeypatch.setattr(machine, "HERE", Machine(memory=block))
         _, open_shard = dataset.reader.of_batch(np.array([0, 9, 19]))
         assert made
         assert [each() for each in made] == [None] * len(made)

@@ -10,7 +10,6 @@ import re
 import socket
 import threading
 import time
-import types
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -25,9 +24,11 @@ from transfers import answering
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import Arrived, RangeReader, read_all
-from wids.storage.transport import hedging, range_loop
+from wids.storage.transport import hedging, machine, range_loop
 from wids.storage.transport.admission import admission
+from wids.storage.transport.machine import Machine
 from wids.storage.transport.retry import CancelledError, cancelled_by
+from wids.storage.transport.stream import Stream
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -259,12 +260,12 @@ def test_ranges_share_blocks_of_memory(server: Server, monkeypatch: pytest.Monke
     """One for those of a batch, of the length that these need; more for long batches."""
     lengths: list[int] = []
 
-    def memory(nbytes: int) -> bytearray:
+    def memory(nbytes: int) -> memoryview:
         lengths.append(nbytes)
-        return bytearray(nbytes)
+        return memoryview(bytearray(nbytes))
 
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
-    monkeypatch.setattr(range_loop, "bytearray", memory, raising=False)
+    monkeypatch.setattr(machine, "HERE", Machine(memory=memory))
     monkeypatch.setattr(range_loop, "_BLOCK_NBYTES", 25_000)
     for count, blocks in ((1, [1000]), (20, [20_000]), (40, [25_000, 15_000])):
         read_all([(reader, 0, 1000)] * count, kept)
@@ -317,6 +318,29 @@ def test_a_closed_connection_costs_no_attempt() -> None:
         reader = Fetcher({"retry_s": 0, "hedge": False}).range_reader(url, len(DATA))
         check_all([reader], 200)
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_error_between_requests_leaves_the_connection(server: Server) -> None:
+    """What ends a batch while the next request is chosen: the connection is free for others."""
+    reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
+    wanted = reader.request(3, 9)
+    assert wanted is not None
+    finish, arrived = wanted.finish, list[bytes]()
+
+    def finish_and_note(stream: Stream, data: memoryview) -> memoryview:
+        arrived.append(bytes(data))
+        return finish(stream, data)
+
+    def more() -> None:
+        if arrived:
+            raise KeyboardInterrupt
+
+    wanted.finish = finish_and_note
+    with pytest.raises(KeyboardInterrupt):
+        range_loop.read_ranges([wanted], range_loop.raise_error, more)
+    assert arrived == [DATA[3:9]]
+    assert reader(3, 9) == DATA[3:9]
+    assert len({request.port for request in server.log}) == 1
 
 
 def test_no_error_keeps_what_callers_hold(server: Server) -> None:
@@ -428,8 +452,8 @@ def test_time_in_which_nobody_looks_is_no_silence(
     """What arrives while a caller uses other bytes is not requested again."""
     reader = Fetcher({"hedge": True}).range_reader(server.page("/a", DATA), len(DATA))
     passed_s = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
-    monkeypatch.setattr(range_loop, "time", clock)
+    here = Machine(now_s=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr(machine, "HERE", here)
     is_used, is_sent = threading.Event(), threading.Event()
     answer, hedged = server._answer, list[float]()
     monkeypatch.setattr(hedging.Pace, "note_hedge", lambda *args: hedged.append(args[-1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeVar
@@ -46,7 +45,6 @@ class Server:
         asked: A read whose permit has not come, and the permit.
         passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
-        free: The connection of a request that has just ended, for the next one.
         pace: What is known of its requests.
     """
 
@@ -56,7 +54,6 @@ class Server:
     asked: tuple[Read, Permit] | None = None
     passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
-    free: Connection | None = None
 
     def __post_init__(self) -> None:
         self.pace = hedging.pace_of(self.name)
@@ -67,6 +64,8 @@ class Exchange:
 
     Attributes:
         sock: The socket of its connection.
+        number: Its number, as long as it is open.
+        sent_s: When it was sent.
         is_first: Whether the connection is new.
         heard_s: When something arrived last.
         window: Since when its speed is measured, and the bytes that had arrived then.
@@ -96,14 +95,16 @@ class Exchange:
         permit: Permit,
         connection: Connection,
         sock: socket.socket,
+        sent_s: float,
         *,
         is_first: bool,
     ) -> None:
         self.server, self.read, self.permit = server, read, permit
-        self.connection, self.sock, self.is_first = connection, sock, is_first
+        self.connection, self.sock, self.number = connection, sock, sock.fileno()
+        self.is_first = is_first
         self.tag, self.arrived = read.tag, read.arrived
-        self.sent_s = self.heard_s = time.monotonic()
-        self.window = self.sent_s, 0
+        self.sent_s = self.heard_s = sent_s
+        self.window = sent_s, 0
         wanted = read.wanted
         self.like = server.pace.like(0 if wanted.write else wanted.stop - wanted.start)
 

@@ -14,17 +14,15 @@ which a thread reads.
 from __future__ import annotations
 
 import math
-import selectors
-import socket
-import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final, TypeAlias
+from selectors import EVENT_READ
+from typing import Final, TypeAlias
 
 from wids.errors import FetchError, WidsError
 from wids.storage import stages
-from wids.storage.transport import hedging, retry
+from wids.storage.transport import hedging, machine, retry
 from wids.storage.transport.admission import Permit, admission, response_nbytes
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
@@ -49,6 +47,7 @@ from wids.storage.transport.http import (
     connection_error,
     stream_of,
 )
+from wids.storage.transport.machine import Machine
 from wids.storage.transport.range_reads import END, Range, Read
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import PastEndError, Stream, TransientError
@@ -108,7 +107,7 @@ def read_ranges(
         A stream from the beginning of a range, or of its file; None if there is none yet.
     """
     with stages.fetching():
-        loop = _Loop(take, more)
+        loop = _Loop(take, more, machine.HERE)
         try:
             return loop.run(ranges)
         finally:
@@ -124,25 +123,25 @@ def raise_error(_: int, arrived: memoryview | WidsError) -> None:
 class _Loop:
     """The requests of one call of `read_ranges`, whose thread drives them."""
 
-    def __init__(self, take: Taker, more: Callable[[], Range | None] | None) -> None:
+    def __init__(self, take: Taker, more: Callable[[], Range | None] | None, here: Machine) -> None:
         self._take, self._more = take, more
+        self._now_s, self._sleep, self._new_memory = here.now_s, here.sleep, here.memory
         self._num_left = 0
         self._numbers = count()
         self._unusual: dict[int, Stream | None] = {}
         self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, Server] = {}
-        self._busy: dict[socket.socket, Exchange] = {}
-        self._watched: dict[Connection, socket.socket] = {}
+        self._busy: dict[int, Exchange] = {}  # by the numbers of their sockets
         self._later: list[tuple[float, int, Read]] = []
         self._order = count()
-        self._selector = selectors.DefaultSelector()
+        self._poller = here.poller()
         self._connecting: Connecting | None = None
-        self._scratch = memoryview(bytearray(_HEAD_NBYTES))
+        self._scratch = here.memory(_HEAD_NBYTES)
         self._window = memoryview(b"")
         self._block = memoryview(b"")
         self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._asked: list[Permit] = []  # that have not come
-        self._looked_s = time.monotonic()  # what had arrived then was used, or is known to be ready
+        self._looked_s = here.now_s()  # what had arrived then was used, or is known to be ready
         self._tick_s = self._looked_s + _TICK_S
 
     def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
@@ -152,8 +151,8 @@ class _Loop:
             self._add(wanted)
         while self._num_left:
             self._fill_all()
-            for sock in self._wait() if self._num_left else ():
-                exchange = self._busy.get(sock)  # None if it has lost a race meanwhile
+            for number, _ in self._wait() if self._num_left else ():
+                exchange = self._busy.get(number)  # None if it has lost a race meanwhile
                 if exchange is None:
                     self._use_made()
                 else:
@@ -180,7 +179,7 @@ class _Loop:
                 admission().withdraw(permit)
         if self._connecting is not None:
             self._connecting.end()
-        self._selector.close()
+        self._poller.close()
 
     def _add(self, wanted: Range) -> None:
         read = Read(next(self._numbers), wanted)
@@ -244,9 +243,9 @@ class _Loop:
             if not permit.is_counted:
                 return
             server.asked = None
-            permit.waited_s = time.monotonic() - permit.asked_s
+            permit.waited_s = self._now_s() - permit.asked_s
             read.waits("a connection or a response")
-            connection = self._idle_connection(server, read.route)
+            connection = read.route.idle_connection()
             if connection is not None:
                 self._send(server, read, permit, connection, is_first=False)
             else:
@@ -254,19 +253,10 @@ class _Loop:
                 if server.num_connecting < len(server.passed):
                     self._connect(server, read.route)
 
-    def _idle_connection(self, server: Server, route: Route) -> Connection | None:
-        """Return the connection of a request that has just ended, or another one, or None."""
-        free, server.free = server.free, None
-        if free is None or free.is_idle():
-            return free or route.idle_connection()
-        self._unwatch(free)
-        free.close()
-        return route.idle_connection()
-
     def _connect(self, server: Server, route: Route) -> None:
         if self._connecting is None:
             self._connecting = Connecting()
-            self._selector.register(self._connecting.waker, selectors.EVENT_READ)
+            self._poller.register(self._connecting.waker.fileno(), EVENT_READ)
         server.num_connecting += 1
         self._connecting.start(server.idle, route.connect)
 
@@ -284,7 +274,7 @@ class _Loop:
                 if not isinstance(made, OSError):
                     raise made
                 error = connection_error(read.wanted.url, made)
-                self._failed(read, error, time.monotonic() - permit.sent_s)
+                self._failed(read, error, self._now_s() - permit.sent_s)
                 return True
         return False
 
@@ -300,7 +290,6 @@ class _Loop:
         try:
             sock = connection.begin(read.route.head)
         except OSError as error:
-            self._unwatch(connection)
             connection.close()
             permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
@@ -310,30 +299,29 @@ class _Loop:
             permit.leave()
             self._leave_to_http(read)
             return
-        exchange = Exchange(server, read, permit, connection, sock, is_first=is_first)
+        exchange = Exchange(
+            server, read, permit, connection, sock, self._now_s(), is_first=is_first
+        )
         server.pace.num_requests += not read.was_hedged
-        self._busy[sock] = exchange
-        if connection not in self._watched:
-            self._selector.register(sock, selectors.EVENT_READ)
-            self._watched[connection] = sock
+        self._busy[exchange.number] = exchange
+        self._poller.register(exchange.number, EVENT_READ)
         late_s = exchange.like.late_s or hedging.SILENT_S
         self._tick_s = min(self._tick_s, exchange.sent_s + late_s)
 
-    def _wait(self) -> list[Any]:
-        """Wait for bytes, a connection, a permit or a time; return the sockets that have bytes."""
+    def _wait(self) -> list[tuple[int, int]]:
+        """Wait for bytes, a connection, a permit or a time; return what `Poller.poll` does."""
         check_waits()
         until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
-        wait_s = min(_TICK_S, max(0.0, until_s - time.monotonic()))
+        wait_s = min(_TICK_S, max(0.0, until_s - self._now_s()))
         asked = self._asked
-        ready: list[Any] = []
+        ready: list[tuple[int, int]] = []
         if self._busy or any(server.passed for server in self._servers.values()):
-            found = self._selector.select(min(wait_s, _ASKED_S) if asked else wait_s)
-            ready = [key.fileobj for key, _ in found]
+            ready = self._poller.poll(min(wait_s, _ASKED_S) if asked else wait_s)
         elif asked:
             admission().wait_a_moment(asked[0], _ASKED_S if len(asked) > 1 else _TICK_S)
         else:
-            time.sleep(wait_s)
-        self._looked_s = time.monotonic()
+            self._sleep(wait_s)
+        self._looked_s = self._now_s()
         return ready
 
     def _use_made(self) -> None:
@@ -376,7 +364,7 @@ class _Loop:
         """Return fresh memory, of a block for several ranges."""
         if len(self._block) < nbytes:
             block_nbytes = max(nbytes, min(_BLOCK_NBYTES, self._left_nbytes))
-            self._block = memoryview(bytearray(block_nbytes))
+            self._block = self._new_memory(block_nbytes)
         memory, self._block = self._block[:nbytes], self._block[nbytes:]
         self._left_nbytes -= nbytes
         return memory
@@ -392,7 +380,7 @@ class _Loop:
         """Do the same into a file; stop after a window, so that the others have their permit."""
         wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
         error: OSError | None = None
-        self._window = self._window or memoryview(bytearray(_WINDOW_NBYTES))
+        self._window = self._window or self._new_memory(_WINDOW_NBYTES)
         while exchange.nbytes < exchange.size and error is None and wanted.write is not None:
             if not most_nbytes:
                 return BlockingIOError()
@@ -506,7 +494,7 @@ class _Loop:
         read, stream, server = exchange.read, exchange.stream, exchange.server
         if stream is None:
             return
-        self._busy.pop(exchange.sock, None)
+        self._forget(exchange)
         exchange.permit.ended(exchange.nbytes - exchange.noted_nbytes)
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
@@ -514,15 +502,10 @@ class _Loop:
         data = None if read.is_done else self._checked(exchange, stream, buffer)
         connection = exchange.connection
         if not exchange.is_kept:
-            self._unwatch(connection)
             connection.close()
         elif not (server.passed and self._use(server, connection, is_first=False)):
-            server.free = connection
-        self._fill_all()  # before this thread does anything else
-        if server.free is not None:
-            server.free = None
-            self._unwatch(connection)
             server.idle.append(connection)
+        self._fill_all()  # before this thread does anything else
         if data is not None:
             self._take(read.number, data)
 
@@ -532,7 +515,7 @@ class _Loop:
         try:
             data = read.wanted.finish(stream, buffer)
         except WidsError as error:
-            self._failed(read, error, time.monotonic() - exchange.sent_s)
+            self._failed(read, error, self._now_s() - exchange.sent_s)
             return None
         read.num_racing -= 1
         read.attempts.succeeded()
@@ -561,14 +544,9 @@ class _Loop:
 
     def _forget(self, exchange: Exchange) -> None:
         """Wait no longer for a response."""
-        self._busy.pop(exchange.sock, None)
-        self._unwatch(exchange.connection)
-
-    def _unwatch(self, connection: Connection) -> None:
-        """Wait no longer for a connection."""
-        sock = self._watched.pop(connection, None)
-        if sock is not None:
-            self._selector.unregister(sock)  # before it is closed: a child may share it
+        if self._busy.get(exchange.number) is exchange:  # its number may be another's now
+            del self._busy[exchange.number]
+            self._poller.unregister(exchange.number)  # before it is closed: a child may share it
 
     def _end(self, exchange: Exchange, error: BaseException | None = None) -> None:
         """Drop a request and its connection."""
@@ -580,7 +558,7 @@ class _Loop:
 
     def _fail(self, exchange: Exchange, error: OSError | WidsError) -> None:
         """Drop a request that failed, and queue its read again or hand out the error."""
-        read, spent_s = exchange.read, time.monotonic() - exchange.sent_s
+        read, spent_s = exchange.read, self._now_s() - exchange.sent_s
         if exchange.refusal is not None and not isinstance(error, WidsError):
             error = refusal_of(exchange, exchange.refusal)  # without the rest of its text
         if isinstance(error, WidsError):
@@ -628,7 +606,7 @@ class _Loop:
             else:
                 read.begin()
                 read.waits("the next attempt")
-                heappush(self._later, (time.monotonic() + wait_s, next(self._order), read))
+                heappush(self._later, (self._now_s() + wait_s, next(self._order), read))
                 return
         self._hand_out(read, error)
 
@@ -641,7 +619,7 @@ class _Loop:
                 read.waits("")
                 self._hand_out(read, read.wanted.timeouts.deadline_error())
         for exchange in list(self._busy.values()):
-            if exchange.sock not in self._busy:
+            if self._busy.get(exchange.number) is not exchange:
                 continue
             timeout_s = exchange.read.wanted.http.timeout_s
             if exchange.refusal is not None:
