@@ -326,7 +326,7 @@ def test_a_request_that_is_cut_off_teaches_no_time() -> None:
     assert (limit.value, limit.is_prompt) == (value, False)
     permit = permit_of(admission, SERVER, is_awaited=True)
     permit.answered()
-    permit.ended(10)
+    permit.leave(nbytes=10, is_whole=True)
     # However long it took, one more is in flight, or the processor is the limit.
     assert limit.value > value or limit.is_prompt
 

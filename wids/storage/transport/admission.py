@@ -27,8 +27,8 @@ from typing import Final, TypeAlias
 
 from wids.errors import printable
 from wids.storage import stages
+from wids.storage.transport import request_log
 from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
-from wids.storage.transport.request_log import log_request
 from wids.storage.transport.retry import check_waits, left_s, server_at
 from wids.storage.transport.stream import CHUNK_NBYTES, REFUSAL_STATUSES, TransientError
 
@@ -152,10 +152,10 @@ class Permit:
 
     is_counted = False  # also of one that Ctrl-C interrupted while it was made
     status: int | None = None
-    waited_s = sent_s = since_s = 0.0
+    sent_s = since_s = 0.0
     generation = _received_nbytes = 0
     _latency_s = _answered_s = 0.0
-    _has_answered = _is_whole = False
+    _has_answered = False
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Permit:
         self._server = server
         self._request = request
         self.nbytes = nbytes
-        self.asked_s = time.monotonic()
+        self._asked_s = time.monotonic()
         self.passed = threading.Lock()
 
     def answered(self) -> None:
@@ -183,17 +183,15 @@ class Permit:
             self.note(0)
         self._has_answered = True
 
-    def ended(self, nbytes: int) -> None:
-        """Note all bytes of the response at once, and leave."""
-        self._is_whole = True
-        self.leave(nbytes=nbytes)
-
-    def leave(self, error: BaseException | None = None, nbytes: int = 0) -> None:
+    def leave(
+        self, error: BaseException | None = None, nbytes: int = 0, *, is_whole: bool = False
+    ) -> None:
         """End the permit; it may be called again.
 
         Args:
             error: Why the request has failed, if it has.
             nbytes: Bytes of the response that were not noted.
+            is_whole: Whether all of it has arrived.
         """
         admission, server = self._admission, self._server
         # A child does not have the requests of its parent, nor the thread that holds this lock.
@@ -207,7 +205,7 @@ class Permit:
             if is_refusal:
                 server.note_refusal()
             # Not if the reader wanted no more of it: all of it would have taken longer.
-            elif error is None and self._is_whole:
+            elif error is None and is_whole:
                 self._measure(nbytes, has_ended=False)
                 limit.note_request(time.monotonic() - self.sent_s)
                 if not server.is_awaited:
@@ -215,15 +213,15 @@ class Permit:
                     self._measure(0, has_ended=True)
             stages.count(stages.REQUESTS)
             admission.give_back(self)
-
-        log_request(
-            *self._request,
-            self.sent_s,
-            status=self.status,
-            nbytes=self._received_nbytes,
-            waited_s=self.waited_s,
-            error=error,
-        )
+        if request_log.is_on(logging.DEBUG):
+            request_log.log_request(
+                *self._request,
+                self.sent_s,
+                status=self.status,
+                nbytes=self._received_nbytes,
+                waited_s=self.sent_s - self._asked_s,
+                error=error,
+            )
         if is_refusal and limit.value < limit_before:
             _logger.info(
                 "%s: it refused a request; at most %d at a time now",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeVar
 
 from wids.errors import WidsError
-from wids.storage.transport import hedging
 from wids.storage.transport.admission import Permit
 from wids.storage.transport.connections import (
     MAX_OVERHEAD_NBYTES,
@@ -24,6 +23,7 @@ from wids.storage.transport.connections import (
     head_end,
     parsed_head,
 )
+from wids.storage.transport.hedging import Pace
 from wids.storage.transport.http import TEXT_NBYTES, refusal_error
 from wids.storage.transport.range_reads import Read
 from wids.storage.transport.stream import Stream
@@ -41,22 +41,20 @@ class Server:
     Attributes:
         name: Scheme and host, for admission control.
         idle: The connections without a request.
+        pace: What is known of its requests.
         ready: The reads to request, the first one first.
         asked: A read whose permit has not come, and the permit.
         passed: Reads whose permit has come, and which have no connection yet.
         num_connecting: Connections that are being made; each of these reads has one, or more.
-        pace: What is known of its requests.
     """
 
     name: str
     idle: list[Connection]
+    pace: Pace
     ready: deque[Read] = field(default_factory=deque)
     asked: tuple[Read, Permit] | None = None
     passed: deque[tuple[Read, Permit]] = field(default_factory=deque)
     num_connecting: int = 0
-
-    def __post_init__(self) -> None:
-        self.pace = hedging.pace_of(self.name)
 
 
 class Exchange:
@@ -152,7 +150,7 @@ def received_head(exchange: Exchange, scratch: memoryview) -> Head:
 
 
 def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]:
-    """Receive bytes until memory is full; return their number, and what ended that before."""
+    """Receive what has arrived, until memory is full; return its bytes, and what ended it."""
     nbytes = min(len(exchange.head), len(into))
     into[:nbytes], exchange.head = exchange.head[:nbytes], exchange.head[nbytes:]
     try:
@@ -161,8 +159,10 @@ def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]
             if not more_nbytes:
                 raise CutError(f"{exchange.nbytes + nbytes} of {exchange.size} bytes arrived")
             nbytes += more_nbytes
+            if not hasattr(exchange.sock, "pending"):
+                break  # the poller says when there is more, except of what TLS has read
     except OSError as error:
-        return nbytes, freed(error)
+        return nbytes, None if is_wait(error) else freed(error)
     return nbytes, None
 
 

@@ -106,7 +106,7 @@ def read_ranges(
     Returns:
         A stream from the beginning of a range, or of its file; None if there is none yet.
     """
-    with stages.fetching():
+    with stages.nested(stages.FETCH):
         loop = _Loop(take, more, machine.HERE)
         try:
             return loop.run(ranges)
@@ -216,10 +216,12 @@ class _Loop:
         idle = read.route.idle
         server = self._servers.get(id(idle))
         if server is None:
-            server = self._servers[id(idle)] = Server(origin(read.wanted.url), idle)
+            name = origin(read.wanted.url)
+            server = self._servers[id(idle)] = Server(name, idle, hedging.pace_of(name))
         (server.ready.appendleft if is_first else server.ready.append)(read)
 
     def _fill(self, server: Server) -> None:
+        control = admission()
         while server.asked is not None or server.ready:
             if server.asked is None:
                 read = server.ready.popleft()
@@ -227,7 +229,7 @@ class _Loop:
                     continue
                 wanted, is_awaited = read.wanted, read.wanted.write is None
                 stop = None if wanted.stop == END else wanted.stop
-                permit = admission().ask(
+                permit = control.ask(
                     server.name,
                     response_nbytes(wanted.start, stop, is_collected=is_awaited),
                     ("GET", wanted.url),
@@ -237,14 +239,14 @@ class _Loop:
                 server.asked = read, permit
             read, permit = server.asked
             if read.is_done:  # by its first request, while the second waited for its permit
-                admission().withdraw(permit)
+                control.withdraw(permit)
                 server.asked = None
                 continue
             if not permit.is_counted:
                 return
             server.asked = None
-            permit.waited_s = self._now_s() - permit.asked_s
-            read.waits("a connection or a response")
+            if self._limited:  # else nobody asks
+                read.waits("a connection or a response")
             connection = read.route.idle_connection()
             if connection is not None:
                 self._send(server, read, permit, connection, is_first=False)
@@ -347,18 +349,23 @@ class _Loop:
             self._leave_to_http(exchange.read, unusual.stream)
             return
         except (OSError, WidsError) as found:
+            if is_wait(found):
+                return
             error = freed(found)
         if is_again:
             self._request_again(exchange)
             return
-        if error is None:
-            if is_new and is_file:
+        if error is None and is_file:
+            if is_new:
                 self._fill_all()  # before the turn of this one is for another file
-            error = self._write(exchange) if is_file else self._collect(exchange)
-        if error is None:
-            self._finish(exchange)
-        elif not is_wait(error):
+            error = self._write(exchange)
+        elif error is None:
+            nbytes, error = received(exchange, exchange.memory[exchange.nbytes : exchange.size])
+            exchange.nbytes += nbytes
+        if error is not None:
             self._fail(exchange, error)
+        elif exchange.nbytes == exchange.size:
+            self._finish(exchange)
 
     def _memory(self, nbytes: int) -> memoryview:
         """Return fresh memory, of a block for several ranges."""
@@ -369,25 +376,21 @@ class _Loop:
         self._left_nbytes -= nbytes
         return memory
 
-    def _collect(self, exchange: Exchange) -> OSError | None:
-        """Receive into memory; return what ended that before all bytes had arrived."""
-        rest = exchange.memory[exchange.nbytes : exchange.size]
-        nbytes, error = received(exchange, rest)
-        exchange.nbytes += nbytes
-        return error
-
     def _write(self, exchange: Exchange) -> OSError | None:
-        """Do the same into a file; stop after a window, so that the others have their permit."""
+        """Receive into a file, a window at most, so that the others have their permit.
+
+        Returns:
+            What ended the response before all bytes had arrived.
+        """
         wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
         error: OSError | None = None
         self._window = self._window or self._new_memory(_WINDOW_NBYTES)
-        while exchange.nbytes < exchange.size and error is None and wanted.write is not None:
-            if not most_nbytes:
-                return BlockingIOError()
+        while exchange.nbytes < exchange.size and most_nbytes and wanted.write is not None:
             window = self._window[: min(most_nbytes, exchange.size - exchange.nbytes)]
             nbytes, error = received(exchange, window)
-            # The selector does not see what TLS has read.
-            most_nbytes = getattr(exchange.sock, "pending", int)()
+            # The poller does not see what TLS has read.
+            is_over = error is not None or nbytes < len(window)
+            most_nbytes = 0 if is_over else getattr(exchange.sock, "pending", int)()
             if nbytes:
                 wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
                 exchange.nbytes += nbytes
@@ -404,7 +407,8 @@ class _Loop:
         read, wanted = exchange.read, exchange.read.wanted
         exchange.permit.status = head.status
         exchange.permit.answered()
-        retry.note_answer(exchange.server.name)
+        if exchange.is_first:
+            retry.note_answer(exchange.server.name)
         target = head.headers.get("location")
         if head.status in REDIRECTS and target is not None:
             if read.num_redirects == MAX_REDIRECTS:
@@ -431,7 +435,8 @@ class _Loop:
             exchange.like.note(self._looked_s - exchange.sent_s)
         elif not exchange.memory:
             exchange.memory = self._memory(exchange.size)
-        read.waits("bytes")
+        if self._limited:
+            read.waits("bytes")
         return True
 
     def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
@@ -495,7 +500,7 @@ class _Loop:
         if stream is None:
             return
         self._forget(exchange)
-        exchange.permit.ended(exchange.nbytes - exchange.noted_nbytes)
+        exchange.permit.leave(nbytes=exchange.nbytes - exchange.noted_nbytes, is_whole=True)
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]

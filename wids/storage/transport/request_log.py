@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from wids.errors import WidsError
 from wids.storage import stages
@@ -17,6 +18,9 @@ from wids.storage.transport.retry import check_waits, waiting_for
 from wids.storage.transport.stream import Data, Stream
 
 _logger = logging.getLogger(__name__)
+
+is_on: Final = _logger.isEnabledFor
+"""Whether requests are logged, at a level: a caller of many asks before it calls."""
 
 
 def noted(method: str, url: str, stream: Stream, sent_s: float) -> Stream:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, TypeVar
 
 from wids.errors import FetchError, printable
@@ -260,8 +261,9 @@ class Attempts:
     def succeeded(self) -> None:
         """Remember that the server has answered; say so if it was away."""
         server = self.timeouts.server
-        note_answer(server)
-        if server and (away_s := _outage_ends(server)):
+        _answered.add(server)
+        is_away = stages.here.common[_outage_at(server)] > 0
+        if server and is_away and (away_s := _outage_ends(server)):
             _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
 
     def _wait_s(self, error: TransientError, spent_s: float) -> float:
@@ -308,7 +310,7 @@ class Attempts:
 
 def _outage_begins(server: str) -> bool:
     """Note that a server is away; return whether no thread and no process has noted it before."""
-    at, now_s = server_at(server, stages.OUTAGES), time.monotonic()
+    at, now_s = _outage_at(server), time.monotonic()
     # Between processes there is no lock: at worst, two of them say the same.
     with shared_numbers.writing:
         times_s = stages.here.common
@@ -320,15 +322,19 @@ def _outage_begins(server: str) -> bool:
 
 def _outage_ends(server: str) -> float | None:
     """Note that a server has answered; return how many seconds it was away, if that was noted."""
-    at = server_at(server, stages.OUTAGES)
-    if stages.here.common[at] <= 0:
-        return None
+    at = _outage_at(server)
     with shared_numbers.writing:
         since_s, now_s = stages.here.common[at], time.monotonic()
         if since_s <= 0:
             return None
         stages.here.common[at] = -now_s
         return now_s - since_s
+
+
+@cache
+def _outage_at(server: str) -> int:
+    """Return where the time is since which a server is away."""
+    return server_at(server, stages.OUTAGES)
 
 
 def server_at(server: str, of: slice) -> int:
