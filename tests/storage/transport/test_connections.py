@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import socket
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from transfers import answering
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.transport import connections, http
-from wids.storage.transport.connections import Connection, request_head
+from wids.storage.transport.connections import Connection, Response, request_head
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -25,6 +27,20 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 def test_silence_is_noticed_within_fifteen_seconds() -> None:
     """The time-out without an option, for a connection and for the next bytes."""
     assert http.TIMEOUT_S == 15
+
+
+def test_a_response_without_a_connection_is_no_cycle() -> None:
+    """Nothing but its last use keeps it: each range has one, and few collections are for them."""
+    gc.disable()
+    try:
+        response = Response(206, {}, iter((b"abc",)))
+        assert list(response.pieces) == [b"abc"]
+        response = Response(206, {}, iter(()))
+        found = weakref.ref(response)
+        del response
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 class Clock:

@@ -87,6 +87,29 @@ def test_a_slow_server_ends_a_read_at_its_deadline(passed_s: list[float]) -> Non
             Fetcher({"deadline_s": 60}).read(url + "/a", 1000)
 
 
+def test_a_connection_that_comes_after_the_deadline_is_used(
+    server: Server, passed_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that still looks up a name does not hold up the read, and its work is not lost."""
+    is_found, look_up, num_looked_up = threading.Event(), socket.getaddrinfo, []
+
+    def look_up_slowly(*args: Any, **options: Any) -> Any:
+        num_looked_up.append(1)
+        passed_s.append(60)
+        is_found.wait(LONG_S)
+        return look_up(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+    fetcher, url = Fetcher({"deadline_s": 60}), server.page("/a", b"abc")
+    with raises(TimeoutError, "deadline_s", "for a connection or a response"):
+        fetcher.read(url, 3)
+    is_found.set()
+    passed_s.clear()
+    wait_for(lambda: all(each.name != "wids-connect" for each in threading.enumerate()))
+    assert fetcher.read(url, 3) == b"abc"
+    assert len(num_looked_up) == 1
+
+
 def test_a_wait_for_a_turn_ends_at_the_deadline(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -253,7 +253,8 @@ class Response:
     ) -> None:
         self.status = status
         self.headers = headers
-        self.pieces = self._pieces(body, on_end)
+        # A generator of this object, kept in it, is a cycle: only where there is something to end.
+        self.pieces = body if connection is None else self._pieces(body, on_end)
         self._connection = connection
 
     def close(self) -> None:

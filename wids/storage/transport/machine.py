@@ -32,19 +32,17 @@ class Poller(Protocol):
 
 
 class _Selector(selectors.DefaultSelector):
-    """A poller for systems without `select.epoll`, which passes through three more functions."""
+    """A poller for systems without `select.epoll`."""
 
     def poll(self, timeout: float, /) -> list[tuple[int, int]]:
         return [(key.fd, events) for key, events in self.select(timeout)]
 
 
-def new_poller() -> Poller:
-    """Return a poller without sockets."""
-    return select.epoll() if hasattr(select, "epoll") else _Selector()
+_POLLER: Final[Callable[[], Poller]] = getattr(select, "epoll", _Selector)
 
 
 def new_memory(nbytes: int) -> memoryview:
-    """Return memory that has anything in it: to clear it costs half as much as to fill it."""
+    """Return memory that has anything in it: to clear it would cost half as much as to fill it."""
     return np.empty(nbytes, np.uint8).data
 
 
@@ -61,7 +59,7 @@ class Machine:
 
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    poller: Callable[[], Poller] = new_poller
+    poller: Callable[[], Poller] = _POLLER
     memory: Callable[[int], memoryview] = new_memory
 
 
