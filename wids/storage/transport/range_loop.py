@@ -58,9 +58,7 @@ _HEAD_NBYTES: Final = 4 << 10
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
 _BLOCK_NBYTES: Final = 8 << 20
-"""Memory for several ranges. `malloc` gives pieces of 128 kB back to the system when a batch ends,
-and getting their pages again costs twice as much processor time as receiving into them; it keeps
-blocks like this one."""
+"""Memory for several ranges: asking for it costs as much as for one."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
