@@ -405,8 +405,7 @@ class _Loop:
         read, wanted = exchange.read, exchange.read.wanted
         exchange.permit.status = head.status
         exchange.permit.answered()
-        if exchange.is_first:
-            retry.note_answer(exchange.server.name)
+        retry.note_answer(exchange.server.name)
         target = head.headers.get("location")
         if head.status in REDIRECTS and target is not None:
             if read.num_redirects == MAX_REDIRECTS:
