@@ -73,7 +73,7 @@ def test_as_many_pass_as_the_limit_allows() -> None:
         permit.leave()
 
 
-def test_servers_are_met_while_turns_end() -> None:
+def test_servers_are_met_while_permits_end() -> None:
     """A thread that meets a server does not disturb one that lets others pass."""
     admission, errors, is_over = Admission(), list[Exception](), threading.Event()
     interval_s = sys.getswitchinterval()
@@ -134,7 +134,7 @@ def test_a_cancelled_wait_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None
     assert admission.server(SERVER).num_in_flight == 0
 
 
-def test_idle_turns_do_not_block_others() -> None:
+def test_idle_permits_do_not_block_others() -> None:
     """After two seconds in which nothing happened, one more passes."""
     admission = Admission()
     started_s = time.monotonic()
@@ -145,7 +145,7 @@ def test_idle_turns_do_not_block_others() -> None:
         held.leave()
 
 
-def test_a_forgotten_turn_is_returned() -> None:
+def test_a_forgotten_permit_is_returned() -> None:
     """A permit that Ctrl-C separated from its request does not count for ever."""
     admission = Admission()
     for _ in range(3 * FIRST):
@@ -205,7 +205,7 @@ def test_workers_share_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(loader) == [NODE_NBYTES // 8] * 2
 
 
-def test_a_child_has_a_gate_of_its_own() -> None:
+def test_a_child_has_an_admission_of_its_own() -> None:
     """Turns of the parent, and its locks, are not those of the child."""
     permits = fill(admission())
     with admission().lock:
@@ -214,7 +214,7 @@ def test_a_child_has_a_gate_of_its_own() -> None:
         permit.leave()
 
 
-def test_requests_pass_the_gate(server: Server) -> None:
+def test_requests_pass_admission_control(server: Server) -> None:
     """Documents and ranges hold a permit while they are in flight, and none afterwards."""
     url = server.page("/a", bytes(100_000))
     server.pages["/b"] = Together(bytes(100_000), threading.Barrier(2))
@@ -350,7 +350,7 @@ def test_a_higher_limit_lets_requests_pass_at_once(monkeypatch: pytest.MonkeyPat
         permit.leave()
 
 
-def test_a_turn_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permit_that_is_interrupted_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C then is no other error, and counts no request."""
     admission = Admission()
     clock = SimpleNamespace(monotonic=interrupt)
