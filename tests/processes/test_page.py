@@ -29,6 +29,7 @@ from tabs import Chromium, Tab
 import wids
 from wids.look.page.pages import Pages
 from wids.look.page.questions import Scans
+from wids.look.page.tally import Tally
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.tars.index import index_tar
 from wids.tables.search import Hits
@@ -347,6 +348,37 @@ def test_filters_and_code(tab: Tab, dataset: Any) -> None:
     page.click("#fields button[data-field='.wav']")
     page.wait_for_selector("#shown-range:text-is('1 to 3 of 3')")
     assert "field=.wav" in page.url
+
+
+def test_a_count_is_followed_once(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the samples to count change: one request at a time asks for the progress."""
+    gate, visit = threading.Event(), Tally.visit
+
+    def slow(self: Any, *arguments: Any) -> bool:
+        gate.wait(LONG_S)
+        return visit(self, *arguments)
+
+    monkeypatch.setattr(Tally, "visit", slow)
+    monkeypatch.setattr("wids.look.page.questions._WAIT_S", 0.0)
+    page = tab.page
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)
+
+    def wait_for_progress() -> None:
+        page.wait_for_selector("#column-note:has-text('% counted')")
+        page.evaluate("document.querySelector('#column-note').textContent = ''")
+
+    for word in ("caption", "in", "winter"):
+        ask(tab, "#query", word)
+        wait_for_progress()
+    asked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url.removeprefix(tab.url)))
+    page.clock.run_for(300)
+    wait_for_progress()
+    gate.set()
+    assert [url for url in asked if "column" in url] == ["column?q=winter&name=.cls"]
+    page.clock.resume()
+    page.wait_for_selector("#column-line", state="hidden")
 
 
 def test_shuffle(tab: Tab) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import need, raises
+from conftest import need, open_descriptors, raises
 from events import wait_for
 from s3 import Bucket
 from servers import free_port, running
@@ -231,7 +231,11 @@ def ftp(tmp_path: Path) -> Iterator[str]:
 def test_a_server_that_shows_files_early(
     ftp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There a file has a temporary name until all of its bytes are there."""
+    """There a file has a temporary name until all of its bytes are there.
+
+    Connections end with the errors that hold them: nothing is left to the garbage collector.
+    """
+    before = open_descriptors()
     publish(f"{ftp}/a.bin", b"old")
     publish(f"{ftp}/a.bin")
     with raises(FileExistsError, f"{ftp}/a.bin"):
@@ -250,6 +254,8 @@ def test_a_server_that_shows_files_early(
     with raises(UploadError, f"expected {len(DATA)} bytes after the upload, found 1000"):
         publish(f"{ftp}/b.bin")
     assert os.listdir(tmp_path) == ["a.bin"]
+    after = open_descriptors().items() - before.items()
+    assert not [target for _, target in after if target.startswith("socket:")]
 
 
 def test_fetch_errors_are_no_upload_errors() -> None:

@@ -63,9 +63,11 @@ def documents(*values: Any) -> list[dict[str, bytes]]:
         ([[1], [2.5, 3]], pa.list_(FLOAT64), [[1.0], [2.5, 3.0]]),
         ([["a", None]], pa.list_(STRING), [["a", None]]),
         ([[], [[1, 2], []], [[]]], pa.list_(pa.list_(INT64)), [[], [[1, 2], []], [[]]]),
+        ([[1], [None], []], pa.list_(INT64), [[1], [None], []]),
         ([[True]], pa.list_(pa.bool_()), [[True]]),
         ([{"x": 1, "é": [2]}, {}], STRING, ['{"x":1,"é":[2]}', "{}"]),
         ([[{"x": 1}], [1, "a"], {"y": 2}], STRING, ['[{"x":1}]', '[1,"a"]', '{"y":2}']),
+        ([[], [{"x": 1}], [[]], None], STRING, ["[]", '[{"x":1}]', "[[]]", None]),
         ([[1, [2]]], STRING, ["[1,[2]]"]),
         ([[1.5, True]], STRING, ["[1.5,true]"]),
         ([None, None], pa.null(), [None, None]),
@@ -296,6 +298,12 @@ def test_a_field_that_cannot_be_decoded_names_the_sample(tmp_path: Path) -> None
             "1 of type list<list",
             [[], None, [1], [3]],
         ),
+        (
+            [[[1]], [[]], [["a"]], [["b"]], [[], None]],
+            "4 of type list<list<string>>",
+            "1 of type list<list<int64>>",
+            [None, [[]], [["a"]], [["b"]], [[], None]],
+        ),
         ([{"x": 1}, {}, "{}"], "2 of type object", "1 of type string", ['{"x":1}', "{}", None]),
     ],
     ids=str,
@@ -303,8 +311,12 @@ def test_a_field_that_cannot_be_decoded_names_the_sample(tmp_path: Path) -> None
 def test_values_of_several_types_name_a_sample_of_each(
     tmp_path: Path, values: list[Any], first: str, second: str, kept: list[Any]
 ) -> None:
-    """TABLE-4: or those that are not of the most frequent type are null, on request."""
-    for shards in ([documents(*values)], [documents(value) for value in values]):
+    """TABLE-4: or those that are not of the most frequent type are null, on request.
+
+    Wherever they are: `[[]]` is of the type of the lists in its shard, and fits those of others.
+    """
+    halves = [documents(*values[:2]), documents(*values[2:])]
+    for shards in ([documents(*values)], halves, [documents(value) for value in values]):
         with opened(tmp_path, *shards) as dataset:
             with raises(TableError, first, second, "expected values of one type", 'sample "s00'):
                 dataset.table({"a": ".json/a"})

@@ -9,14 +9,18 @@ Nothing is read here.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from wids.errors import TableError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
 
@@ -164,8 +168,8 @@ def _kind_of(value: Any) -> Kind | None:
 def united(kinds: Iterable[Kind]) -> Kind | None:
     """Return the kind that holds values of all these kinds; None if there is none.
 
-    Integers and floating-point numbers are numbers; an empty list is a list of anything. Arrow's
-    own ``promote_options`` make int64 of uint64, and bytes of texts.
+    Integers and floating-point numbers are numbers; an empty list is a list of anything, and has
+    JSON. Arrow's own ``promote_options`` make int64 of uint64, and bytes of texts.
     """
     import pyarrow as pa
 
@@ -175,9 +179,16 @@ def united(kinds: Iterable[Kind]) -> Kind | None:
     if all(kind != OBJECT and pa.types.is_list(kind) for kind in distinct):
         items = united(_arrow_type(kind).value_type for kind in distinct)
         return items and pa.list_(items)
+    if OBJECT in distinct and all(map(_is_empty, distinct - {OBJECT})):
+        return OBJECT
     if not distinct <= {pa.int64(), pa.uint64(), pa.float64()}:
         return None
     return pa.float64() if pa.float64() in distinct else pa.uint64()
+
+
+def _is_empty(kind: Kind) -> bool:
+    """Whether a kind is that of lists of nothing but nulls."""
+    return "null" in str(kind)
 
 
 def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
@@ -190,7 +201,7 @@ def grouped(counts: Mapping[Kind, int]) -> list[tuple[Kind, tuple[Kind, ...]]]:
         A type, and the kinds of the values that it holds; just one if all values have one type.
     """
     groups: list[list[Kind]] = []
-    empty = [kind for kind in counts if "null" in str(kind)]
+    empty = list(filter(_is_empty, counts))
     # Empty lists last: they join the most frequent lists that they fit.
     for some in ([kind for kind in counts if kind not in empty], empty):
         for kind in some:
@@ -234,7 +245,7 @@ def column_of(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    layers = _with_empty_lists_apart(layers) if len(layers) > 1 else layers
+    layers = _with_empty_lists_apart(layers, length) if len(layers) > 1 else layers
     groups = grouped({kind: length - array.null_count for kind, array in layers.items()})
     if not groups:
         return pa.chunked_array([pa.nulls(length)])
@@ -246,26 +257,44 @@ def column_of(
 
 
 def _with_empty_lists_apart(
-    layers: Mapping[Kind, pa.ChunkedArray],
+    layers: Mapping[Kind, pa.ChunkedArray], length: int
 ) -> dict[Kind, pa.ChunkedArray]:
-    """Return layers with the empty lists, which any type of lists has, in one of their own."""
+    """Return layers in which lists of nothing but nulls, at any depth, are of their own kind.
+
+    They have the type of the other lists in their part, and fit lists of other types too.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    lists = pa.list_(pa.null())
+    empty: dict[Kind | None, list[Any]] = defaultdict(lambda: [None] * length)
     found: dict[Kind, pa.ChunkedArray] = {}
     for kind, column in layers.items():
-        rest = column
-        if kind != OBJECT and pa.types.is_list(kind):
-            is_empty = pc.equal(pc.list_value_length(column), 0)
-            values = pa.chunked_array(
-                [[[] if each else None for each in is_empty.to_pylist()]], lists
-            )
-            found[lists] = pc.coalesce(found[lists], values) if lists in found else values
-            rest = pc.if_else(is_empty, None, column)
-        if kind != lists:
-            found[kind] = rest
+        is_empty = _are_empty_lists(column)
+        lists = column.filter(is_empty).to_pylist()
+        for row, value in zip(np.flatnonzero(is_empty).tolist(), lists, strict=True):
+            empty[_kind_of(value)][row] = value
+        found[kind] = pc.if_else(pa.array(is_empty), None, column) if lists else column
+    for own, values in empty.items():
+        column = pa.chunked_array([pa.array(values, own)])
+        found[column.type] = pc.coalesce(found.get(column.type, column), column)
     return {kind: column for kind, column in found.items() if column.null_count < len(column)}
+
+
+def _are_empty_lists(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Return which values are lists that have nothing but nulls, at any depth."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    found: npt.NDArray[np.bool_] = np.asarray(column.is_valid()) & types.is_list(column.type)
+    start = 0
+    for chunk in column.chunks if found.any() else ():
+        rows, values = np.arange(start, start + len(chunk)), chunk
+        while types.is_list(values.type):
+            rows = rows[np.asarray(pc.list_parent_indices(values))]
+            values = pc.list_flatten(values)
+        found[rows[np.asarray(values.is_valid())]] = False
+        start += len(chunk)
+    return found
 
 
 def _mixed_text(
@@ -296,6 +325,9 @@ def _fitting(
     import pyarrow.compute as pc
 
     arrow_type = _arrow_type(wanted)
+    if wanted == OBJECT and _is_empty(column.type):
+        texts = [None if value is None else json_text(value) for value in column.to_pylist()]
+        return pa.chunked_array([texts], arrow_type)
     if column.type == arrow_type:  # Arrow casts lists of nulls to their own type wrongly
         return column
     try:

@@ -12,6 +12,14 @@ let countAsked = ""; // which values of which samples are shown
 let showsAllValues = false;
 const valueNames = new Map(); // of classes, by column and number
 
+// The next look at the progress of a kind, of which there is one, however often what is looked at changes.
+const looks = { hits: 0, column: 0 };
+
+function lookLater(kind, look, ms) {
+  clearTimeout(looks[kind]);
+  looks[kind] = setTimeout(look, ms);
+}
+
 // Hits of the search.
 
 export async function search(view, reload) {
@@ -40,12 +48,12 @@ async function follow(view, wanted, reload, first) {
       if (asked !== wanted) return;
       describe(progress);
       reload(progress.found, progress.state !== "running");
-      if (progress.state === "running") setTimeout(poll, POLL_MS);
+      if (progress.state === "running") lookLater("hits", poll, POLL_MS);
     } catch (error) {
       setBanner(error.message);
     }
   };
-  if (first.state === "running") setTimeout(poll, POLL_MS / 3);
+  if (first.state === "running") lookLater("hits", poll, POLL_MS / 3);
 }
 
 const share = (part, whole) => (whole ? Math.min(Math.floor((part / whole) * 100), 100) : 100);
@@ -192,10 +200,12 @@ export async function recount() {
 async function followColumn(name, method) {
   const path = counting(name);
   countAsked = path;
+  clearTimeout(looks.column);
   const answer = await request(path, method);
   if (columnAsked !== name || counting(name) !== path) return;
   showValues(answer);
-  if (answer.state === "running") setTimeout(() => followColumn(name, "GET").catch((e) => setBanner(e.message)), POLL_MS);
+  const look = () => followColumn(name, "GET").catch((e) => setBanner(e.message));
+  if (answer.state === "running") lookLater("column", look, POLL_MS);
 }
 
 function showValues(answer) {
