@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from contextlib import suppress
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
@@ -114,31 +114,22 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
     """
     if len(tasks) <= 1 or hasattr(_this_thread, "has_tasks"):
         return [task() for task in tasks]
-    numbered, is_taken = enumerate(tasks), threading.Lock()
     results: dict[int, _T] = {}
-    ended: SimpleQueue[Future[None]] = SimpleQueue()
+    num_threads = min(len(tasks), _NUM_THREADS)
+    numbers = [*[-1] * num_threads, *reversed(range(len(tasks)))]  # -1 ends a thread
 
     def work() -> None:
         _this_thread.has_tasks = True
-        while True:
+        for number in iter(numbers.pop, -1):
             check_waits()
-            with is_taken:
-                number, task = next(numbered, (0, None))
-            if task is None:
-                return
-            results[number] = task()
+            results[number] = tasks[number]()
 
-    num_left = min(len(tasks), _NUM_THREADS)
-    with fetching(), ReadingThreads(num_left, name) as threads:
-        for _ in range(num_left):
-            threads.submit(work).add_done_callback(ended.put)
-        while num_left:
-            thread = None
-            with suppress(Empty):
-                thread = ended.get(timeout=_POLL_S)
-            if thread is not None:
+    with fetching(), ReadingThreads(num_threads, name) as threads:
+        pending = {threads.submit(work) for _ in range(num_threads)}
+        while pending:
+            ended, pending = wait(pending, _POLL_S, FIRST_EXCEPTION)
+            for thread in ended:
                 thread.result()
-                num_left -= 1
             check_waits()
     return [results[number] for number in range(len(tasks))]
 
