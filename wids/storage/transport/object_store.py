@@ -97,7 +97,8 @@ class Bucket(Http):
     def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
         self._location = location._replace(key="")
         self._settings = store_settings.completed(location, settings)
-        config, client = self._settings.all, self._settings.client
+        config = self._settings.environment | self._settings.config
+        client = self._settings.client
         self._config, self._region = config, ""
         self._signed: dict[str, _Signed] = {}
         self._skew_s = 0.0

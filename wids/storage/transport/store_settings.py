@@ -29,61 +29,112 @@ from wids.storage.transport.http import TIMEOUT_S
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "hedge", "driver"))
 """Options of this package, which no driver takes."""
 
+Settings: TypeAlias = dict[str, Any]
+"""Options in the names of obstore."""
+
+_Translate: TypeAlias = Callable[[Any], Settings]
+"""Returns the settings that the value of a caller's option stands for."""
+
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """How to open the buckets of one kind of store, in the names of obstore.
+    """How to open the buckets of one kind of store.
 
     Attributes:
-        config: Options of the store.
+        config: Options of the store; and for S3 ``profile``, which `completed` replaces.
         client: Options of its HTTP client.
-        profile: Profile of the AWS configuration files, or None.
         timeout_s: Longest silence of the server.
         environment: Options of the store that obstore takes from the environment.
         provider: Provides credentials, or None.
     """
 
-    config: dict[str, Any] = field(default_factory=dict, repr=False)
-    client: dict[str, Any] = field(default_factory=dict, repr=False)
-    profile: str | None = None
+    config: Settings = field(default_factory=dict, repr=False)
+    client: Settings = field(default_factory=dict, repr=False)
     timeout_s: float = TIMEOUT_S
-    environment: dict[str, Any] = field(default_factory=dict, repr=False)
+    environment: Settings = field(default_factory=dict, repr=False)
     provider: store_credentials.Provider | None = None
 
-    @property
-    def all(self) -> dict[str, Any]:
-        """All options of the store."""
-        return self.environment | self.config
+
+def _as(name: str, convert: Callable[[Any], Any] = lambda value: value) -> _Translate:
+    """Return what translates the values of an option that obstore has under this name."""
+    return lambda value: {name: convert(value)}
 
 
-NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+def _certificates(value: Any) -> Settings:
+    """Return the settings for what boto calls ``verify``: a file of certificates, or a switch."""
+    if isinstance(value, bool):  # not the file with this number
+        return {} if value else {"allow_invalid_certificates": True}
+    with open(value, "rb") as file:
+        return {"root_certificate": file.read()}
+
+
+def _google_token(token: Any) -> Settings:
+    """Return the settings for what gcsfs calls a token."""
+    if token == "anon":  # noqa: S105 - a word, not a secret
+        return {"skip_signature": True}
+    if token in ("google_default", "cloud"):
+        return {}
+    if isinstance(token, Mapping) and token.get("type") == "service_account":
+        return {"service_account_key": json.dumps(dict(token))}
+    if not isinstance(token, str) or token in ("cache", "browser"):
+        raise FetchError(
+            'storage_options: token: expected "anon", "google_default", "cloud", a path, an access '
+            f'token or a service account, found {type(token).__name__}; pass driver="fsspec" for it'
+        )
+    return {"application_credentials" if os.path.exists(token) else "bearer_token": token}
+
+
+def _google_payer(project: Any) -> Settings:
+    """Return the settings that have a project of Google pay."""
+    if project and not isinstance(project, str):
+        raise TypeError
+    return {"default_headers": {"x-goog-user-project": project}} if project else {}
+
+
+def _azure_connection(text: str) -> Settings:
+    """Return the settings that a connection string of Azure states."""
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    names = {"AccountName": "account_name", "AccountKey": "account_key",
+             "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
+    settings = {ours: parts[name] for name, ours in names.items() if name in parts}
+    if "endpoint" not in settings and "EndpointSuffix" in parts:
+        protocol = parts.get("DefaultEndpointsProtocol", "https")
+        account = settings.get("account_name", "")
+        settings["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
+    if "endpoint" in settings:
+        settings["endpoint"] = settings["endpoint"].rstrip("/")
+    return settings
+
+
+NAMES: Final[Mapping[str, Mapping[str, _Translate]]] = {
     "s3": {
-        "key": "access_key_id",
-        "secret": "secret_access_key",
-        "token": "session_token",
-        "profile": "profile",
-        "anon": "skip_signature",
-        "endpoint_url": "endpoint",
-        "client_kwargs.endpoint_url": "endpoint",
-        "client_kwargs.region_name": "region",
-        "client_kwargs.verify": "root_certificate",
-        "requester_pays": "request_payer",
+        "key": _as("access_key_id"),
+        "secret": _as("secret_access_key"),
+        "token": _as("session_token"),
+        "profile": _as("profile"),
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("endpoint"),
+        "client_kwargs.endpoint_url": _as("endpoint"),
+        "client_kwargs.region_name": _as("region"),
+        "client_kwargs.verify": _certificates,
+        "requester_pays": _as("request_payer", bool),
     },
     "gcs": {
-        "token": "token",  # see `_google_token`
-        "anon": "skip_signature",
-        "endpoint_url": "base_url",
-        "requester_pays": "default_headers",
+        "token": _google_token,
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("base_url"),
+        "requester_pays": _google_payer,
     },
     "azure": {
-        "sas_token": "sas_key",
-        "connection_string": "connection_string",  # see `_azure_connection`
-        "anon": "skip_signature",
-        "endpoint_url": "endpoint",
-        "account_host": "endpoint",
+        "sas_token": _as("sas_key", lambda token: str(token).lstrip("?")),
+        "connection_string": _azure_connection,
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("endpoint"),
+        "account_host": _as("endpoint", "https://{}".format),
     },
 }
-"""The names that s3fs, gcsfs and adlfs have for options of obstore, by kind of store."""
+"""The names that s3fs, gcsfs and adlfs have for options, by kind of store, and what returns the
+settings that a value stands for."""
 
 _CLIENT: Final = (
     "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
@@ -115,30 +166,39 @@ def config_for(kind: str, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         FetchError: An option is unknown, which lists those that exist, or its value is.
     """
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for name, value in _flat(options):
+    given = dict(_flat(options))
+    for name in given:
         if name not in NAMES[kind] and name not in OBSTORE[kind]:
             raise FetchError(
                 f"storage_options: expected options that exist, found {name!r:.60}; they are "
                 f"{', '.join(sorted({*NAMES[kind], *OWN_OPTIONS}))}; those of obstore: "
                 f'{", ".join(sorted(OBSTORE[kind]))}; and with driver="fsspec" those of its driver'
             )
-        if value is None:
-            continue
-        target = NAMES[kind].get(name, name)
-        try:
-            converted = _converted(kind, name, value)
-        except (OSError, ValueError, TypeError, AttributeError):
-            raise FetchError(
-                f"storage_options: {name}: expected a value that obstore takes, found "
-                f'{type(value).__name__}; see docs/object-stores.md, or pass driver="fsspec"'
-            ) from None
-        if name == "client_kwargs.verify" and value is False:
-            client["allow_invalid_certificates"] = True
-        elif converted is not None:
-            (client if target in _CLIENT.split() else config)[target] = converted
-    return _with_own(kind, options, config, client)
+    given = {name: value for name, value in given.items() if value is not None}
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    if kind == "azure" and connection:
+        given.setdefault("connection_string", connection)
+    found: Settings = {}
+    # Any other option replaces what a connection string says.
+    for name in sorted(given, key=lambda name: name != "connection_string"):
+        translate = NAMES[kind].get(name, _as(name))
+        found |= _translated(f"storage_options: {name}", translate, given[name])
+    client = {name: found.pop(name) for name in _CLIENT.split() if name in found}
+    return StoreConfig(found, client, float(options.get("timeout") or TIMEOUT_S))
+
+
+def _translated(label: str, translate: _Translate, value: Any) -> Settings:
+    """Return the settings that a value stands for; an error says where it is stated."""
+    try:
+        return translate(value)
+    except FetchError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
+        raise FetchError(
+            f"{label}: expected a value that obstore takes, found {type(value).__name__}{reason}; "
+            'see docs/object-stores.md, or pass driver="fsspec"'
+        ) from None
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -148,73 +208,6 @@ def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{inner}", each) for inner, each in value.items())
         elif name not in OWN_OPTIONS:
             yield name, value
-
-
-def _converted(kind: str, name: str, value: Any) -> Any:
-    """Return the value of an option for obstore; None for its default."""
-    if name == "client_kwargs.verify":
-        if isinstance(value, bool):  # not the file with this number
-            return None
-        with open(value, "rb") as file:
-            return file.read()
-    if kind == "gcs" and name == "requester_pays":  # the project to bill
-        if value and not isinstance(value, str):
-            raise TypeError
-        return {"x-goog-user-project": value} if value else None
-    if name in ("anon", "requester_pays"):
-        return bool(value)
-    if name == "sas_token":
-        return str(value).lstrip("?")
-    return f"https://{value}" if name == "account_host" else value
-
-
-def _with_own(
-    kind: str, options: Mapping[str, Any], config: dict[str, Any], client: dict[str, Any]
-) -> StoreConfig:
-    """Add what no single option says."""
-    timeout_s = float(options.get("timeout") or TIMEOUT_S)
-    profile = config.pop("profile", None)
-    if "token" in config and kind == "gcs":
-        config |= _google_token(config.pop("token"))
-    connection = config.pop("connection_string", None)
-    if kind == "azure":
-        connection = connection or os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
-    if connection:
-        config = _azure_connection(connection) | config
-    return StoreConfig(config, client, profile, timeout_s)
-
-
-def _google_token(token: Any) -> dict[str, Any]:
-    """Return the settings for what gcsfs calls a token."""
-    if token == "anon":  # noqa: S105 - a word, not a secret
-        return {"skip_signature": True}
-    if token in ("google_default", "cloud"):
-        return {}
-    if isinstance(token, Mapping) and token.get("type") == "service_account":
-        return {"service_account_key": json.dumps(dict(token))}
-    if not isinstance(token, str) or token in ("cache", "browser"):
-        raise FetchError(
-            'storage_options: token: expected "anon", "google_default", "cloud", a path, an access '
-            f'token or a service account, found {type(token).__name__}; pass driver="fsspec" for it'
-        )
-    if os.path.exists(token):
-        return {"application_credentials": token}
-    return {"bearer_token": token}
-
-
-def _azure_connection(text: str) -> dict[str, Any]:
-    """Return the settings that a connection string of Azure states."""
-    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-    names = {"AccountName": "account_name", "AccountKey": "account_key",
-             "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
-    settings = {ours: parts[name] for name, ours in names.items() if name in parts}
-    if "endpoint" not in settings and "EndpointSuffix" in parts:
-        protocol = parts.get("DefaultEndpointsProtocol", "https")
-        account = settings.get("account_name", "")
-        settings["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
-    if "endpoint" in settings:
-        settings["endpoint"] = settings["endpoint"].rstrip("/")
-    return settings
 
 
 _T = TypeVar("_T")
@@ -308,19 +301,31 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
     Raises:
         FetchError: They cannot be used.
     """
-    environment, config, provider = _of_environment(location.kind), dict(settings.config), None
-    if location.kind == "s3" and config.keys().isdisjoint(_ROLE):
-        more, provider = store_credentials.of_aws(settings.profile, environment | config)
+    kind, config, provider = location.kind, dict(settings.config), None
+    environment, profile = _of_environment(kind), config.pop("profile", None)
+    if kind == "s3" and config.keys().isdisjoint(_ROLE):
+        more, provider = store_credentials.of_aws(profile, environment | config)
         if {"region", "default_region"} & environment.keys():
             more.pop("region", None)
         config = more | config
         if provider is not None or "access_key_id" in config:  # not parts of two credentials
             environment = {n: environment[n] for n in environment.keys() - _IDENTITY}
-    elif location.kind == "gcs":
+    elif kind == "gcs":
         provider = store_credentials.of_google(environment | config)
     elif location.account is not None:
         config.setdefault("account_name", location.account)
-    client = _client(location.kind, environment | config, settings)
+    bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
+    both = environment | config
+    is_plain = any(str(both.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
+    client = {
+        "connect_timeout": "4s",
+        "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
+        "timeout": REQUEST_TIMEOUT,
+        "user_agent": "wids",
+        **({"allow_http": True} if is_plain else {}),
+        **(_translated("$AWS_CA_BUNDLE", _certificates, bundle) if bundle else {}),
+        **settings.client,
+    }
     return replace(
         settings, config=config, client=client, environment=environment, provider=provider
     )
@@ -362,28 +367,6 @@ def new_store(
             f"{urls.without_secrets(str(error).partition(chr(10))[0]):.200}; correct "
             "storage_options or the environment"
         ) from None
-
-
-def _client(kind: str, config: Mapping[str, Any], settings: StoreConfig) -> dict[str, Any]:
-    result = {
-        "connect_timeout": "4s",
-        "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
-        "timeout": REQUEST_TIMEOUT,
-        "user_agent": "wids",
-        **settings.client,
-    }
-    if str(config.get("endpoint") or config.get("base_url")).startswith("http://"):
-        result["allow_http"] = True
-    bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
-    if bundle and "root_certificate" not in result:
-        try:
-            with open(bundle, "rb") as file:
-                result["root_certificate"] = file.read()
-        except OSError as error:
-            raise FetchError(
-                f"{bundle}: expected certificates, as $AWS_CA_BUNDLE says, found: {error.strerror}"
-            ) from None
-    return result
 
 
 _idle: Final[dict[int, ReadingThreads]] = {}
