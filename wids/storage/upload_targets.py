@@ -29,9 +29,6 @@ from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.object_store import ObjectStores
 from wids.storage.transport.stream import TransientError
 
-PIECE_NBYTES: Final = 16 << 20
-"""Bytes of a file that are compared at a time."""
-
 
 class Target(ABC):
     """A file, or a folder, at a URL.
@@ -81,19 +78,14 @@ class Target(ABC):
     def has_bytes_of(self, path: str) -> bool:
         """Return whether the file has the bytes of a local file."""
         try:
-            if self.nbytes() != os.path.getsize(path):
-                return False
-            with open(path, "rb") as file:
-                start = 0
-                while piece := file.read(PIECE_NBYTES):
-                    stop = start + len(piece)
-                    with self._transport.open(self._url, start, stop, None) as stream:
-                        if b"".join(stream.chunks) != piece:
-                            return False
-                    start = stop
+            stream = self._transport.open(self._url, 0, None, None)
         except FileNotFoundError:
             return False
-        return True
+        with open(path, "rb") as file, stream:
+            if stream.total_nbytes != os.path.getsize(path):
+                return False
+            are_same = all(file.read(len(chunk)) == chunk for chunk in stream.chunks)
+            return are_same and not file.read(1)
 
     def check_length(self, expected: int) -> None:
         """Refuse an upload of which only a part has arrived, and delete that."""

@@ -348,12 +348,11 @@ class ObjectStores(Transport):
 
             path = key.strip("/")
             found = obstore.list_with_delimiter(store, f"{path}/" if path else None)
-            files = [Entry(_name(meta["path"]), meta["size"]) for meta in found["objects"]
-                     if meta["path"] != path]  # fmt: skip
-            folders = [Entry(_name(each), is_folder=True) for each in found["common_prefixes"]]
-            if path and not found["objects"] and not folders:
+            infos = [{"name": meta["path"], "size": meta["size"]} for meta in found["objects"]]
+            infos += [{"name": each, "type": "directory"} for each in found["common_prefixes"]]
+            if path and not infos:
                 raise NotFoundError(f"{urls.redact(folder)}: no such folder")
-            return [entry for entry in files + folders if "\0" not in entry.name]
+            return fsspec.entries_of(infos, path)
 
         return self.asked(folder, listed)
 
@@ -368,17 +367,15 @@ class ObjectStores(Transport):
             FetchError: Neither can: the error names what to install or to change.
         """
         kind = urls.KINDS[urls.scheme(url)]
-        if "?" in url or "::" in url:
-            return fsspec.transport_for(self.options, None)
-        if "//" in urls.path_of(url):  # obstore refuses empty parts
-            if _has_driver(kind):
-                return fsspec.transport_for(self.options, None)
+        is_plain, has_driver = not ("?" in url or "::" in url), _has_driver(kind)
+        is_odd = "//" in urls.path_of(url)  # obstore refuses empty parts
+        if is_plain and is_odd and not has_driver:
             raise FetchError(
                 f'{urls.redact(url)}: expected a key without "//", or {_FSSPEC_DRIVERS[kind]}, '
                 f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
-        is_helpless = not is_read and store_settings.is_forked()
-        if self._settings_of(url) is None or (is_helpless and _has_driver(kind)):
+        is_helpless = not is_read and store_settings.is_forked() and has_driver
+        if not is_plain or is_odd or is_helpless or self._settings_of(url) is None:
             return fsspec.transport_for(self.options, None)
         return None
 
@@ -522,7 +519,3 @@ def _has_driver(kind: str) -> bool:
 
 def _strong(tag: str | None) -> str | None:
     return None if tag is None or tag.startswith("W/") else tag
-
-
-def _name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]

@@ -144,22 +144,21 @@ def of_google(config: Mapping[str, Any]) -> Provider | None:
         return None
     import urllib3
 
-    key, path = config.get("service_account_key"), config.get("application_credentials")
-    path = config.get("service_account") or path
+    key = config.get("service_account_key")
+    path = config.get("service_account") or config.get("application_credentials")
     # Without a request, google-auth would need the package requests.
     request = google.auth.transport.urllib3.Request(urllib3.PoolManager())
-    load: Callable[..., Any] = partial(google.auth.default, request=request)
-    if key or path:
-        load = partial(google.auth.load_credentials_from_file, path, request=request)
+    load: Callable[..., Any] = google.auth.default
+    scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
     if key:
         load = partial(google.auth.load_credentials_from_dict, json.loads(key))
+    elif path:
+        load = partial(google.auth.load_credentials_from_file, path)
     try:
         with warnings.catch_warnings():
             # Of files that others have written; this one is the user's.
             warnings.simplefilter("ignore", DeprecationWarning)
-            credentials: Any = load(
-                scopes=["https://www.googleapis.com/auth/devstorage.read_write"]
-            )[0]
+            credentials: Any = load(scopes=scopes, request=request)[0]
     except Exception as error:  # noqa: BLE001 - of another package
         if not (key or path):
             return None
