@@ -96,9 +96,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
     if not any(missing):
         return
     if len(names) == 1 or all(missing):
-        first = next(answer for answer in answers if isinstance(answer, NotFoundError))
         more = f", and {len(names) - 1:,} more do not exist" if len(names) > 1 else ""
-        raise NotFoundError(f"{first}{more}")
+        raise NotFoundError(f"{answers[0]}{more}")
     numbers = _numbers(names)
     if numbers is None:
         gone = [urls.redact(name) for name, is_gone in zip(names, missing, strict=True) if is_gone]

@@ -11,10 +11,8 @@ children `object_store` asks for nothing that needs it (specs/decisions/0096).
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -194,10 +192,12 @@ def _translated(label: str, translate: _Translate, value: Any) -> Settings:
     except FetchError:
         raise
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
+        expected, found = "a value that obstore takes", type(value).__name__
+        if isinstance(error, OSError):
+            expected, found = "a file that can be read", f"{found} ({error.strerror})"
         raise FetchError(
-            f"{label}: expected a value that obstore takes, found {type(value).__name__}{reason}; "
-            'see docs/object-stores.md, or pass driver="fsspec"'
+            f"{label}: expected {expected}, found {found}; see docs/object-stores.md, or pass "
+            'driver="fsspec"'
         ) from None
 
 
@@ -373,30 +373,19 @@ _idle: Final[dict[int, ReadingThreads]] = {}
 """The thread of this process, by the id of the process, while it is idle."""
 
 
-def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+def interruptible(call: Callable[[], _T]) -> _T:
     """Call a function of obstore in another thread, so that Ctrl-C ends the wait for it.
 
     obstore does not return from a request before its end, and Python handles signals in the main
     thread, between its own steps.
-
-    Args:
-        call: The function.
-        timeout_s: Longest wait, or None.
-
-    Raises:
-        TimeoutError: It did not return in time.
     """
-    if timeout_s is None and threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return call()  # signals arrive in the main thread
     # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
     thread = _idle.pop(os.getpid(), None) or ReadingThreads(1, "wids-object-store")
     future = thread.submit(call)
-    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     # In steps: a signal that comes just before Python waits does not end the wait.
-    while (left_s := until_s - time.monotonic()) > 0:
-        if wait([future], min(left_s, _SIGNAL_S)).done:
-            break
-    else:
-        raise TimeoutError
+    while not wait([future], _SIGNAL_S).done:
+        pass
     _idle[os.getpid()] = thread
     return future.result()
