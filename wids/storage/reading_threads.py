@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
@@ -112,8 +112,9 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
     if len(tasks) <= 1 or hasattr(_this_thread, "has_tasks"):
         return [task() for task in tasks]
     results: dict[int, _T] = {}
-    num_threads = min(len(tasks), _NUM_THREADS)
-    numbers = [*[-1] * num_threads, *reversed(range(len(tasks)))]  # -1 ends a thread
+    ended: SimpleQueue[Future[None]] = SimpleQueue()
+    num_left = min(len(tasks), _NUM_THREADS)
+    numbers = [*[-1] * num_left, *reversed(range(len(tasks)))]  # -1 ends a thread
 
     def work() -> None:
         _this_thread.has_tasks = True
@@ -121,12 +122,16 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
             check_waits()
             results[number] = tasks[number]()
 
-    with fetching(), ReadingThreads(num_threads, name) as threads:
-        pending = {threads.submit(work) for _ in range(num_threads)}
-        while pending:
-            ended, pending = wait(pending, _POLL_S, FIRST_EXCEPTION)
-            for thread in ended:
+    with fetching(), ReadingThreads(num_left, name) as threads:
+        for _ in range(num_left):
+            threads.submit(work).add_done_callback(ended.put)
+        while num_left:
+            thread = None
+            with suppress(Empty):  # not `concurrent.futures.wait`, whose locks Ctrl-C may break
+                thread = ended.get(timeout=_POLL_S)
+            if thread is not None:
                 thread.result()
+                num_left -= 1
             check_waits()
     return [results[number] for number in range(len(tasks))]
 
