@@ -57,8 +57,8 @@ _BY_OBSTORE: Final = frozenset(
 )  # fmt: skip
 """Options with which obstore reads."""
 
-_AT_HAND: Final = ("skip_signature", "access_key_id", "bearer_token", "sas_key", "account_key")
-"""Options that are enough to read."""
+_AT_HAND: Final = ("skip_signature", "bearer_token", "sas_key", "account_key")
+"""Options that are enough to read without a provider of credentials."""
 
 
 class _Signed(NamedTuple):
@@ -97,8 +97,7 @@ class Bucket(Http):
     def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
         self._location = location._replace(key="")
         self._settings = store_settings.completed(location, settings)
-        config = self._settings.environment | self._settings.config
-        client = self._settings.client
+        config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
         self._signed: dict[str, _Signed] = {}
         self._skew_s = 0.0
@@ -163,14 +162,11 @@ class Bucket(Http):
         return address
 
     def _keys(self) -> Keys | None:
-        config, provider = self._config, self._settings.provider
-        if not self.signs:
+        provider = self._settings.provider
+        if provider is None or not self.signs:
             return None
-        if provider is not None:
-            found = provider()
-            return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
-        secret = config.get("secret_access_key", "")
-        return Keys(config["access_key_id"], secret, config.get("session_token"))
+        found = provider()
+        return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
 
     def _new_address(self, key: str, keys: Keys | None) -> _Signed:
         config, (kind, bucket, *_) = self._config, self._location

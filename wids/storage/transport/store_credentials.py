@@ -41,23 +41,35 @@ _STATIC: Final = {
 }
 
 
+_ROLE: Final = frozenset(
+    ("container_authorization_token_file", "container_credentials_full_uri", "metadata_endpoint",
+     "container_credentials_relative_uri", "role_arn", "web_identity_token_file")
+)  # fmt: skip
+"""Options with which a caller has obstore look for credentials."""
+
+
 def of_aws(
-    profile: str | None, config: Mapping[str, Any]
-) -> tuple[dict[str, Any], Provider | None]:
-    """Return what to add to the configuration of an S3 store, and a provider of credentials.
+    profile: str | None, options: Mapping[str, Any], environment: Mapping[str, Any]
+) -> tuple[str | None, Provider | None]:
+    """Return the region of the profile that is used, and a provider of credentials, or None.
 
     Args:
         profile: The profile that the caller named, or None.
-        config: The configuration so far, also that of the environment.
+        options: The caller's other options, in the names of obstore.
+        environment: Those of the environment.
 
     Raises:
         FetchError: The profile does not exist, or needs botocore.
     """
-    if profile is None and ("access_key_id" in config or config.get("skip_signature")):
-        return {}, None
+    # All keys are from one place: a session of the environment is not one of the caller's keys.
+    stated = options if "access_key_id" in options else environment
+    is_anonymous = {**environment, **options}.get("skip_signature")
+    is_enough = profile is None and ("access_key_id" in stated or is_anonymous)
+    if is_enough or not _ROLE.isdisjoint(options):
+        return None, None if is_anonymous else _static(stated)
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
-        return {}, _by_botocore(None)
+        return None, _by_botocore(None)
     section = _section(named or "default")
     if section is None and named is not None:
         raise FetchError(
@@ -65,8 +77,9 @@ def of_aws(
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
     keys = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
-    if "access_key_id" in keys:
-        return keys, None
+    provider = _static(options) or _static(keys)
+    if provider is not None:
+        return keys.get("region"), provider
     provider = _by_botocore(named)
     more = set(section or ()) - {"region", "output", "s3"}
     if provider is None and more:
@@ -75,7 +88,20 @@ def of_aws(
             f"{', '.join(sorted(more))[:100]}, which botocore reads; pip "
             "install botocore, or pass key and secret in storage_options"
         )
-    return keys, provider
+    return keys.get("region"), provider
+
+
+def _static(keys: Mapping[str, Any]) -> Provider | None:
+    """Return a provider of keys that do not change; None if there are none."""
+    if "access_key_id" not in keys:
+        return None
+    found = {
+        "access_key_id": keys["access_key_id"],
+        "secret_access_key": keys.get("secret_access_key", ""),
+        "token": keys.get("session_token"),
+        "expires_at": None,
+    }
+    return lambda: found
 
 
 def _section(name: str) -> dict[str, str] | None:

@@ -42,14 +42,12 @@ class StoreConfig:
         config: Options of the store; and for S3 ``profile``, which `completed` replaces.
         client: Options of its HTTP client.
         timeout_s: Longest silence of the server.
-        environment: Options of the store that obstore takes from the environment.
         provider: Provides credentials, or None.
     """
 
     config: Settings = field(default_factory=dict, repr=False)
     client: Settings = field(default_factory=dict, repr=False)
     timeout_s: float = TIMEOUT_S
-    environment: Settings = field(default_factory=dict, repr=False)
     provider: store_credentials.Provider | None = None
 
 
@@ -275,12 +273,6 @@ _ALIASES: Final = {
 """Variables that obstore reads beside those that are named after its options."""
 
 _FLAGS: Final = ("skip_signature", "request_payer", "virtual_hosted_style_request")
-_IDENTITY: Final = frozenset(("access_key_id", "secret_access_key", "session_token"))
-_ROLE: Final = frozenset(
-    ("container_authorization_token_file", "container_credentials_full_uri", "metadata_endpoint",
-     "container_credentials_relative_uri", "role_arn", "web_identity_token_file")
-)  # fmt: skip
-"""Options with which a caller has obstore look for credentials."""
 
 
 def _of_environment(kind: str) -> dict[str, Any]:
@@ -301,22 +293,19 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
     Raises:
         FetchError: They cannot be used.
     """
-    kind, config, provider = location.kind, dict(settings.config), None
-    environment, profile = _of_environment(kind), config.pop("profile", None)
-    if kind == "s3" and config.keys().isdisjoint(_ROLE):
-        more, provider = store_credentials.of_aws(profile, environment | config)
-        if {"region", "default_region"} & environment.keys():
-            more.pop("region", None)
-        config = more | config
-        if provider is not None or "access_key_id" in config:  # not parts of two credentials
-            environment = {n: environment[n] for n in environment.keys() - _IDENTITY}
+    kind, options, provider = location.kind, dict(settings.config), None
+    profile, environment = options.pop("profile", None), _of_environment(kind)
+    config = environment | options
+    if kind == "s3":
+        region, provider = store_credentials.of_aws(profile, options, environment)
+        if region and config.keys().isdisjoint(("region", "default_region")):
+            config["region"] = region
     elif kind == "gcs":
-        provider = store_credentials.of_google(environment | config)
+        provider = store_credentials.of_google(config)
     elif location.account is not None:
-        config.setdefault("account_name", location.account)
+        config["account_name"] = options.get("account_name", location.account)
     bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
-    both = environment | config
-    is_plain = any(str(both.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
+    is_plain = any(str(config.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
     client = {
         "connect_timeout": "4s",
         "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
@@ -326,9 +315,7 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
         **(_translated("$AWS_CA_BUNDLE", _certificates, bundle) if bundle else {}),
         **settings.client,
     }
-    return replace(
-        settings, config=config, client=client, environment=environment, provider=provider
-    )
+    return replace(settings, config=config, client=client, provider=provider)
 
 
 def new_store(
