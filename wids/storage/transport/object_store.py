@@ -363,15 +363,16 @@ class ObjectStores(Transport):
             FetchError: Neither can: the error names what to install or to change.
         """
         kind = urls.KINDS[urls.scheme(url)]
-        is_plain, has_driver = not ("?" in url or "::" in url), _has_driver(kind)
-        is_odd = "//" in urls.path_of(url)  # obstore refuses empty parts
-        if is_plain and is_odd and not has_driver:
+        is_plain = not ("?" in url or "::" in url)
+        is_odd = is_plain and "//" in urls.path_of(url)  # obstore refuses empty parts
+        if is_odd and not _has_driver(kind):
             raise FetchError(
                 f'{urls.redact(url)}: expected a key without "//", or {_FSSPEC_DRIVERS[kind]}, '
                 f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
-        is_helpless = not is_read and store_settings.is_forked() and has_driver
-        if not is_plain or is_odd or is_helpless or self._settings_of(url) is None:
+        is_helpless = not is_read and store_settings.is_forked()
+        by_fsspec = is_odd or not is_plain or self._settings_of(url) is None
+        if by_fsspec or (is_helpless and _has_driver(kind)):
             return fsspec.transport_for(self.options, None)
         return None
 
