@@ -20,7 +20,7 @@ from loopback import Server
 from objects import new_certificate, object_server
 from s3 import Bucket
 
-from wids.errors import FetchError
+from wids.errors import FetchError, NotFoundError
 from wids.storage.transport.object_store import ObjectStores
 
 DATA = b"0123456789"
@@ -111,6 +111,26 @@ def test_parts_of_two_credentials_are_not_mixed(
         for query in queries(**options):
             assert query["X-Amz-Credential"].startswith("OURS/")
             assert "X-Amz-Security-Token" not in query
+
+
+def test_a_signature_of_azure_is_not_mixed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in options is used without credentials of the environment, by HTTP and by obstore."""
+    optional("obstore")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=THEIRS")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "dGhlaXJz")
+    stores = ObjectStores(
+        {
+            "account_name": "account",
+            "endpoint_url": f"{server.url}/account",
+            "sas_token": "?sv=1&sig=a%2Bb%3D",
+        }
+    )
+    with raises(NotFoundError, "az://container/a.tar"):
+        stores.open("az://container/a.tar", 0, 9, None)
+    with raises(NotFoundError, "az://container/x/"):
+        stores.entries("az://container/x/")
+    assert [dict(parse_qsl(path)).get("sig") for path in server.requests] == ["a+b=", "a+b="]
+    assert not any("authorization" in request.headers for request in server.log)
 
 
 def of_process(home: Path) -> str:

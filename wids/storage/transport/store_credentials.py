@@ -152,6 +152,22 @@ def _by_botocore(profile: str | None) -> Provider | None:
     return provide
 
 
+OF_AZURE: Final = {"sas_key": "sas_token", "account_key": "access_key"}
+"""What a caller of Azure states, and its names in what a provider returns."""
+
+
+def of_azure(options: Mapping[str, Any]) -> Provider | None:
+    """Return a provider of what the caller states, which obstore asks before the environment.
+
+    Args:
+        options: The caller's options, in the names of obstore.
+    """
+    for name, provided in OF_AZURE.items():
+        if name in options:
+            return lambda: {provided: options[name], "expires_at": None}
+    return None
+
+
 def of_google(config: Mapping[str, Any]) -> Provider | None:
     """Return a provider of tokens by google-auth; None if it is not installed or finds nothing.
 

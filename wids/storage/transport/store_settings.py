@@ -302,8 +302,14 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
             config["region"] = region
     elif kind == "gcs":
         provider = store_credentials.of_google(config)
-    elif location.account is not None:
-        config["account_name"] = options.get("account_name", location.account)
+    else:
+        provider = store_credentials.of_azure(options)
+        if provider is not None:  # not that of the environment
+            config = {
+                n: config[n] for n in config if n in options or n not in store_credentials.OF_AZURE
+            }
+        if location.account is not None:
+            config["account_name"] = options.get("account_name", location.account)
     bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
     is_plain = any(str(config.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
     client = {
