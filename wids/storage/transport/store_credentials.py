@@ -26,25 +26,13 @@ Provider: TypeAlias = "Callable[[], dict[str, Any]]"
 _LIFE: Final = timedelta(minutes=5)
 """How long obstore keeps what botocore returns, which renews it a quarter of an hour ahead."""
 
-_OF_PROCESS: Final = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-"""Variables that lead to credentials without a profile."""
-
-_STATIC: Final = {
-    "aws_access_key_id": "access_key_id",
-    "aws_secret_access_key": "secret_access_key",
-    "aws_session_token": "session_token",
-    "region": "region",
-}
-
-
-_ROLE: Final = frozenset(
-    ("container_authorization_token_file", "container_credentials_full_uri", "metadata_endpoint",
-     "container_credentials_relative_uri", "role_arn", "web_identity_token_file")
+_OF_PROCESS: Final = frozenset(
+    ("web_identity_token_file", "container_credentials_relative_uri",
+     "container_credentials_full_uri")
 )  # fmt: skip
+"""What leads to credentials without a profile, in the names of obstore."""
+
+_ROLE: Final = _OF_PROCESS | {"container_authorization_token_file", "metadata_endpoint", "role_arn"}
 """Options with which a caller has obstore look for credentials."""
 
 
@@ -68,7 +56,7 @@ def of_aws(
     if is_enough or not _ROLE.isdisjoint(options):
         return None, None if is_anonymous else _static(stated)
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
+    if profile is None and not _OF_PROCESS.isdisjoint(environment):
         return None, _by_botocore(None)
     section = _section(named or "default")
     if section is None and named is not None:
@@ -76,7 +64,7 @@ def of_aws(
             f"profile {named!r:.60}: expected it in ~/.aws/config or ~/.aws/credentials, found "
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
-    keys = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
+    keys = {name.removeprefix("aws_"): value for name, value in (section or {}).items()}
     provider = _static(options) or _static(keys)
     if provider is not None:
         return keys.get("region"), provider
