@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,17 +138,15 @@ class _Proxy(BaseHTTPRequestHandler):
             if answer == "truncate":
                 body = body[: len(body) // 2]
                 self.headers.replace_header("Content-Length", str(len(body)))
-            upstream = http.client.HTTPConnection(self.server.upstream)  # type: ignore[attr-defined]
-            upstream.request(self.command, self.path, body, dict(self.headers))
-            response = upstream.getresponse()
-            data = response.read()
+            with closing(http.client.HTTPConnection(self.server.upstream)) as upstream:  # type: ignore[attr-defined]
+                upstream.request(self.command, self.path, body, dict(self.headers))
+                response = upstream.getresponse()
+                data = response.read()
             if answer == "lose":
-                upstream.close()
                 self.close_connection = True
                 return
             bucket.num_sent += 0 if self.command == "HEAD" else len(data)
             self._send(response.status, dict(response.headers), data)
-            upstream.close()
 
     def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:
         self.send_response_only(status)

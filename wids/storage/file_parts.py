@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import STEP_NBYTES, RangeError, joined
+from wids.storage.ranges import STEP_NBYTES, RangeError
 from wids.storage.transport import urls
 
 JUMP_NBYTES: Final = 32 << 10
@@ -127,10 +127,8 @@ class FileParts:
         latest_stop = self._latest_stop
         # The first of the bytes may be known, and the rest not.
         is_rest = start < latest_stop < stop and self._known(start, latest_stop) is not None
-        requested = joined(
-            [(latest_stop, latest_stop), (start, stop)], STEP_NBYTES - 1, ENDLESS_NBYTES
-        )
-        if is_rest or (0 <= hop < STEP_NBYTES and latest_stop <= start and len(requested) == 1):
+        is_near = 0 <= hop < STEP_NBYTES and 0 <= start - latest_stop < STEP_NBYTES
+        if is_rest or is_near:
             first, last = latest_stop, max(latest_stop + self._ahead_nbytes, start + JUMP_NBYTES)
             # More each time, as long as the next part is near: all of the file may be wanted.
             self._ahead_nbytes = min(2 * self._ahead_nbytes, MAX_AHEAD_NBYTES)
@@ -172,9 +170,8 @@ def open_parts(
         FetchError: It cannot be read.
     """
     start = fetcher.read_start(url, first_nbytes, nbytes_of_whole)
-    if start.has_ranges and start.total_nbytes is not None:
-        read_range: ReadRange = fetcher.range_reader(url, start.total_nbytes)
-        return FileParts(start.data, start.total_nbytes, read_range, keep_nbytes=keep_nbytes)
+    nbytes = ENDLESS_NBYTES if start.total_nbytes is None else start.total_nbytes
+    has_ranges = start.has_ranges and start.total_nbytes is not None
 
     def refuse(first: int, last: int) -> bytes:
         raise RangeError(
@@ -182,5 +179,5 @@ def open_parts(
             f"sends whole files only; the first {len(start.data)} bytes were read"
         )
 
-    nbytes = ENDLESS_NBYTES if start.total_nbytes is None else start.total_nbytes
-    return FileParts(start.data, nbytes, refuse, has_ranges=False, keep_nbytes=keep_nbytes)
+    read_range: ReadRange = fetcher.range_reader(url, nbytes) if has_ranges else refuse
+    return FileParts(start.data, nbytes, read_range, has_ranges=has_ranges, keep_nbytes=keep_nbytes)

@@ -64,7 +64,7 @@ class ReadingThreads(Executor):
         """Accept no more tasks.
 
         Args:
-            wait: Whether to wait for those that were submitted.
+            wait: Whether to wait for those that were submitted, or a second if they were dropped.
             cancel_futures: Whether to drop tasks that have not begun, and to end the waits for
                 servers of those that have.
         """
@@ -76,17 +76,14 @@ class ReadingThreads(Executor):
         # Ctrl-C may have come when a thread had started and was not in the list yet.
         for _ in range(self._num_threads):
             self._tasks.put(None)
-        if wait:
-            for thread in self._threads:
-                thread.join()
+        # A moment, since most servers answer soon, and what they cut off is then closed here.
+        until_s = time.monotonic() + _PATIENCE_S
+        for thread in self._threads if wait else ():
+            thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self.shutdown(wait=kind is None, cancel_futures=kind is not None)
-            # A moment, since most servers answer soon, and what they cut off is then closed here.
-            until_s = time.monotonic() + _PATIENCE_S
-            for thread in self._threads:
-                thread.join(max(0.0, until_s - time.monotonic()))
+            self.shutdown(cancel_futures=kind is not None)
         except BaseException:  # Ctrl-C while the threads end
             self.shutdown(wait=False, cancel_futures=True)
             raise
@@ -114,27 +111,23 @@ def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
     """
     if len(tasks) <= 1 or hasattr(_this_thread, "has_tasks"):
         return [task() for task in tasks]
-    numbered, is_taken = enumerate(tasks), threading.Lock()
     results: dict[int, _T] = {}
     ended: SimpleQueue[Future[None]] = SimpleQueue()
+    num_left = min(len(tasks), _NUM_THREADS)
+    numbers = [*[-1] * num_left, *reversed(range(len(tasks)))]  # -1 ends a thread
 
     def work() -> None:
         _this_thread.has_tasks = True
-        while True:
+        for number in iter(numbers.pop, -1):
             check_waits()
-            with is_taken:
-                number, task = next(numbered, (0, None))
-            if task is None:
-                return
-            results[number] = task()
+            results[number] = tasks[number]()
 
-    num_left = min(len(tasks), _NUM_THREADS)
     with fetching(), ReadingThreads(num_left, name) as threads:
         for _ in range(num_left):
             threads.submit(work).add_done_callback(ended.put)
         while num_left:
             thread = None
-            with suppress(Empty):
+            with suppress(Empty):  # not `concurrent.futures.wait`, whose locks Ctrl-C may break
                 thread = ended.get(timeout=_POLL_S)
             if thread is not None:
                 thread.result()

@@ -96,9 +96,8 @@ def check_found(names: Sequence[str], answers: Sequence[Answer]) -> None:
     if not any(missing):
         return
     if len(names) == 1 or all(missing):
-        first = next(answer for answer in answers if isinstance(answer, NotFoundError))
         more = f", and {len(names) - 1:,} more do not exist" if len(names) > 1 else ""
-        raise NotFoundError(f"{first}{more}")
+        raise NotFoundError(f"{answers[0]}{more}")
     numbers = _numbers(names)
     if numbers is None:
         gone = [urls.redact(name) for name, is_gone in zip(names, missing, strict=True) if is_gone]
@@ -123,18 +122,13 @@ def _numbers(names: Sequence[str]) -> tuple[str, list[str], str] | None:
 
     Return None if they differ in anything but one ascending number.
     """
-    start = re.sub(r"\d+$", "", _common_start(names))
-    end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
-    end = re.sub(r"^\d+", "", end)
-    texts = [name[len(start) : len(name) - len(end)] for name in names]
-    if not all(text.isascii() and text.isdecimal() for text in texts):
+    split = [re.split("([0-9]+)", name) for name in names]
+    if len(set(map(len, split))) > 1:
         return None
+    columns = list(zip(*split, strict=True))
+    differing = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:  # the others are what is between numbers
+        return None
+    (at,), texts = differing, list(columns[differing[0]])
     is_ascending = all(int(b) > int(a) for a, b in pairwise(texts))
-    return (start, texts, end) if is_ascending else None
-
-
-def _common_start(names: Sequence[str]) -> str:
-    """Return the characters with which all names begin."""
-    first, last = min(names), max(names)  # all others are between these two
-    at = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return first[: next(at, len(first))]
+    return ("".join(split[0][:at]), texts, "".join(split[0][at + 1 :])) if is_ascending else None

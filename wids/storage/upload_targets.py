@@ -24,13 +24,11 @@ from typing import Any, Final
 
 from wids.errors import NotFoundError
 from wids.storage import files
+from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_settings, urls
 from wids.storage.transport.fsspec import Fsspec
 from wids.storage.transport.object_store import ObjectStores
 from wids.storage.transport.stream import TransientError
-
-PIECE_NBYTES: Final = 16 << 20
-"""Bytes of a file that are compared at a time."""
 
 
 class Target(ABC):
@@ -80,20 +78,15 @@ class Target(ABC):
 
     def has_bytes_of(self, path: str) -> bool:
         """Return whether the file has the bytes of a local file."""
-        try:
-            if self.nbytes() != os.path.getsize(path):
-                return False
-            with open(path, "rb") as file:
-                start = 0
-                while piece := file.read(PIECE_NBYTES):
-                    stop = start + len(piece)
-                    with self._transport.open(self._url, start, stop, None) as stream:
-                        if b"".join(stream.chunks) != piece:
-                            return False
-                    start = stop
-        except FileNotFoundError:
-            return False
-        return True
+        with (
+            suppress(FileNotFoundError),
+            open(path, "rb") as file,
+            self._transport.open(self._url, 0, None, None) as stream,
+        ):
+            if stream.total_nbytes == os.path.getsize(path):
+                are_same = all(file.read(len(chunk)) == chunk for chunk in stream.chunks)
+                return are_same and not file.read(1)
+        return False
 
     def check_length(self, expected: int) -> None:
         """Refuse an upload of which only a part has arrived, and delete that."""
@@ -205,7 +198,8 @@ class ObjectTarget(Target):
                     if is_over.is_set():
                         raise InterruptedError  # obstore then drops the parts
             if is_new:  # asked as late as can be; obstore takes no call within its own
-                store_settings.interruptible(self.check_absent, _ASK_S)
+                with ReadingThreads(1, "wids-upload") as thread:
+                    thread.submit(self.check_absent).result(_ASK_S)
 
         def put(store: store_settings.Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}

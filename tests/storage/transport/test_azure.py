@@ -92,6 +92,21 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
+def test_a_key_of_azure_is_not_mixed(
+    azurite: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in options is used without credentials of the environment."""
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=THEIRS")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "dGhlaXJz")
+    with upload.publishing("az://data/key/a.bin", storage_options=azurite) as file:
+        file.write(b"0123456789")
+    transport = ObjectStores(azurite)
+    with transport.open("az://data/key/a.bin", 3, 9, None) as stream:
+        assert b"".join(stream.chunks) == b"345678"
+    assert [entry.name for entry in transport.entries("az://data/key/")] == ["a.bin"]
+
+
+@pytest.mark.long
 def test_errors_of_azure(azurite: dict[str, Any]) -> None:
     """A wrong key and a container that does not exist are errors that say what to do."""
     transport = ObjectStores(azurite)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from loopback import Server
 from objects import new_certificate, object_server
 from s3 import Bucket
 
-from wids.errors import FetchError
+from wids.errors import FetchError, NotFoundError
 from wids.storage.transport.object_store import ObjectStores
 
 DATA = b"0123456789"
@@ -82,7 +83,12 @@ def test_keys_of_a_profile(
 def test_parts_of_two_credentials_are_not_mixed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys in options, or of a profile in options, come without a session of the environment."""
+    """Keys in options, or of a profile in options, come without a session of the environment.
+
+    That is so for what is read by HTTP, and for what obstore reads, lists and writes.
+    """
+    import obstore
+
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "THEIRS")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
@@ -90,15 +96,41 @@ def test_parts_of_two_credentials_are_not_mixed(
         "[training]\naws_access_key_id = OURS\naws_secret_access_key = secret\n"
     )
 
-    def query(**options: Any) -> dict[str, str]:
-        by_http = ObjectStores(options).by_http("s3://bucket/a.tar")
+    def queries(**options: Any) -> list[dict[str, str]]:
+        stores = ObjectStores(options)
+        by_http = stores.by_http("s3://bucket/a.tar")
         assert by_http is not None
-        return dict(parse_qsl(by_http[1].partition("?")[2]))
+        call: Any = obstore.sign
+        sign = partial(call, method="GET", expires_in=timedelta(seconds=9))
+        by_obstore = stores.asked("s3://bucket/a.tar", lambda store, key: sign(store, paths=key))
+        return [dict(parse_qsl(url.partition("?")[2])) for url in (by_http[1], by_obstore)]
 
-    assert query()["X-Amz-Security-Token"] == "session"
+    for query in queries():
+        assert query["X-Amz-Security-Token"] == "session"
     for options in ({"key": "OURS", "secret": "secret"}, {"profile": "training"}):
-        assert query(**options)["X-Amz-Credential"].startswith("OURS/")
-        assert "X-Amz-Security-Token" not in query(**options)
+        for query in queries(**options):
+            assert query["X-Amz-Credential"].startswith("OURS/")
+            assert "X-Amz-Security-Token" not in query
+
+
+def test_a_signature_of_azure_is_not_mixed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in options is used without credentials of the environment, by HTTP and by obstore."""
+    optional("obstore")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=THEIRS")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "dGhlaXJz")
+    stores = ObjectStores(
+        {
+            "account_name": "account",
+            "endpoint_url": f"{server.url}/account",
+            "sas_token": "?sv=1&sig=a%2Bb%3D",
+        }
+    )
+    with raises(NotFoundError, "az://container/a.tar"):
+        stores.open("az://container/a.tar", 0, 9, None)
+    with raises(NotFoundError, "az://container/x/"):
+        stores.entries("az://container/x/")
+    assert [dict(parse_qsl(path)).get("sig") for path in server.requests] == ["a+b=", "a+b="]
+    assert not any("authorization" in request.headers for request in server.log)
 
 
 def of_process(home: Path) -> str:

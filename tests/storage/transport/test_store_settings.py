@@ -13,7 +13,14 @@ from conftest import optional, raises
 from events import LONG_S
 
 from wids.errors import FetchError
-from wids.storage.transport.store_settings import NAMES, OBSTORE, OWN_OPTIONS, config_for
+from wids.storage.transport.store_settings import (
+    NAMES,
+    OBSTORE,
+    OWN_OPTIONS,
+    ObjectLocation,
+    completed,
+    config_for,
+)
 
 DOCS = Path(__file__).parents[3] / "docs" / "object-stores.md"
 
@@ -128,6 +135,26 @@ def test_an_unknown_option_lists_those_that_exist() -> None:
         config_for("s3", {"accesskey": "hidden"})
     with raises(FetchError, "client_kwargs.verify", "found str") as caught:
         config_for("s3", {"client_kwargs": {"verify": "/no/such/file"}})
+
+
+def test_a_variable_that_names_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable, and says what is wrong with the file."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/file")
+    settings = config_for("s3", {"key": "k", "secret": "s"})
+    with raises(FetchError, "$AWS_CA_BUNDLE: expected a file", "(No such file or directory)"):
+        completed(ObjectLocation("s3", "bucket", None, ""), settings)
+
+
+def test_a_connection_string_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stated beside it replaces its parts, and the option replaces the variable."""
+    ours = {"connection_string": "AccountName=ours;AccountKey=k;BlobEndpoint=http://h/ours/"}
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING", "AccountName=theirs;SharedAccessSignature=s"
+    )
+    assert config_for("azure", {}).config == {"account_name": "theirs", "sas_key": "s"}
+    expected = {"account_name": "ours", "account_key": "other", "endpoint": "http://h/ours"}
+    assert config_for("azure", {"account_key": "other", **ours}).config == expected
+    assert config_for("azure", {**ours, "account_key": "other"}).config == expected
 
 
 def test_the_documentation_has_every_option() -> None:

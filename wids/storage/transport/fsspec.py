@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -85,7 +85,7 @@ class Fsspec(Transport):
             raise NotFoundError(f"{urls.redact(folder)}: no such folder{private}") from None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(folder, error) from None
-        return [entry for info in infos if (entry := _entry(info, path)) is not None]
+        return entries_of(infos, path)
 
     def file_system(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, and the URL's path in it.
@@ -126,16 +126,16 @@ class Fsspec(Transport):
         return system, path
 
 
-def _entry(info: Mapping[str, Any], folder: str) -> Entry | None:
-    """Return an item of a driver's listing; None for the folder itself or a name outside of it."""
-    path, is_folder = str(info["name"]).rstrip("/"), info.get("type") == "directory"
-    parent, _, name = path.rpartition("/")
-    if path.strip("/") == folder.strip("/") or name in ("", ".", "..") or "\0" in name:
-        return None
-    if parent.strip("/") != folder.strip("/"):
-        return None
-    size = info.get("size")
-    return Entry(name, size if isinstance(size, int) and not is_folder else None, is_folder)
+def entries_of(infos: Iterable[Mapping[str, Any]], folder: str) -> list[Entry]:
+    """Return the items of a driver's listing, without the folder itself and names outside of it."""
+    entries = []
+    for info in infos:
+        is_folder, size = info.get("type") == "directory", info.get("size")
+        parent, _, name = str(info["name"]).strip("/").rpartition("/")
+        if parent == folder.strip("/") and name not in ("", ".", "..") and "\0" not in name:
+            nbytes = size if isinstance(size, int) and not is_folder else None
+            entries.append(Entry(name, nbytes, is_folder))
+    return entries
 
 
 def _version(system: Any, path: str) -> tuple[int | None, str | None]:

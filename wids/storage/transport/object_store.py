@@ -57,8 +57,8 @@ _BY_OBSTORE: Final = frozenset(
 )  # fmt: skip
 """Options with which obstore reads."""
 
-_AT_HAND: Final = ("skip_signature", "access_key_id", "bearer_token", "sas_key", "account_key")
-"""Options that are enough to read."""
+_AT_HAND: Final = ("skip_signature", "bearer_token", "sas_key", "account_key")
+"""Options that are enough to read without a provider of credentials."""
 
 
 class _Signed(NamedTuple):
@@ -97,7 +97,7 @@ class Bucket(Http):
     def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
         self._location = location._replace(key="")
         self._settings = store_settings.completed(location, settings)
-        config, client = self._settings.all, self._settings.client
+        config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
         self._signed: dict[str, _Signed] = {}
         self._skew_s = 0.0
@@ -162,14 +162,11 @@ class Bucket(Http):
         return address
 
     def _keys(self) -> Keys | None:
-        config, provider = self._config, self._settings.provider
-        if not self.signs:
+        provider = self._settings.provider
+        if provider is None or not self.signs:
             return None
-        if provider is not None:
-            found = provider()
-            return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
-        secret = config.get("secret_access_key", "")
-        return Keys(config["access_key_id"], secret, config.get("session_token"))
+        found = provider()
+        return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
 
     def _new_address(self, key: str, keys: Keys | None) -> _Signed:
         config, (kind, bucket, *_) = self._config, self._location
@@ -347,12 +344,11 @@ class ObjectStores(Transport):
 
             path = key.strip("/")
             found = obstore.list_with_delimiter(store, f"{path}/" if path else None)
-            files = [Entry(_name(meta["path"]), meta["size"]) for meta in found["objects"]
-                     if meta["path"] != path]  # fmt: skip
-            folders = [Entry(_name(each), is_folder=True) for each in found["common_prefixes"]]
-            if path and not found["objects"] and not folders:
+            infos = [{"name": meta["path"], "size": meta["size"]} for meta in found["objects"]]
+            infos += [{"name": each, "type": "directory"} for each in found["common_prefixes"]]
+            if path and not infos:
                 raise NotFoundError(f"{urls.redact(folder)}: no such folder")
-            return [entry for entry in files + folders if "\0" not in entry.name]
+            return fsspec.entries_of(infos, path)
 
         return self.asked(folder, listed)
 
@@ -367,17 +363,16 @@ class ObjectStores(Transport):
             FetchError: Neither can: the error names what to install or to change.
         """
         kind = urls.KINDS[urls.scheme(url)]
-        if "?" in url or "::" in url:
-            return fsspec.transport_for(self.options, None)
-        if "//" in urls.path_of(url):  # obstore refuses empty parts
-            if _has_driver(kind):
-                return fsspec.transport_for(self.options, None)
+        is_plain = not ("?" in url or "::" in url)
+        is_odd = is_plain and "//" in urls.path_of(url)  # obstore refuses empty parts
+        if is_odd and not _has_driver(kind):
             raise FetchError(
                 f'{urls.redact(url)}: expected a key without "//", or {_FSSPEC_DRIVERS[kind]}, '
                 f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
         is_helpless = not is_read and store_settings.is_forked()
-        if self._settings_of(url) is None or (is_helpless and _has_driver(kind)):
+        by_fsspec = is_odd or not is_plain or self._settings_of(url) is None
+        if by_fsspec or (is_helpless and _has_driver(kind)):
             return fsspec.transport_for(self.options, None)
         return None
 
@@ -521,7 +516,3 @@ def _has_driver(kind: str) -> bool:
 
 def _strong(tag: str | None) -> str | None:
     return None if tag is None or tag.startswith("W/") else tag
-
-
-def _name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]

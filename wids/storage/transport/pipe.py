@@ -10,8 +10,8 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from wids.storage.transport import urls
@@ -50,14 +50,8 @@ class Pipe(Transport):
 
 
 def _output(url: str, command: str) -> Generator[bytes, None, None]:
-    process = _start(command, subprocess.PIPE)
-    try:
-        output = process.stdout
-        if output is not None:
-            yield from iter(lambda: output.read(CHUNK_NBYTES), b"")
-        _check_exit_status(url, process.wait())
-    finally:
-        _kill(process)
+    with _running(url, command, subprocess.PIPE) as output:
+        yield from iter(lambda: output.read(CHUNK_NBYTES), b"")
 
 
 def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[Data, None, None]:
@@ -67,11 +61,8 @@ def _output_to_file(url: str, command: str, scratch: str | None) -> Generator[Da
         os.makedirs(scratch, mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pipe-", suffix=".tmp", dir=scratch) as folder:
         path = os.path.join(folder, "shard.tar")
-        process = _start(command.replace("{local}", _quoted(path)), subprocess.DEVNULL)
-        try:
-            _check_exit_status(url, process.wait())
-        finally:
-            _kill(process)
+        with _running(url, command.replace("{local}", _quoted(path)), subprocess.DEVNULL):
+            pass
         with Local().open(path, 0, None, None) as stream:
             yield from stream.chunks
 
@@ -81,14 +72,29 @@ def _quoted(path: str) -> str:
     return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(path)
 
 
-def _start(command: str, stdout: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S602 - `pipe:` means a shell; security.md says who may use it
+@contextmanager
+def _running(url: str, command: str, stdout: int) -> Iterator[Any]:
+    """Run a command; yield its output; wait for its end, or kill it after an error.
+
+    Raises:
+        TransientError: It failed.
+    """
+    process = subprocess.Popen(  # noqa: S602 - `pipe:` means a shell; security.md says who may use it
         command,
         shell=True,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,  # so that one signal reaches every process of a pipeline
     )
+    try:
+        yield process.stdout
+        if status := process.wait():
+            raise TransientError(
+                f"{urls.redact(url)}: expected the command to exit with status 0, found {status}; "
+                "see its own messages on stderr"
+            )
+    finally:
+        _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -104,11 +110,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.stdout is not None:
         process.stdout.close()
     process.wait()
-
-
-def _check_exit_status(url: str, status: int) -> None:
-    if status:
-        raise TransientError(
-            f"{urls.redact(url)}: expected the command to exit with status 0, found {status}; "
-            "see its own messages on stderr"
-        )

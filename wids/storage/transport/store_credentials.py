@@ -26,47 +26,48 @@ Provider: TypeAlias = "Callable[[], dict[str, Any]]"
 _LIFE: Final = timedelta(minutes=5)
 """How long obstore keeps what botocore returns, which renews it a quarter of an hour ahead."""
 
-_OF_PROCESS: Final = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-"""Variables that lead to credentials without a profile."""
+_OF_PROCESS: Final = frozenset(
+    ("web_identity_token_file", "container_credentials_relative_uri",
+     "container_credentials_full_uri")
+)  # fmt: skip
+"""What leads to credentials without a profile, in the names of obstore."""
 
-_STATIC: Final = {
-    "aws_access_key_id": "access_key_id",
-    "aws_secret_access_key": "secret_access_key",
-    "aws_session_token": "session_token",
-    "region": "region",
-}
+_ROLE: Final = _OF_PROCESS | {"container_authorization_token_file", "metadata_endpoint", "role_arn"}
+"""Options with which a caller has obstore look for credentials."""
 
 
 def of_aws(
-    profile: str | None, config: Mapping[str, Any]
-) -> tuple[dict[str, Any], Provider | None]:
-    """Return what to add to the configuration of an S3 store, and a provider of credentials.
+    profile: str | None, options: Mapping[str, Any], environment: Mapping[str, Any]
+) -> tuple[str | None, Provider | None]:
+    """Return the region of the profile that is used, and a provider of credentials, or None.
 
     Args:
         profile: The profile that the caller named, or None.
-        config: The configuration so far, also that of the environment.
+        options: The caller's other options, in the names of obstore.
+        environment: Those of the environment.
 
     Raises:
         FetchError: The profile does not exist, or needs botocore.
     """
-    if profile is None and ("access_key_id" in config or config.get("skip_signature")):
-        return {}, None
+    # All keys are from one place: a session of the environment is not one of the caller's keys.
+    stated = options if "access_key_id" in options else environment
+    is_anonymous = {**environment, **options}.get("skip_signature")
+    is_enough = profile is None and ("access_key_id" in stated or is_anonymous)
+    if is_enough or not _ROLE.isdisjoint(options):
+        return None, None if is_anonymous else _static(stated)
     named = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    if profile is None and any(os.environ.get(name) for name in _OF_PROCESS):
-        return {}, _by_botocore(None)
+    if profile is None and not _OF_PROCESS.isdisjoint(environment):
+        return None, _by_botocore(None)
     section = _section(named or "default")
     if section is None and named is not None:
         raise FetchError(
             f"profile {named!r:.60}: expected it in ~/.aws/config or ~/.aws/credentials, found "
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
-    keys = {ours: section[name] for name, ours in _STATIC.items() if section and name in section}
-    if "access_key_id" in keys:
-        return keys, None
+    keys = {name.removeprefix("aws_"): value for name, value in (section or {}).items()}
+    provider = _static(options) or _static(keys)
+    if provider is not None:
+        return keys.get("region"), provider
     provider = _by_botocore(named)
     more = set(section or ()) - {"region", "output", "s3"}
     if provider is None and more:
@@ -75,7 +76,20 @@ def of_aws(
             f"{', '.join(sorted(more))[:100]}, which botocore reads; pip "
             "install botocore, or pass key and secret in storage_options"
         )
-    return keys, provider
+    return keys.get("region"), provider
+
+
+def _static(keys: Mapping[str, Any]) -> Provider | None:
+    """Return a provider of keys that do not change; None if there are none."""
+    if "access_key_id" not in keys:
+        return None
+    found = {
+        "access_key_id": keys["access_key_id"],
+        "secret_access_key": keys.get("secret_access_key", ""),
+        "token": keys.get("session_token"),
+        "expires_at": None,
+    }
+    return lambda: found
 
 
 def _section(name: str) -> dict[str, str] | None:
@@ -126,6 +140,22 @@ def _by_botocore(profile: str | None) -> Provider | None:
     return provide
 
 
+OF_AZURE: Final = {"sas_key": "sas_token", "account_key": "access_key"}
+"""What a caller of Azure states, and its names in what a provider returns."""
+
+
+def of_azure(options: Mapping[str, Any]) -> Provider | None:
+    """Return a provider of what the caller states, which obstore asks before the environment.
+
+    Args:
+        options: The caller's options, in the names of obstore.
+    """
+    for name, provided in OF_AZURE.items():
+        if name in options:
+            return lambda: {provided: options[name], "expires_at": None}
+    return None
+
+
 def of_google(config: Mapping[str, Any]) -> Provider | None:
     """Return a provider of tokens by google-auth; None if it is not installed or finds nothing.
 
@@ -144,22 +174,21 @@ def of_google(config: Mapping[str, Any]) -> Provider | None:
         return None
     import urllib3
 
-    key, path = config.get("service_account_key"), config.get("application_credentials")
-    path = config.get("service_account") or path
+    key = config.get("service_account_key")
+    path = config.get("service_account") or config.get("application_credentials")
     # Without a request, google-auth would need the package requests.
     request = google.auth.transport.urllib3.Request(urllib3.PoolManager())
-    load: Callable[..., Any] = partial(google.auth.default, request=request)
-    if key or path:
-        load = partial(google.auth.load_credentials_from_file, path, request=request)
+    load: Callable[..., Any] = google.auth.default
+    scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
     if key:
         load = partial(google.auth.load_credentials_from_dict, json.loads(key))
+    elif path:
+        load = partial(google.auth.load_credentials_from_file, path)
     try:
         with warnings.catch_warnings():
             # Of files that others have written; this one is the user's.
             warnings.simplefilter("ignore", DeprecationWarning)
-            credentials: Any = load(
-                scopes=["https://www.googleapis.com/auth/devstorage.read_write"]
-            )[0]
+            credentials: Any = load(scopes=scopes, request=request)[0]
     except Exception as error:  # noqa: BLE001 - of another package
         if not (key or path):
             return None

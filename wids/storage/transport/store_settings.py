@@ -11,10 +11,8 @@ children `object_store` asks for nothing that needs it (specs/decisions/0096).
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -29,61 +27,110 @@ from wids.storage.transport.http import TIMEOUT_S
 OWN_OPTIONS: Final = frozenset(("headers", "timeout", "retry_s", "deadline_s", "hedge", "driver"))
 """Options of this package, which no driver takes."""
 
+Settings: TypeAlias = dict[str, Any]
+"""Options in the names of obstore."""
+
+_Translate: TypeAlias = Callable[[Any], Settings]
+"""Returns the settings that the value of a caller's option stands for."""
+
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """How to open the buckets of one kind of store, in the names of obstore.
+    """How to open the buckets of one kind of store.
 
     Attributes:
-        config: Options of the store.
+        config: Options of the store; and for S3 ``profile``, which `completed` replaces.
         client: Options of its HTTP client.
-        profile: Profile of the AWS configuration files, or None.
         timeout_s: Longest silence of the server.
-        environment: Options of the store that obstore takes from the environment.
         provider: Provides credentials, or None.
     """
 
-    config: dict[str, Any] = field(default_factory=dict, repr=False)
-    client: dict[str, Any] = field(default_factory=dict, repr=False)
-    profile: str | None = None
+    config: Settings = field(default_factory=dict, repr=False)
+    client: Settings = field(default_factory=dict, repr=False)
     timeout_s: float = TIMEOUT_S
-    environment: dict[str, Any] = field(default_factory=dict, repr=False)
     provider: store_credentials.Provider | None = None
 
-    @property
-    def all(self) -> dict[str, Any]:
-        """All options of the store."""
-        return self.environment | self.config
+
+def _as(name: str, convert: Callable[[Any], Any] = lambda value: value) -> _Translate:
+    """Return what translates the values of an option that obstore has under this name."""
+    return lambda value: {name: convert(value)}
 
 
-NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+def _certificates(value: Any) -> Settings:
+    """Return the settings for what boto calls ``verify``: a file of certificates, or a switch."""
+    if isinstance(value, bool):  # not the file with this number
+        return {} if value else {"allow_invalid_certificates": True}
+    with open(value, "rb") as file:
+        return {"root_certificate": file.read()}
+
+
+def _google_token(token: Any) -> Settings:
+    """Return the settings for what gcsfs calls a token."""
+    if token == "anon":  # noqa: S105 - a word, not a secret
+        return {"skip_signature": True}
+    if token in ("google_default", "cloud"):
+        return {}
+    if isinstance(token, Mapping) and token.get("type") == "service_account":
+        return {"service_account_key": json.dumps(dict(token))}
+    if not isinstance(token, str) or token in ("cache", "browser"):
+        raise FetchError(
+            'storage_options: token: expected "anon", "google_default", "cloud", a path, an access '
+            f'token or a service account, found {type(token).__name__}; pass driver="fsspec" for it'
+        )
+    return {"application_credentials" if os.path.exists(token) else "bearer_token": token}
+
+
+def _google_payer(project: Any) -> Settings:
+    """Return the settings that have a project of Google pay."""
+    if project and not isinstance(project, str):
+        raise TypeError
+    return {"default_headers": {"x-goog-user-project": project}} if project else {}
+
+
+def _azure_connection(text: str) -> Settings:
+    """Return the settings that a connection string of Azure states."""
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    names = {"AccountName": "account_name", "AccountKey": "account_key",
+             "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
+    settings = {ours: parts[name] for name, ours in names.items() if name in parts}
+    if "endpoint" not in settings and "EndpointSuffix" in parts:
+        protocol = parts.get("DefaultEndpointsProtocol", "https")
+        account = settings.get("account_name", "")
+        settings["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
+    if "endpoint" in settings:
+        settings["endpoint"] = settings["endpoint"].rstrip("/")
+    return settings
+
+
+NAMES: Final[Mapping[str, Mapping[str, _Translate]]] = {
     "s3": {
-        "key": "access_key_id",
-        "secret": "secret_access_key",
-        "token": "session_token",
-        "profile": "profile",
-        "anon": "skip_signature",
-        "endpoint_url": "endpoint",
-        "client_kwargs.endpoint_url": "endpoint",
-        "client_kwargs.region_name": "region",
-        "client_kwargs.verify": "root_certificate",
-        "requester_pays": "request_payer",
+        "key": _as("access_key_id"),
+        "secret": _as("secret_access_key"),
+        "token": _as("session_token"),
+        "profile": _as("profile"),
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("endpoint"),
+        "client_kwargs.endpoint_url": _as("endpoint"),
+        "client_kwargs.region_name": _as("region"),
+        "client_kwargs.verify": _certificates,
+        "requester_pays": _as("request_payer", bool),
     },
     "gcs": {
-        "token": "token",  # see `_google_token`
-        "anon": "skip_signature",
-        "endpoint_url": "base_url",
-        "requester_pays": "default_headers",
+        "token": _google_token,
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("base_url"),
+        "requester_pays": _google_payer,
     },
     "azure": {
-        "sas_token": "sas_key",
-        "connection_string": "connection_string",  # see `_azure_connection`
-        "anon": "skip_signature",
-        "endpoint_url": "endpoint",
-        "account_host": "endpoint",
+        "sas_token": _as("sas_key", lambda token: str(token).lstrip("?")),
+        "connection_string": _azure_connection,
+        "anon": _as("skip_signature", bool),
+        "endpoint_url": _as("endpoint"),
+        "account_host": _as("endpoint", "https://{}".format),
     },
 }
-"""The names that s3fs, gcsfs and adlfs have for options of obstore, by kind of store."""
+"""The names that s3fs, gcsfs and adlfs have for options, by kind of store, and what returns the
+settings that a value stands for."""
 
 _CLIENT: Final = (
     "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
@@ -115,30 +162,41 @@ def config_for(kind: str, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         FetchError: An option is unknown, which lists those that exist, or its value is.
     """
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for name, value in _flat(options):
+    given = dict(_flat(options))
+    for name in given:
         if name not in NAMES[kind] and name not in OBSTORE[kind]:
             raise FetchError(
                 f"storage_options: expected options that exist, found {name!r:.60}; they are "
                 f"{', '.join(sorted({*NAMES[kind], *OWN_OPTIONS}))}; those of obstore: "
                 f'{", ".join(sorted(OBSTORE[kind]))}; and with driver="fsspec" those of its driver'
             )
-        if value is None:
-            continue
-        target = NAMES[kind].get(name, name)
-        try:
-            converted = _converted(kind, name, value)
-        except (OSError, ValueError, TypeError, AttributeError):
-            raise FetchError(
-                f"storage_options: {name}: expected a value that obstore takes, found "
-                f'{type(value).__name__}; see docs/object-stores.md, or pass driver="fsspec"'
-            ) from None
-        if name == "client_kwargs.verify" and value is False:
-            client["allow_invalid_certificates"] = True
-        elif converted is not None:
-            (client if target in _CLIENT.split() else config)[target] = converted
-    return _with_own(kind, options, config, client)
+    given = {name: value for name, value in given.items() if value is not None}
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    if kind == "azure" and connection:
+        given.setdefault("connection_string", connection)
+    found: Settings = {}
+    # Any other option replaces what a connection string says.
+    for name in sorted(given, key=lambda name: name != "connection_string"):
+        translate = NAMES[kind].get(name, _as(name))
+        found |= _translated(f"storage_options: {name}", translate, given[name])
+    client = {name: found.pop(name) for name in _CLIENT.split() if name in found}
+    return StoreConfig(found, client, float(options.get("timeout") or TIMEOUT_S))
+
+
+def _translated(label: str, translate: _Translate, value: Any) -> Settings:
+    """Return the settings that a value stands for; an error says where it is stated."""
+    try:
+        return translate(value)
+    except FetchError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        expected, found = "a value that obstore takes", type(value).__name__
+        if isinstance(error, OSError):
+            expected, found = "a file that can be read", f"{found} ({error.strerror})"
+        raise FetchError(
+            f"{label}: expected {expected}, found {found}; see docs/object-stores.md, or pass "
+            'driver="fsspec"'
+        ) from None
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -148,73 +206,6 @@ def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{inner}", each) for inner, each in value.items())
         elif name not in OWN_OPTIONS:
             yield name, value
-
-
-def _converted(kind: str, name: str, value: Any) -> Any:
-    """Return the value of an option for obstore; None for its default."""
-    if name == "client_kwargs.verify":
-        if isinstance(value, bool):  # not the file with this number
-            return None
-        with open(value, "rb") as file:
-            return file.read()
-    if kind == "gcs" and name == "requester_pays":  # the project to bill
-        if value and not isinstance(value, str):
-            raise TypeError
-        return {"x-goog-user-project": value} if value else None
-    if name in ("anon", "requester_pays"):
-        return bool(value)
-    if name == "sas_token":
-        return str(value).lstrip("?")
-    return f"https://{value}" if name == "account_host" else value
-
-
-def _with_own(
-    kind: str, options: Mapping[str, Any], config: dict[str, Any], client: dict[str, Any]
-) -> StoreConfig:
-    """Add what no single option says."""
-    timeout_s = float(options.get("timeout") or TIMEOUT_S)
-    profile = config.pop("profile", None)
-    if "token" in config and kind == "gcs":
-        config |= _google_token(config.pop("token"))
-    connection = config.pop("connection_string", None)
-    if kind == "azure":
-        connection = connection or os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
-    if connection:
-        config = _azure_connection(connection) | config
-    return StoreConfig(config, client, profile, timeout_s)
-
-
-def _google_token(token: Any) -> dict[str, Any]:
-    """Return the settings for what gcsfs calls a token."""
-    if token == "anon":  # noqa: S105 - a word, not a secret
-        return {"skip_signature": True}
-    if token in ("google_default", "cloud"):
-        return {}
-    if isinstance(token, Mapping) and token.get("type") == "service_account":
-        return {"service_account_key": json.dumps(dict(token))}
-    if not isinstance(token, str) or token in ("cache", "browser"):
-        raise FetchError(
-            'storage_options: token: expected "anon", "google_default", "cloud", a path, an access '
-            f'token or a service account, found {type(token).__name__}; pass driver="fsspec" for it'
-        )
-    if os.path.exists(token):
-        return {"application_credentials": token}
-    return {"bearer_token": token}
-
-
-def _azure_connection(text: str) -> dict[str, Any]:
-    """Return the settings that a connection string of Azure states."""
-    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-    names = {"AccountName": "account_name", "AccountKey": "account_key",
-             "SharedAccessSignature": "sas_key", "BlobEndpoint": "endpoint"}  # fmt: skip
-    settings = {ours: parts[name] for name, ours in names.items() if name in parts}
-    if "endpoint" not in settings and "EndpointSuffix" in parts:
-        protocol = parts.get("DefaultEndpointsProtocol", "https")
-        account = settings.get("account_name", "")
-        settings["endpoint"] = f"{protocol}://{account}.blob.{parts['EndpointSuffix']}"
-    if "endpoint" in settings:
-        settings["endpoint"] = settings["endpoint"].rstrip("/")
-    return settings
 
 
 _T = TypeVar("_T")
@@ -282,12 +273,6 @@ _ALIASES: Final = {
 """Variables that obstore reads beside those that are named after its options."""
 
 _FLAGS: Final = ("skip_signature", "request_payer", "virtual_hosted_style_request")
-_IDENTITY: Final = frozenset(("access_key_id", "secret_access_key", "session_token"))
-_ROLE: Final = frozenset(
-    ("container_authorization_token_file", "container_credentials_full_uri", "metadata_endpoint",
-     "container_credentials_relative_uri", "role_arn", "web_identity_token_file")
-)  # fmt: skip
-"""Options with which a caller has obstore look for credentials."""
 
 
 def _of_environment(kind: str) -> dict[str, Any]:
@@ -308,22 +293,35 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
     Raises:
         FetchError: They cannot be used.
     """
-    environment, config, provider = _of_environment(location.kind), dict(settings.config), None
-    if location.kind == "s3" and config.keys().isdisjoint(_ROLE):
-        more, provider = store_credentials.of_aws(settings.profile, environment | config)
-        if {"region", "default_region"} & environment.keys():
-            more.pop("region", None)
-        config = more | config
-        if provider is not None or "access_key_id" in config:  # not parts of two credentials
-            environment = {n: environment[n] for n in environment.keys() - _IDENTITY}
-    elif location.kind == "gcs":
-        provider = store_credentials.of_google(environment | config)
-    elif location.account is not None:
-        config.setdefault("account_name", location.account)
-    client = _client(location.kind, environment | config, settings)
-    return replace(
-        settings, config=config, client=client, environment=environment, provider=provider
-    )
+    kind, options, provider = location.kind, dict(settings.config), None
+    profile, environment = options.pop("profile", None), _of_environment(kind)
+    config = environment | options
+    if kind == "s3":
+        region, provider = store_credentials.of_aws(profile, options, environment)
+        if region and config.keys().isdisjoint(("region", "default_region")):
+            config["region"] = region
+    elif kind == "gcs":
+        provider = store_credentials.of_google(config)
+    else:
+        provider = store_credentials.of_azure(options)
+        if provider is not None:  # not that of the environment
+            config = {
+                n: config[n] for n in config if n in options or n not in store_credentials.OF_AZURE
+            }
+        if location.account is not None:
+            config["account_name"] = options.get("account_name", location.account)
+    bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
+    is_plain = any(str(config.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
+    client = {
+        "connect_timeout": "4s",
+        "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
+        "timeout": REQUEST_TIMEOUT,
+        "user_agent": "wids",
+        **({"allow_http": True} if is_plain else {}),
+        **(_translated("$AWS_CA_BUNDLE", _certificates, bundle) if bundle else {}),
+        **settings.client,
+    }
+    return replace(settings, config=config, client=client, provider=provider)
 
 
 def new_store(
@@ -364,56 +362,23 @@ def new_store(
         ) from None
 
 
-def _client(kind: str, config: Mapping[str, Any], settings: StoreConfig) -> dict[str, Any]:
-    result = {
-        "connect_timeout": "4s",
-        "read_timeout": f"{settings.timeout_s * 1000:.0f}ms",
-        "timeout": REQUEST_TIMEOUT,
-        "user_agent": "wids",
-        **settings.client,
-    }
-    if str(config.get("endpoint") or config.get("base_url")).startswith("http://"):
-        result["allow_http"] = True
-    bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
-    if bundle and "root_certificate" not in result:
-        try:
-            with open(bundle, "rb") as file:
-                result["root_certificate"] = file.read()
-        except OSError as error:
-            raise FetchError(
-                f"{bundle}: expected certificates, as $AWS_CA_BUNDLE says, found: {error.strerror}"
-            ) from None
-    return result
-
-
 _idle: Final[dict[int, ReadingThreads]] = {}
 """The thread of this process, by the id of the process, while it is idle."""
 
 
-def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+def interruptible(call: Callable[[], _T]) -> _T:
     """Call a function of obstore in another thread, so that Ctrl-C ends the wait for it.
 
     obstore does not return from a request before its end, and Python handles signals in the main
     thread, between its own steps.
-
-    Args:
-        call: The function.
-        timeout_s: Longest wait, or None.
-
-    Raises:
-        TimeoutError: It did not return in time.
     """
-    if timeout_s is None and threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return call()  # signals arrive in the main thread
     # Taken out while it is in use, so that a call that was interrupted keeps no other waiting.
     thread = _idle.pop(os.getpid(), None) or ReadingThreads(1, "wids-object-store")
     future = thread.submit(call)
-    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     # In steps: a signal that comes just before Python waits does not end the wait.
-    while (left_s := until_s - time.monotonic()) > 0:
-        if wait([future], min(left_s, _SIGNAL_S)).done:
-            break
-    else:
-        raise TimeoutError
+    while not wait([future], _SIGNAL_S).done:
+        pass
     _idle[os.getpid()] = thread
     return future.result()
