@@ -19,6 +19,7 @@ reads a quarter of a shard or more.
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum, auto
 from typing import Final
@@ -81,8 +82,8 @@ class ShardFacts:
     """
 
     __slots__ = (
-        *("_has_looked", "_range_index", "access", "budget", "dataset_indexes", "key_split"),
-        *("num_samples", "number", "options", "path", "remote_file", "spec", "store"),
+        *("_copy_paths", "_has_looked", "_range_index", "access", "budget", "dataset_indexes"),
+        *("key_split", "num_samples", "number", "options", "path", "remote_file", "spec", "store"),
     )
 
     def __init__(
@@ -102,13 +103,18 @@ class ShardFacts:
         self.access: Final = options.access
         self.key_split: Final[KeySplit] = options.key_split or spec.key_split or "first"
         self.remote_file: Final = remote_file(spec)
+        self._copy_paths: list[str] | None = None
         self._range_index: tuple[ShardIndex, int] | None = None
         self._has_looked = False
 
     @property
     def has_copy(self) -> bool:
         """Whether the cache has a copy of it by now."""
-        return self.store.find(self.remote_file) is not None
+        if self._copy_paths is None:
+            self._copy_paths = self.store.copy_paths(self.remote_file)
+        # Each sample that is read by range looks, and finds no file: `find` would cost more.
+        is_there = any(map(os.path.lexists, self._copy_paths))
+        return is_there and self.store.find(self.remote_file) is not None
 
     @property
     def sends_ranges(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
@@ -247,7 +247,9 @@ class ShardReader:
             if way is Way.MAP and facts.path is not None:
                 return open_file(facts, facts.path)
             if way is Way.RANGE:
-                return open_ranges(facts, partial(self.broken.watch, number))
+                is_watched = self.broken.are_noted
+                watch = partial(self.broken.watch, number) if is_watched else nullcontext
+                return open_ranges(facts, watch)
             # Imported only for remote shards: with its own imports it takes 2 ms.
             from wids.shards.copied_shards import open_copy
 
@@ -389,18 +391,17 @@ class ShardReader:
 
         return groups, open_shard
 
-    def _may_range(self, number: int) -> bool:
-        """Whether samples of a shard are read by range, if its index is known."""
+    def _may_range(self, number: int, *, supposes_index: bool = True) -> bool:
+        """Whether samples of a shard are read by range; see `way_to_read`."""
         entry = self._entries.get(number)
         facts = self.facts(number) if entry is None else entry.facts
         if facts is None:
             return False
-        return way_to_read(Wanted.SAMPLES, facts, supposes_index=True) is Way.RANGE
+        return way_to_read(Wanted.SAMPLES, facts, supposes_index=supposes_index) is Way.RANGE
 
     def _ranged(self, number: int) -> RemoteShard | None:
         """Open a shard if samples of it are read by range, or return None."""
-        facts = self.facts(number)
-        if self.peek(number) is None and way_to_read(Wanted.SAMPLES, facts) is not Way.RANGE:
+        if number not in self._entries and not self._may_range(number, supposes_index=False):
             return None
         shard = self.open(number, Wanted.SAMPLES)
         return None if isinstance(shard, Shard) else cast("RemoteShard", shard)
@@ -675,7 +676,9 @@ class ShardReader:
 
     def pass_over_broken(self) -> None:
         """Note shards that are broken from now on, and do not open them again."""
-        self.broken.begin()
+        if not self.broken.are_noted:
+            self.broken.begin()
+            self._entries.clear()  # shards that were opened before would note nothing
 
     @property
     def num_broken(self) -> int:
