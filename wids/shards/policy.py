@@ -101,7 +101,7 @@ class ShardFacts:
         self.options, self.store, self.budget = options, store, budget
         self.dataset_indexes = dataset_indexes
         self.access: Final = options.access
-        self.key_split: Final[KeySplit] = options.key_split or spec.key_split or "first"
+        self.key_split: Final = key_split_of(spec, options)
         self.remote_file: Final = remote_file(spec)
         self._copy_paths: list[str] | None = None
         self._range_index: tuple[ShardIndex, int] | None = None
@@ -155,6 +155,11 @@ class ShardFacts:
         if record is None or record[0].key_split != self.key_split:
             return None
         return (record[0], record[1].nbytes) if nbytes in (None, record[1].nbytes) else None
+
+
+def key_split_of(shard_spec: ShardSpec, options: ReadOptions) -> KeySplit:
+    """Return the rule for the names of a shard: the caller's, or the spec's, or the first dot."""
+    return options.key_split or shard_spec.key_split or "first"
 
 
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:

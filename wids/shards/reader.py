@@ -24,7 +24,7 @@ from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
+from wids.shards.policy import ShardFacts, Wanted, Way, key_split_of, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
@@ -277,13 +277,13 @@ class ShardReader:
         """Number of open shards."""
         return len(self._entries)
 
-    def path(self, number: int) -> str | None:
+    def path(self, number: int, rewrite: Callable[[str], str] = urls.rewritten) -> str | None:
         """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
         try:
             return self._paths[number]
         except KeyError:
             url = self.shards[number].url
-            path = urls.local_place(url)
+            path = urls.local_place(url, rewrite)
             if path is not None:
                 # `localname` may return a cache path, as for remote shards; no local one is there.
                 named = self.store.named_path(url)
@@ -471,7 +471,7 @@ class ShardReader:
 
     def key_split(self, number: int) -> KeySplit:
         """Return the rule for the names of a shard."""
-        return self.facts(number).key_split
+        return key_split_of(self.shards[number], self.options)
 
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
@@ -498,9 +498,12 @@ class ShardReader:
             return facts.range_index[0]
         return None
 
-    def known_count(self, number: int) -> int | None:
-        """Return the number of samples of a shard if its index is known."""
-        path = self.path(number)
+    def known_counts(self, numbers: Iterable[int]) -> list[int | None]:
+        """Return the numbers of samples of shards, None where the index is not known."""
+        rewrite = urls.rewriter()
+        return [self._known_count(number, self.path(number, rewrite)) for number in numbers]
+
+    def _known_count(self, number: int, path: str | None) -> int | None:
         if path is not None:
             with suppress(OSError):
                 key_split = self.key_split(number)
