@@ -13,6 +13,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
@@ -606,18 +607,6 @@ class ShardReader:
         others = [field for joint in self._joints for field in joint.other.fields(None)]
         return list(dict.fromkeys([*own, *others]))  # `stored` may have those that are joined
 
-    def identity(self, number: int) -> tuple[Any, ...]:
-        """Return facts that change when the keys of a shard change.
-
-        Raises:
-            FetchError: The shard has no index, and would have to be fetched.
-        """
-        known = self.stated_identity(number)
-        if known is None:
-            index = self.key_index(number)
-            known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
-        return known
-
     def stated_identity(self, number: int) -> tuple[Any, ...] | None:
         """Return facts that change when a shard changes, without reading its index, or None.
 
@@ -647,8 +636,9 @@ class ShardReader:
         """
         known = self.stated_identity(number)
         if known is None:
-            sizes = np.ascontiguousarray(self.key_index(number).sizes)
-            known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
+            index = self.key_index(number)
+            keys, sizes = b"\0".join(index.stored_keys()), np.ascontiguousarray(index.sizes)
+            known = index.key_split, zlib.crc32(keys), zlib.crc32(sizes.tobytes())
         for joint in self._joints:
             known = known, joint.other.content(joint.entries_of(number))
         return known
@@ -768,6 +758,7 @@ class ShardReader:
         return nbytes
 
 
+@dataclass(eq=False, slots=True)
 class _Held:
     """What readers with the same open shards share in this process.
 
@@ -779,15 +770,14 @@ class _Held:
         keys: The look-up of keys, once it is used.
     """
 
-    __slots__ = ("entries", "keys", "num_accesses", "num_published", "opened")
-
-    def __init__(self) -> None:
-        self.entries: dict[int, _Entry] = {}
-        self.opened: set[int] = set()
-        self.num_accesses = self.num_published = 0
-        self.keys: KeyLookup | None = None
+    entries: dict[int, _Entry] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
+    num_accesses: int = 0
+    num_published: int = 0
+    keys: KeyLookup | None = None
 
 
+@dataclass(eq=False, slots=True)
 class _Entry:
     """An open shard, and the number of the access that last used it.
 
@@ -795,15 +785,10 @@ class _Entry:
         facts: What is known of a shard that is read by range; None for one that is mapped.
     """
 
-    __slots__ = ("facts", "last_used", "number", "shard")
-
-    def __init__(
-        self, number: int, shard: TarShard, facts: ShardFacts | None, last_used: int
-    ) -> None:
-        self.number = number
-        self.shard = shard
-        self.facts = facts
-        self.last_used = last_used
+    number: int
+    shard: TarShard
+    facts: ShardFacts | None
+    last_used: int
 
 
 def read_from(
