@@ -67,7 +67,7 @@ class New(Library):
         return Shard(path)
 
     def maps(self, dataset: Any) -> list[mmap.mmap]:
-        return [entry.shard._map for entry in dataset.reader._entries.values()]
+        return [entry.shard._map for entry in dataset.reader._held.entries.values()]
 
     def remote_dataset(self, shards: list[dict[str, Any]], cache: str) -> Any:
         import wids

@@ -154,6 +154,22 @@ def test_remote_shards(tmp_path: Path, server: Server, how: str, access: Any) ->
         assert texts(data.__getitems__([8, 12])) == ["text 13", "text 17"]
 
 
+def test_an_open_shard_that_breaks(tmp_path: Path, server: Server) -> None:
+    """It is noted although it was opened before broken shards were to be passed over."""
+    site = Site(tmp_path / "site", server)
+    site.dataset_index()
+    url = site.spec(index="train.index")
+    with ShardListDataset(url, cache_dir=tmp_path / "cache", access="range") as dataset:
+        assert dataset[9][".txt"] == "text 9"
+        del server.pages["/train-1.tar"]
+        dataset.on_error = "skip"
+        assert dataset.__getitems__([9, 10]) == []
+        num_requests = len(server.log)
+        assert dataset.__getitems__([9, 10]) == []
+        assert len(server.log) == num_requests
+        assert dataset.num_failed_shards == 1
+
+
 @pytest.mark.parametrize("how", ["missing", "truncated", "html"])
 def test_remote_shards_that_cannot_be_counted(tmp_path: Path, server: Server, how: str) -> None:
     """Other shards are downloaded and counted (VIEW-7)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import raises, sample_members, write_tar
@@ -39,6 +40,31 @@ def test_a_copy_that_appears_later_is_used(site: Site) -> None:
         texts(other)
         site.server.log.clear()
         assert dataset[1][".txt"] == "text 1"
+    assert site.asked() == []
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_file_that_is_placed_later_is_used(site: Site, tmp_path: Path, is_named: bool) -> None:
+    """A shard that is read by range asks `localname` no more, and finds the file that it named."""
+    site.dataset_index()
+    site.state(filesize=len)
+    folder, asked = tmp_path / "mine", list[str]()
+    folder.mkdir()
+
+    def localname(url: str) -> Path:
+        asked.append(url)
+        return folder / url.rpartition("/")[2]
+
+    options: Any = {"localname": localname} if is_named else {"cache_dir": folder}
+    spec = site.spec(index="train.index")
+    with wids.ShardListDataset(spec, access="range", **options) as dataset:
+        assert dataset[0][".txt"] == "text 0"
+        num_asked = len(asked)
+        assert texts(dataset[n] for n in range(1, 4)) == EXPECTED[1:4]
+        assert len(asked) == num_asked
+        (folder / "train-0.tar").write_bytes(site.bodies[0])
+        site.server.log.clear()
+        assert dataset[4][".txt"] == "text 4"
     assert site.asked() == []
 
 

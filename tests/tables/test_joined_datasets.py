@@ -26,7 +26,7 @@ from wids.shards.sample_access import capacity_of
 from wids.tables.join_fields import Names
 from wids.tables.join_keys import PositionMap
 from wids.tables.join_sides import DatasetSide, KeyedSamples
-from wids.tables.joined import JoinedShards, Joint
+from wids.tables.joined import Joint
 
 KEYS = [f"s{number:05d}" for number in range(20)]
 
@@ -191,7 +191,7 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
     targets = np.random.default_rng(0).permutation(num_shards * length)
     other = DatasetSide(KeyedSamples(right), Names(""), ())
     joint = Joint(KeyedSamples(left), other, PositionMap(0, targets), fills=False)
-    reader = JoinedShards(joint)
+    reader = joint.reader()
     lengths = [length] * num_shards
     # This also imports modules, which take memory, and looks up how samples are read.
     assert left.limits.nbytes.sum() == capacity_of(right.reader, lengths).nbytes.sum()
@@ -214,6 +214,16 @@ def test_limits_of_many_shards_in_random_order_take_little_memory() -> None:
     pickled = pickle.dumps(reader)
     assert len(pickled) == nbytes_pickled
     assert pickle.loads(pickled).nbytes(1) == reader.nbytes(1)  # noqa: S301 - made here
+
+
+def test_a_join_opens_no_shard_again(train: Path) -> None:
+    """The dataset and its joins share open shards and their numbers, in other processes too."""
+    with wids.ShardListDataset(train) as left:
+        result = left.join(left, prefix="b")
+        for joined in (result, pickle.loads(pickle.dumps(result))):  # noqa: S301 - made here
+            own = joined.reader.joint.own.reader
+            assert joined.reader.open(1) is own.open(1)
+            assert joined.get_stats() == own.usage()
 
 
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:

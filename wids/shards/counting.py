@@ -109,8 +109,9 @@ def count_samples(
         FetchError: A shard cannot be read.
         ShardFormatError: A shard is not a complete, plain tar.
     """
-    for number in [number for number, count in enumerate(counts) if count is None]:
-        counts[number] = reader.known_count(number)
+    missing = [number for number, count in enumerate(counts) if count is None]
+    for number, count in zip(missing, reader.known_counts(missing), strict=True):
+        counts[number] = count
     missing = [number for number, count in enumerate(counts) if count is None]
     # Others split names at the first dot. A copy is counted without its server.
     beside = [
@@ -142,7 +143,9 @@ def check_empty(reader: ShardReader, numbers: Iterable[int], progress: bool | No
     Those that do not exist are passed over. Raises as `count_samples`, and `MismatchError` for a
     shard with samples.
     """
-    doubtful = [number for number in numbers if reader.known_count(number) != 0]
+    numbers = list(numbers)
+    counts = reader.known_counts(numbers)
+    doubtful = [number for number, count in zip(numbers, counts, strict=True) if count != 0]
     names = [reader.path(number) or reader.shards[number].url for number in doubtful]
     answers = ask_lengths(reader.store.fetcher, names, is_tolerant=True)
     pairs = zip(doubtful, answers, strict=True)

@@ -19,6 +19,7 @@ reads a quarter of a shard or more.
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum, auto
 from typing import Final
@@ -81,8 +82,8 @@ class ShardFacts:
     """
 
     __slots__ = (
-        *("_has_looked", "_range_index", "access", "budget", "dataset_indexes", "key_split"),
-        *("num_samples", "number", "options", "path", "remote_file", "spec", "store"),
+        *("_copy_paths", "_has_looked", "_range_index", "access", "budget", "dataset_indexes"),
+        *("key_split", "num_samples", "number", "options", "path", "remote_file", "spec", "store"),
     )
 
     def __init__(
@@ -100,15 +101,20 @@ class ShardFacts:
         self.options, self.store, self.budget = options, store, budget
         self.dataset_indexes = dataset_indexes
         self.access: Final = options.access
-        self.key_split: Final[KeySplit] = options.key_split or spec.key_split or "first"
+        self.key_split: Final = key_split_of(spec, options)
         self.remote_file: Final = remote_file(spec)
+        self._copy_paths: list[str] | None = None
         self._range_index: tuple[ShardIndex, int] | None = None
         self._has_looked = False
 
     @property
     def has_copy(self) -> bool:
         """Whether the cache has a copy of it by now."""
-        return self.store.find(self.remote_file) is not None
+        if self._copy_paths is None:
+            self._copy_paths = self.store.copy_paths(self.remote_file)
+        # Each sample that is read by range looks, and finds no file: `find` would cost more.
+        is_there = any(map(os.path.lexists, self._copy_paths))
+        return is_there and self.store.find(self.remote_file) is not None
 
     @property
     def sends_ranges(self) -> bool:
@@ -149,6 +155,11 @@ class ShardFacts:
         if record is None or record[0].key_split != self.key_split:
             return None
         return (record[0], record[1].nbytes) if nbytes in (None, record[1].nbytes) else None
+
+
+def key_split_of(shard_spec: ShardSpec, options: ReadOptions) -> KeySplit:
+    """Return the rule for the names of a shard: the caller's, or the spec's, or the first dot."""
+    return options.key_split or shard_spec.key_split or "first"
 
 
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:

@@ -12,7 +12,8 @@ import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
@@ -24,7 +25,7 @@ from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
+from wids.shards.policy import ShardFacts, Wanted, Way, key_split_of, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
@@ -96,28 +97,21 @@ class ShardReader:
         limit_nbytes: Most bytes of mapped shards to keep open, if there is more than one, and of
             those that wait to be read; None for no limit. The cache cannot evict an open copy.
         check_opened: Compares an opened shard with what the caller expects; None for nothing.
-        num_accesses, num_misses: How often this process asked for a shard, and had to open it.
-        accesses: The same, in all processes that share the dataset; but a process that was not
-            started by another one counts its accesses in ``num_accesses`` alone.
+        accesses: How often shards were asked for, and had to be opened, in all processes that share
+            the dataset; but a process that was not started by another one publishes what it asked
+            for only now and then.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``; only
             after all have been counted (`note_counts`).
         starts, ends: Where each shard begins and ends, as sequences of integers.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
         joint: What is joined to the samples, so that indexes lack fields: a
-            `wids.tables.joined.Joint`; None for nothing.
+            `wids.tables.joined.Joint`, whose shards are fetched and counted with these; None for
+            nothing.
     """
 
     joint: Any = None
     check_opened: Callable[[ShardReader, int, TarShard], None] | None = None
-    num_accesses: int
-    num_misses: int
-    _num_published: int
-    _entries: dict[int, _Entry]
-    _opened: set[int]
-    _paths: dict[int, str | None]
-    _refetched: set[int]  # shards whose damaged copies were fetched again
-    _keys: KeyLookup | None
 
     def __init__(self, spec: DatasetSpec, store: Cache, options: ReadOptions) -> None:
         self.shards = columns_of(spec.shards)
@@ -138,20 +132,11 @@ class ShardReader:
         self.max_open = options.lru_size or default_num_open()
         self.limit_nbytes = cache_share_nbytes(store.limit_nbytes)
         self.accesses = SharedRows(0, 0)
-        vars(self).update(self._nothing_open())
+        self._held = _Held()
+        self._paths: dict[int, str | None] = {}
+        self._refetched: set[int] = set()  # shards whose damaged copies were fetched again
         if not isinstance(self.counts, list):
             self.note_counts()
-
-    def _nothing_open(self) -> dict[str, Any]:
-        """Return the attributes that another process, or another reader, begins with."""
-        return {
-            **dict.fromkeys(("num_accesses", "num_misses", "_num_published"), 0),
-            "_entries": {},
-            "_opened": set(),
-            "_paths": {},
-            "_refetched": set(),
-            "_keys": None,
-        }
 
     def note_counts(self) -> None:
         """Take the counts as complete. A broken shard, which was not counted, has no samples."""
@@ -189,10 +174,11 @@ class ShardReader:
         """
         # Two threads may read the same count here. A count or an age is then off by one, which
         # changes what is evicted first but never what is read.
-        now = self.num_accesses = self.num_accesses + 1
+        held = self._held
+        now = held.num_accesses = held.num_accesses + 1
         if this_process.is_child:
             self.accesses.row[0] += 1
-        entry = self._entries.get(number)
+        entry = held.entries.get(number)
         if entry is not None:
             # Once enough of a shard was read by range, or a copy exists, the file is better.
             if entry.facts is None or way_to_read(wanted, entry.facts) is Way.RANGE:
@@ -200,13 +186,12 @@ class ShardReader:
                 return entry.shard
             wanted = Wanted.FILE
         self._publish()
-        self.num_misses += 1
         self.accesses.row[1] += 1
         self.accesses.common[0] = number
         stages.count(stages.OPENINGS)
-        if number in self._opened:
+        if number in held.opened:
             stages.count(stages.REOPENINGS)
-        self._opened.add(number)
+        held.opened.add(number)
         facts = self.facts(number)
         shard = self._open(facts, wanted)
         if self.check_opened is not None:
@@ -214,13 +199,13 @@ class ShardReader:
         is_mapped = isinstance(shard, Shard)
         # Another thread may have stored its own shard of this number since the miss. The later one
         # stays, and the other is closed when its reader releases it.
-        self._entries[number] = _Entry(number, shard, None if is_mapped else facts, now)
-        while len(self._entries) > self.max_open or self._is_too_long():
+        held.entries[number] = _Entry(number, shard, None if is_mapped else facts, now)
+        while len(held.entries) > self.max_open or self._is_too_long():
             # list() is one atomic step; other threads would change the dict under an iterator.
-            oldest = min(list(self._entries.values()), key=_LAST_USED, default=None)
+            oldest = min(list(held.entries.values()), key=_LAST_USED, default=None)
             # None, or a number that is gone: another thread evicted it or called `close`.
             if oldest is not None:
-                self._entries.pop(oldest.number, None)
+                held.entries.pop(oldest.number, None)
         return shard
 
     def open_apart(self, number: int, wanted: Wanted) -> TarShard:
@@ -247,41 +232,43 @@ class ShardReader:
             if way is Way.MAP and facts.path is not None:
                 return open_file(facts, facts.path)
             if way is Way.RANGE:
-                return open_ranges(facts, partial(self.broken.watch, number))
+                is_watched = self.broken.are_noted
+                watch = partial(self.broken.watch, number) if is_watched else nullcontext
+                return open_ranges(facts, watch)
             # Imported only for remote shards: with its own imports it takes 2 ms.
             from wids.shards.copied_shards import open_copy
 
             # Its copy, or one that is fetched now.
-            copy = open_copy(facts, self._entries.clear, self._refetched)
+            copy = open_copy(facts, self._held.entries.clear, self._refetched)
             if self._budget is not None:
                 self._budget.note_fetched(number)
             return copy
 
     def _is_too_long(self) -> bool:
         # One shard always stays, however long: the caller is about to read it.
-        if self.limit_nbytes is None or len(self._entries) < 2:
+        if self.limit_nbytes is None or len(self._held.entries) < 2:
             return False
         # Only these hold a lease, which prevents the cache from deleting their files (CACHE-7).
-        shards = [entry.shard for entry in list(self._entries.values()) if entry.facts is None]
+        shards = [entry.shard for entry in list(self._held.entries.values()) if entry.facts is None]
         return sum(shard.nbytes for shard in shards) > self.limit_nbytes
 
     def peek(self, number: int) -> TarShard | None:
         """Return a shard if it is open, without counting as a use."""
-        entry = self._entries.get(number)
+        entry = self._held.entries.get(number)
         return None if entry is None else entry.shard
 
     @property
     def num_open(self) -> int:
         """Number of open shards."""
-        return len(self._entries)
+        return len(self._held.entries)
 
-    def path(self, number: int) -> str | None:
+    def path(self, number: int, rewrite: Callable[[str], str] = urls.rewritten) -> str | None:
         """Return the path of a shard whose URL is local, possibly after rewriting, or None."""
         try:
             return self._paths[number]
         except KeyError:
             url = self.shards[number].url
-            path = urls.local_place(url)
+            path = urls.local_place(url, rewrite)
             if path is not None:
                 # `localname` may return a cache path, as for remote shards; no local one is there.
                 named = self.store.named_path(url)
@@ -290,12 +277,17 @@ class ShardReader:
             return path
 
     def close(self) -> None:
-        """Release all open shards, and end what was announced; the next read opens them again."""
+        """Release all open shards, and end what was announced; the next read opens them again.
+
+        What is joined to them is released too.
+        """
         # Left to the garbage collector: another thread may be reading one of them.
-        self._entries.clear()
+        self._held.entries.clear()
         if self._budget is not None:
             self._budget.forget_announced()
-        self._keys = None
+        self._held.keys = None
+        for reader in self._others:
+            reader.close()
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with open shards of its own, which fetches none.
@@ -303,24 +295,43 @@ class ShardReader:
         Args:
             fields: The only fields to read, as bytes; None for those of this reader, unchanged.
         """
+        if self.joint is not None:
+            return self.joint.only(fields).reader()  # type: ignore[no-any-return]
+        options = self.options.only(fields)
+        return self._changed(
+            check_opened=None,
+            _budget=None,
+            options=options,
+            fields=options.fields,
+            accesses=SharedRows(0, 0),
+            _held=_Held(),
+        )
+
+    def joined(self, joint: Any) -> ShardReader:
+        """Return a reader of the same open shards, with what is joined to their samples."""
+        return self._changed(joint=joint)
+
+    def _changed(self, **attributes: Any) -> ShardReader:
         reader = object.__new__(ShardReader)
-        vars(reader).update(vars(self), **self._nothing_open(), check_opened=None, _budget=None)
-        reader.options = self.options.only(fields)
-        reader.fields, reader.accesses = reader.options.fields, SharedRows(0, 0)
-        reader._paths, reader._refetched = self._paths, self._refetched
-        reader.__dict__.pop("all_stored_nbytes", None)
+        vars(reader).update(vars(self), **attributes)
+        vars(reader).pop("all_stored_nbytes", None)
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.joint is not None:
+            return {"joint": self.joint}
         # Another process opens the files itself, and may have another cache folder, with damaged
         # copies of its own.
         self._publish()
         left_out = ("edges", "starts", "ends", "all_stored_nbytes")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**kept, **self._nothing_open(), "is_counted": hasattr(self, "edges")}
+        fresh = {"_held": _Held(), "_paths": {}, "_refetched": set()}
+        return {**kept, **fresh, "is_counted": hasattr(self, "edges")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        is_counted = state.pop("is_counted")
+        if "joint" in state:
+            state = vars(state["joint"].reader())
+        is_counted = state.pop("is_counted", False)
         vars(self).update(state)
         if is_counted:
             self.note_counts()
@@ -376,7 +387,7 @@ class ShardReader:
             return groups, self.open
         from wids.shards.remote_shard import fly  # only remote shards need it
 
-        landed, open_other = fly(ranged, self._ranged, self._entries.__contains__), self.open
+        landed, open_other = fly(ranged, self._ranged, self._held.entries.__contains__), self.open
 
         def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
             shard = landed.get(number)
@@ -389,18 +400,17 @@ class ShardReader:
 
         return groups, open_shard
 
-    def _may_range(self, number: int) -> bool:
-        """Whether samples of a shard are read by range, if its index is known."""
-        entry = self._entries.get(number)
+    def _may_range(self, number: int, *, supposes_index: bool = True) -> bool:
+        """Whether samples of a shard are read by range; see `way_to_read`."""
+        entry = self._held.entries.get(number)
         facts = self.facts(number) if entry is None else entry.facts
         if facts is None:
             return False
-        return way_to_read(Wanted.SAMPLES, facts, supposes_index=True) is Way.RANGE
+        return way_to_read(Wanted.SAMPLES, facts, supposes_index=supposes_index) is Way.RANGE
 
     def _ranged(self, number: int) -> RemoteShard | None:
         """Open a shard if samples of it are read by range, or return None."""
-        facts = self.facts(number)
-        if self.peek(number) is None and way_to_read(Wanted.SAMPLES, facts) is not Way.RANGE:
+        if number not in self._held.entries and not self._may_range(number, supposes_index=False):
             return None
         shard = self.open(number, Wanted.SAMPLES)
         return None if isinstance(shard, Shard) else cast("RemoteShard", shard)
@@ -429,6 +439,8 @@ class ShardReader:
         """
         if self._budget is not None:
             self._budget.announce(numbers)
+        for joint in self._joints:
+            joint.announce(numbers)
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards by range while these are being fetched.
@@ -439,6 +451,8 @@ class ShardReader:
         if self._budget is not None:
             nbytes = int(np.nansum(self.shards.nbytes)) if part else 0
             self._budget.let_ahead(int(nbytes * part))
+        for reader in self._others:
+            reader.let_ahead(part)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -461,16 +475,19 @@ class ShardReader:
     # What is known about a shard.
 
     def is_local(self, number: int) -> bool:
-        """Whether a shard can be read without fetching it."""
-        return self.path(number) is not None or self.facts(number).has_copy
+        """Whether a shard, and what is joined to its samples, can be read without fetching."""
+        is_here = self.path(number) is not None or self.facts(number).has_copy
+        return is_here and all(side.is_local(other) for side, other in self._needed(number))
 
     def nbytes(self, number: int) -> int | None:
-        """Return the length of a shard in bytes; None if the spec does not state it."""
-        return self.shards[number].nbytes
+        """Return the length of a shard, and of what has to be fetched with it; None if unknown."""
+        own = self.shards[number].nbytes
+        sizes = [own, *(side.nbytes(other) for side, other in self._needed(number))]
+        return None if None in sizes else sum(sizes)
 
     def key_split(self, number: int) -> KeySplit:
         """Return the rule for the names of a shard."""
-        return self.facts(number).key_split
+        return key_split_of(self.shards[number], self.options)
 
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
@@ -497,9 +514,12 @@ class ShardReader:
             return facts.range_index[0]
         return None
 
-    def known_count(self, number: int) -> int | None:
-        """Return the number of samples of a shard if its index is known."""
-        path = self.path(number)
+    def known_counts(self, numbers: Iterable[int]) -> list[int | None]:
+        """Return the numbers of samples of shards, None where the index is not known."""
+        rewrite = urls.rewriter()
+        return [self._known_count(number, self.path(number, rewrite)) for number in numbers]
+
+    def _known_count(self, number: int, path: str | None) -> int | None:
         if path is not None:
             with suppress(OSError):
                 key_split = self.key_split(number)
@@ -545,11 +565,11 @@ class ShardReader:
 
     def _key_lookup(self) -> KeyLookup:
         """Return the look-up of keys, which stays until `close`."""
-        keys = self._keys  # read once, since another thread may close the reader
+        keys = self._held.keys  # read once, since another thread may close the reader
         if keys is None:  # two threads may both make one; the later one stays
             from wids.shards.key_lookup import KeyLookup
 
-            keys = self._keys = KeyLookup()
+            keys = self._held.keys = KeyLookup()
         return keys
 
     def reserve(self) -> None:
@@ -568,8 +588,9 @@ class ShardReader:
     def _publish(self) -> None:
         """Add to the counts what this process has not added at each access."""
         if not this_process.is_child:
-            self.accesses.row[0] += self.num_accesses - self._num_published
-            self._num_published = self.num_accesses
+            held = self._held
+            self.accesses.row[0] += held.num_accesses - held.num_published
+            held.num_published = held.num_accesses
 
     def last_opened(self) -> int:
         """Return the shard that was opened last, or is being opened, in all these processes."""
@@ -577,24 +598,14 @@ class ShardReader:
 
     def num_read_here(self) -> int:
         """Return how often shards were asked for in this process."""
-        return self.num_accesses
+        return self._held.num_accesses
 
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.fields
-        return stored if wanted is None else [field for field in stored if field in wanted]
-
-    def identity(self, number: int) -> tuple[Any, ...]:
-        """Return facts that change when the keys of a shard change.
-
-        Raises:
-            FetchError: The shard has no index, and would have to be fetched.
-        """
-        known = self.stated_identity(number)
-        if known is None:
-            index = self.key_index(number)
-            known = (index.key_split, zlib.crc32(b"\0".join(index.stored_keys())))
-        return known
+        own = [field for field in stored if wanted is None or field in wanted]
+        others = [field for joint in self._joints for field in joint.other.fields(None)]
+        return list(dict.fromkeys([*own, *others]))  # `stored` may have those that are joined
 
     def stated_identity(self, number: int) -> tuple[Any, ...] | None:
         """Return facts that change when a shard changes, without reading its index, or None.
@@ -625,12 +636,15 @@ class ShardReader:
         """
         known = self.stated_identity(number)
         if known is None:
-            sizes = np.ascontiguousarray(self.key_index(number).sizes)
-            known = (*self.identity(number), zlib.crc32(sizes.tobytes()))
+            index = self.key_index(number)
+            keys, sizes = b"\0".join(index.stored_keys()), np.ascontiguousarray(index.sizes)
+            known = index.key_split, zlib.crc32(keys), zlib.crc32(sizes.tobytes())
+        for joint in self._joints:
+            known = known, joint.other.content(joint.entries_of(number))
         return known
 
     def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
-        """Fetch a remote shard, unless it is local or another process fetches it.
+        """Fetch a shard and what is joined to it, unless local or fetched by another process.
 
         Raises:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
@@ -642,6 +656,8 @@ class ShardReader:
 
             with self.broken.watch(number):
                 fetch_copy(facts, background or BackgroundFetch())
+        for side, other in self._needed(number):
+            side.fetch(other, background)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -657,9 +673,9 @@ class ShardReader:
         is_changed = shard.has_changed and self.broken.are_noted
         if not is_changed and not self._discards_copy(number, shard, error):
             return False
-        entry = self._entries.get(number)
+        entry = self._held.entries.get(number)
         if entry is not None and entry.shard is shard:  # no other one has taken its place
-            self._entries.pop(number, None)
+            self._held.entries.pop(number, None)
         return True
 
     def _discards_copy(self, number: int, shard: Shard, error: WidsError) -> bool:
@@ -675,23 +691,49 @@ class ShardReader:
 
     def pass_over_broken(self) -> None:
         """Note shards that are broken from now on, and do not open them again."""
-        self.broken.begin()
+        if not self.broken.are_noted:
+            self.broken.begin()
+            self._held.entries.clear()  # shards that were opened before would note nothing
+        for reader in self._others:
+            reader.pass_over_broken()
 
     @property
     def num_broken(self) -> int:
         """Number of shards that were noted as broken, in all processes that share the dataset."""
-        return len(self.broken.numbers)
+        return len(self.broken.numbers) + sum(reader.num_broken for reader in self._others)
 
-    # The cache, and other readers.
+    # What is joined, at every step of a join of joins.
+
+    @property
+    def _joints(self) -> list[Any]:
+        joint = self.joint
+        return [] if joint is None else [*joint.own.reader._joints, joint]  # noqa: SLF001 - as this
+
+    @property
+    def _others(self) -> list[ShardReader]:
+        """The readers of the datasets that are joined."""
+        sides = [joint.other.dataset for joint in self._joints]
+        return [side.reader for side in sides if side is not None]
+
+    def _needed(self, number: int) -> list[tuple[Any, int]]:
+        """Return the sides of joins, each with one of its shards that samples of a shard need."""
+        return [(joint.other, other) for joint in self._joints for other in joint.needed(number)]
+
+    # The cache.
 
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        return self.store.limit_nbytes if self.options.may_fetch else None
+        others = [each for each in self._others if each.cache_folder == self.cache_folder]
+        limits = [each.cache_nbytes for each in others]
+        limits.append(self.store.limit_nbytes if self.options.may_fetch else None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @cached_property
     def all_stored_nbytes(self) -> FloatArray:
         """What `stored_nbytes` returns for all shards."""
+        if self.joint is not None:
+            return self.stored_nbytes(np.arange(len(self.shards)), set())
         if self.options.may_fetch:
             return self.shards.remote_nbytes
         return np.zeros(len(self.shards))
@@ -699,13 +741,15 @@ class ShardReader:
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
         """Return the bytes that the cache needs for shards: 0 for local ones, NaN if unknown.
 
-        Shards that are already stored are included.
+        Shards that are already stored are included, and so is what is joined to them.
 
         Args:
             numbers: The shards.
             counted: The URLs that count as 0, because other shards have them too; those of these
                 shards are added.
         """
+        if self.joint is not None:
+            return self.joint.stored_nbytes(numbers, counted)  # type: ignore[no-any-return]
         nbytes: FloatArray = self.all_stored_nbytes[numbers]
         if self.options.may_fetch:
             names = [self.shards[number].url for number in numbers.tolist()]
@@ -714,6 +758,26 @@ class ShardReader:
         return nbytes
 
 
+@dataclass(eq=False, slots=True)
+class _Held:
+    """What readers with the same open shards share in this process.
+
+    Attributes:
+        entries: The open shards by their numbers.
+        opened: The shards that were opened before.
+        num_accesses: How often this process has asked for a shard.
+        num_published: How many of these are in ``accesses``.
+        keys: The look-up of keys, once it is used.
+    """
+
+    entries: dict[int, _Entry] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
+    num_accesses: int = 0
+    num_published: int = 0
+    keys: KeyLookup | None = None
+
+
+@dataclass(eq=False, slots=True)
 class _Entry:
     """An open shard, and the number of the access that last used it.
 
@@ -721,15 +785,10 @@ class _Entry:
         facts: What is known of a shard that is read by range; None for one that is mapped.
     """
 
-    __slots__ = ("facts", "last_used", "number", "shard")
-
-    def __init__(
-        self, number: int, shard: TarShard, facts: ShardFacts | None, last_used: int
-    ) -> None:
-        self.number = number
-        self.shard = shard
-        self.facts = facts
-        self.last_used = last_used
+    number: int
+    shard: TarShard
+    facts: ShardFacts | None
+    last_used: int
 
 
 def read_from(

@@ -8,11 +8,11 @@ ranges. What a batch needs of all its shards is requested together (`fly`).
 from __future__ import annotations
 
 import operator
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ class RemoteShard(TarShard):
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
         takes: Called with the bytes of each read before it begins; returns False if the whole tar
-            should be fetched instead.
+            should be fetched instead. None to take all.
         version: Returns the version of all that ``read_part`` returns; None if it is not known.
         watch: Returns a block that notes errors which concern the whole shard.
 
@@ -111,7 +111,7 @@ class RemoteShard(TarShard):
         self.name = name
         self.index = index
         self.nbytes = nbytes
-        self.takes = takes or (lambda _: True)
+        self.takes = takes
         self._version = version
         self.watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
@@ -126,6 +126,15 @@ class RemoteShard(TarShard):
         self._read = sample_readers(
             name, Received({}), index, self._fields, raw, unread, lambda *_: None
         )[1]
+
+    def read(
+        self,
+        local_index: int,
+        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        labels: Labels | None = None,
+    ) -> RawSample:
+        """Return one sample; see `ReadableShard.read`."""
+        return self.read_many([local_index], labels=labels)[0]
 
     def read_many(
         self,
@@ -146,23 +155,27 @@ class RemoteShard(TarShard):
             return samples
         if self._arrived is not None:
             self.check()
-        source = self._arrived or self._received(local_indices)
+        source = self._arrived or Received(self._request(self.parts(local_indices)))
         try:
             self._read(local_indices, labels, samples.append, source)
         except (ShardFormatError, KeyError):  # transient damage, or none of what was requested
             left = local_indices[len(samples) :]
-            self._read(left, labels, samples.append, self._received(left))
+            again = Received(self._request(self.parts(left)))
+            self._read(left, labels, samples.append, again)
         return samples
 
     def parts(self, local_indices: Sequence[int]) -> list[Part]:
         """Return what `read_many` requests for some samples."""
-        self.check()
+        if not self.index.is_intact():
+            self.check()
         # A set, so that a sample that is repeated in a batch is read once; of plain integers.
-        places = sorted(self._places(set(map(operator.index, local_indices))))
-        members = [(head, stop) for head, _, stop in places]
-        spans = [span for head, body, stop in places for span in ((head, body), (body, stop))]
-        ranges = joined(members, frugal_gap_nbytes(members))
-        return _parts(self._read_range, ranges, spans)
+        wanted = set(map(operator.index, local_indices))
+        members = sorted(self.index.places(wanted, self._fields))
+        return _parts(self._read_range, members, frugal_gap_nbytes(members))
+
+    def takes_all(self, parts: Sequence[Part]) -> bool:
+        """Whether to request parts, rather than to fetch the whole tar."""
+        return self.takes is None or self.takes(sum(part.stop - part.start for part in parts))
 
     def with_arrived(self, arrived: Received) -> RemoteShard:
         """Return the same shard, with spans that were read."""
@@ -246,9 +259,6 @@ class RemoteShard(TarShard):
         if version is not None:
             self._known_heads[member] = version
 
-    def _received(self, local_indices: Sequence[int]) -> Received:
-        return Received(self._request(self.parts(local_indices)))
-
     def _request(self, parts: Sequence[Part], *, decides: bool = True) -> dict[Span, bytes]:
         """Return the spans of parts, which are requested together.
 
@@ -262,7 +272,7 @@ class RemoteShard(TarShard):
         """
         data_by_span: dict[Span, bytes] = {}
         with self.watch() if decides else nullcontext():  # asks nothing of a broken shard
-            if not self.takes(sum([part.stop - part.start for part in parts])):
+            if not self.takes_all(parts):
                 raise SpentError(
                     f"{self.name}: expected a shard of which little is read, found one of which "
                     "so much was read that it has to be fetched"
@@ -279,16 +289,24 @@ class RemoteShard(TarShard):
         # If a checksum covers a member of which a part is read, an error decides nothing: the whole
         # member is read then.
         decides = is_compared or not len(self.index.payload_crcs)
-        found = self._request(_parts(read, joined(sorted(spans)), spans), decides=decides)
+        found = self._request(_parts(read, sorted(spans), GAP_NBYTES), decides=decides)
         return [found[span] for span in spans]
 
 
-def _parts(read: Read, ranges: Sequence[Span], spans: Iterable[Span]) -> list[Part]:
-    """Return ranges with the spans in them."""
-    parts = [Part(read, *each, []) for each in ranges]
-    starts = [start for start, _ in ranges]
-    for span in spans:
-        parts[bisect_right(starts, span[0]) - 1].spans.append(span)
+def _parts(read: Read, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> list[Part]:
+    """Return what to request for places, which ascend, with the spans between their edges.
+
+    Args:
+        read: Reads a range.
+        places: The edges of each: where it begins, where parts of it do, and where it ends.
+        gap_nbytes: Most bytes between two places that are requested along with both.
+    """
+    parts = [Part(read, *each, []) for each in joined(places, gap_nbytes)]
+    at = 0
+    for edges in places:
+        while edges[-1] > parts[at].stop:
+            at += 1
+        parts[at].spans.extend(pairwise(edges))
     return parts
 
 
@@ -340,7 +358,7 @@ def fly(
             try:
                 own = shard.parts(wanted[number])
                 with shard.watch():  # asks nothing of a broken shard
-                    is_taken = shard.takes(sum(part.stop - part.start for part in own))
+                    is_taken = shard.takes_all(own)
             except WidsError as error:
                 shard = error
             else:

@@ -100,14 +100,12 @@ class RangeReader:
         return None if self._has_untagged else self._tags.get(self._url)
 
     def request(self, start: int, stop: int) -> Range | None:
-        """Return how `range_loop` reads a part; None if it cannot.
-
-        Raises:
-            FetchError: The address cannot be signed.
-        """
-        plan = self.plan
-        by_http = None if start >= stop else plan.transport.by_http(plan.url)
-        if by_http is None:
+        """Return how `range_loop` reads a part; None if it cannot."""
+        by_http = None
+        with suppress(FetchError):  # it cannot be signed: the stream raises this
+            plan = self.plan
+            by_http = plan.transport.by_http(plan.url)
+        if by_http is None or start >= stop:
             return None
         from wids.storage.transport.range_reads import Range
 
@@ -202,53 +200,46 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
     """
     made: dict[int, T] = {}
 
-    def take(number: int, arrived: Arrived) -> None:
-        made[number] = use(number, arrived)
-
-    streams: dict[int, Stream] = {}
-
     def read(number: int) -> None:
         call, start, stop = parts[number]
         arrived: Arrived
         try:
             if isinstance(call, RangeReader):
-                arrived = call.by_stream(start, stop, streams.get(number))
+                arrived = call.by_stream(start, stop, left[number])
             else:
                 arrived = call(start, stop)
         except CancelledError:
             raise
         except WidsError as error:
             arrived = error
-        take(number, arrived)
+        made[number] = use(number, arrived)
 
-    requests = [
-        (number, request)
-        for number, (call, *span) in enumerate(parts)
-        if isinstance(call, RangeReader) and (request := _request(call, *span)) is not None
-    ]
-    others = set(range(len(parts))).difference(number for number, _ in requests)
+    requests: dict[int, Range] = {}
+    left: dict[int, Stream | None] = {}
+    for number, (call, start, stop) in enumerate(parts):
+        request = call.request(start, stop) if isinstance(call, RangeReader) else None
+        if request is None:
+            left[number] = None
+        else:
+            requests[number] = request
+    numbers = list(requests)
+
+    def take(place: int, arrived: Arrived) -> None:
+        number = numbers[place]
+        made[number] = use(number, arrived)
+
     if requests:
         from wids.storage.transport.range_loop import read_ranges
 
-        left = read_ranges(
-            [request for _, request in requests],
-            lambda number, arrived: take(requests[number][0], arrived),
-        )
-        others.update(requests[number][0] for number in left)
-        streams.update((requests[number][0], stream) for number, stream in left.items() if stream)
-    if others:
+        for place, stream in read_ranges(list(requests.values()), take).items():
+            left[numbers[place]] = stream
+    if left:
         try:
-            in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
+            in_threads([partial(read, number) for number in sorted(left)], "wids-ranges")
         finally:
-            for stream in streams.values():
+            for stream in filter(None, left.values()):
                 stream.close()
-    return [made[number] for number in range(len(parts))]
-
-
-def _request(reader: RangeReader, start: int, stop: int) -> Range | None:
-    with suppress(FetchError):  # which the stream raises
-        return reader.request(start, stop)
-    return None
+    return list(map(made.__getitem__, range(len(parts))))
 
 
 def read_first(
@@ -325,17 +316,19 @@ REQUEST_NBYTES: Final = 8 << 20
 
 
 def joined(
-    spans: Iterable[Span], gap_nbytes: float = GAP_NBYTES, limit_nbytes: int = REQUEST_NBYTES
+    spans: Iterable[tuple[int, ...]],
+    gap_nbytes: float = GAP_NBYTES,
+    limit_nbytes: int = REQUEST_NBYTES,
 ) -> list[Span]:
     """Return the ranges to request for others, which ascend by their starts.
 
     Args:
-        spans: The ranges that are wanted.
+        spans: The ranges that are wanted; there may be more edges between the first and the last.
         gap_nbytes: Most bytes between two of them that are requested along with both.
         limit_nbytes: Longest range to make of several. One that is longer by itself stays whole.
     """
     found: list[Span] = []
-    for start, stop in spans:
+    for start, *_, stop in spans:
         if found:
             first, last = found[-1]
             if start - last <= gap_nbytes and max(stop, last) - first <= limit_nbytes:
@@ -345,10 +338,10 @@ def joined(
     return found
 
 
-def frugal_gap_nbytes(spans: Sequence[Span]) -> float:
+def frugal_gap_nbytes(spans: Sequence[tuple[int, ...]]) -> float:
     """Return the largest gap that may be joined so that at most twice the wanted bytes are read.
 
     There are fewer gaps than ranges, so none is longer than the mean of the ranges.
     """
-    wanted_nbytes = sum(stop - start for start, stop in spans)
+    wanted_nbytes = sum([span[-1] - span[0] for span in spans])
     return min(GAP_NBYTES, wanted_nbytes / max(1, len(spans)))

@@ -1,29 +1,26 @@
 """Read joined samples: each sample of a dataset with the entry of another side that has its key.
 
-Both sides read samples as they do alone; a `Joint` puts them together. `JoinedShards` are those of
-the first dataset, with its positions and keys: for both sides they answer what is local and how
-long it is, and fetch it. Where indexes must have all fields, samples are read first, into a
-`SampleShard`. Each read copies the values of a frame, a mapping or a file that a transformation
-could change in place.
+Both sides read samples as they do alone; a `Joint` puts them together. The reader is that of the
+first dataset, with its positions and keys: it asks the joint which shards of the other side the
+samples of a shard need, and fetches and counts these too. Where indexes must have all fields,
+samples are read first, into a `SampleShard`. Each read copies the values of a frame, a mapping or a
+file that a transformation could change in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
-from wids.shards.key_lookup import KeyLookup
 from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
-from wids.shards.tars.raw_samples import RawSample, ReadableShard, TarShard, label, read_or_errors
+from wids.shards.tars.raw_samples import RawSample, ReadableShard, label, read_or_errors
 from wids.storage.arrays import FloatArray, IntArray
-from wids.storage.cache.store import BackgroundFetch
 from wids.storage.transport import urls
 from wids.tables.join_fields import Fields, as_bytes
 from wids.tables.join_keys import PositionMap
@@ -45,6 +42,11 @@ class Joint:
     other: OtherSide
     entries: PositionMap | None
     fills: bool
+    _needed: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process finds the shards that it needs.
+        return Joint, (self.own, self.other, self.entries, self.fills)
 
     def read(self, positions: IntArray, wanted: Wanted = Wanted.SAMPLES) -> list[RawSample]:
         """Return joined samples of any shards, read together, with the labels of the dataset.
@@ -163,9 +165,51 @@ class Joint:
         """Return the joint of samples as they are stored."""
         return replace(self, own=self.own.undecoded(), other=self.other.undecoded())
 
-    def reader(self) -> JoinedShards:
+    def reader(self) -> ShardReader:
         """Return the shards of the dataset, which are fetched with what is joined to them."""
-        return JoinedShards(self)
+        return self.own.reader.joined(self)
+
+    def needed(self, number: int) -> list[int]:
+        """Return the shards of the other side that the samples of a shard need."""
+        if number not in self._needed:
+            self._needed[number] = self._found_needed(number).tolist()
+        return self._needed[number]
+
+    def _found_needed(self, number: int) -> IntArray:
+        """Return what `needed` does, without storing it."""
+        return shards_of(self.entries_of(number), self.other.edges)
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Note that a pass will read what is joined to shards."""
+        if self.other.dataset is None:
+            return
+        needed: Sequence[int] = range(len(self.other.edges) - 1)
+        if 2 * len(numbers) < len(self.own.reader.shards):  # otherwise nearly all
+            needed = sorted({other for number in numbers for other in self.needed(number)})
+        self.other.dataset.reader.announce_shards(needed)
+
+    def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
+        """Return the bytes that the cache stores for both sides; see `ShardReader.stored_nbytes`.
+
+        Bytes of the other side that several shards need are divided among them.
+        """
+        reader, dataset = self.own.reader, self.other.dataset
+        own = reader.stored_nbytes(numbers, counted)
+        if dataset is None or dataset.reader.cache_folder != reader.cache_folder:
+            return own
+        other = dataset.reader
+        shares = np.zeros(len(other.shards))
+        if not other.stored_nbytes(np.arange(len(shares)), set(counted)).any():
+            return own  # nothing is looked up
+        # Twice, since the pairs of shards, in random order nearly all, may not fit into memory.
+        users = np.zeros(len(shares), np.int64)
+        for number in numbers.tolist():
+            users[self._found_needed(number)] += 1
+        needed = np.flatnonzero(users)
+        shares[needed] = other.stored_nbytes(needed, counted) / users[needed]
+        sums = [shares[self._found_needed(number)].sum() for number in numbers.tolist()]
+        found: FloatArray = own + sums
+        return found
 
     def of_samples(
         self,
@@ -251,155 +295,3 @@ class SampleShard(ReadableShard):
     def read_values(self, members: IntArray) -> list[Any]:
         """Return values as they are."""
         return [self._values[member] for member in members.tolist()]
-
-
-class JoinedShards(ShardReader):
-    """The shards of a dataset, which are fetched and counted with what is joined to their samples.
-
-    Args:
-        joint: What is joined.
-
-    Attributes:
-        joint: As passed.
-    """
-
-    joint: Joint
-
-    def __init__(self, joint: Joint) -> None:
-        own = joint.own.reader
-        vars(self).update(vars(own))
-        vars(self).pop("all_stored_nbytes", None)  # that of both sides is another
-        self._own = own
-        self.joint = joint
-        self._other = joint.other
-        self._needed: dict[int, list[int]] = {}
-
-    # Its own reader opens the shards, and counts how often.
-
-    def open(self, number: int, wanted: Wanted = Wanted.FILE) -> TarShard:
-        """Return a shard of the dataset by its number; see `ShardReader.open`."""
-        return self._own.open(number, wanted)
-
-    def usage(self) -> tuple[int, int]:
-        """Return how often shards of the dataset were asked for, and opened."""
-        return self._own.usage()
-
-    def num_read_here(self) -> int:
-        """Return how often shards of the dataset were asked for in this process."""
-        return self._own.num_read_here()
-
-    def _key_lookup(self) -> KeyLookup:
-        return self._own._key_lookup()  # noqa: SLF001 - of the same shards
-
-    # Both sides.
-
-    def _shards_needed(self, number: int) -> list[int]:
-        """Return the shards of the other side that the samples of a shard need."""
-        if number not in self._needed:
-            self._needed[number] = self._found_needed(number).tolist()
-        return self._needed[number]
-
-    def _found_needed(self, number: int) -> IntArray:
-        """Return what `_shards_needed` does, without storing it."""
-        return shards_of(self.joint.entries_of(number), self._other.edges)
-
-    def is_local(self, number: int) -> bool:
-        """Whether a shard, and what is joined to its samples, can be read without fetching."""
-        needed = self._shards_needed(number)
-        return self._own.is_local(number) and all(map(self._other.is_local, needed))
-
-    def nbytes(self, number: int) -> int | None:
-        """Return the length of a shard, and of what has to be fetched for its samples."""
-        sizes = [self._own.nbytes(number), *map(self._other.nbytes, self._shards_needed(number))]
-        return None if None in sizes else sum(size or 0 for size in sizes)
-
-    def field_names(self, stored: Sequence[str]) -> Sequence[str]:
-        """Return the fields of shards, and those joined to them, where these are known."""
-        names = (*self._own.field_names(stored), *self._other.fields(None))
-        return list(dict.fromkeys(names))  # `stored` may have those that are joined
-
-    def content(self, number: int) -> tuple[Any, ...]:
-        """Return values that change when the samples of a shard, or what is joined to them, do."""
-        entries = self.joint.entries_of(number)
-        return self._own.content(number), self._other.content(entries)
-
-    def announce_shards(self, numbers: Sequence[int]) -> None:
-        """Note that a pass will read shards, and what is joined to them."""
-        self._own.announce_shards(numbers)
-        for each in self.joint.datasets[1:]:
-            needed: Sequence[int] = range(len(each.reader.shards))
-            if 2 * len(numbers) < len(self.shards):  # otherwise nearly all, without a look-up
-                needed = sorted({other for n in numbers for other in self._shards_needed(n)})
-            each.reader.announce_shards(needed)
-
-    def let_ahead(self, part: float) -> None:
-        """Let batches read shards of both sides by range; see `ShardReader.let_ahead`."""
-        for each in self.joint.datasets:
-            each.reader.let_ahead(part)
-
-    def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
-        """Fetch a shard, and what is joined to its samples; see `ShardReader.fetch`."""
-        self._own.fetch(number, background)
-        for other in self._shards_needed(number):
-            self._other.fetch(other, background)
-
-    def only(self, fields: Collection[str] | None) -> JoinedShards:
-        """Return a reader that fetches no shard; see `ShardReader.only`."""
-        return JoinedShards(self.joint.only(fields))
-
-    def pass_over_broken(self) -> None:
-        """Note broken shards of both sides; see `ShardReader.pass_over_broken`."""
-        for each in self.joint.datasets:
-            each.reader.pass_over_broken()
-
-    @property
-    def num_broken(self) -> int:
-        """Number of shards of both sides that were noted as broken."""
-        return sum(each.reader.num_broken for each in self.joint.datasets)
-
-    def _cached_together(self) -> list[ShardReader]:
-        """Return the readers of both sides that store shards in the cache folder of the first."""
-        readers = [each.reader for each in self.joint.datasets]
-        return [reader for reader in readers if reader.cache_folder == self.cache_folder]
-
-    @property
-    def cache_nbytes(self) -> int | None:
-        """The lower of the cache limits of both sides; see `ShardReader.cache_nbytes`."""
-        limits = [reader.cache_nbytes for reader in self._cached_together()]
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    @cached_property
-    def all_stored_nbytes(self) -> FloatArray:
-        """What `stored_nbytes` returns for all shards."""
-        return self.stored_nbytes(np.arange(len(self.shards)), set())
-
-    def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
-        """Return the bytes that the cache stores for the samples of shards, of both sides.
-
-        Bytes of the other side that several shards need are divided among them.
-        """
-        own, others = self._own.stored_nbytes(numbers, counted), self._cached_together()[1:]
-        if not others:
-            return own
-        (other,) = others
-        shares = np.zeros(len(other.shards))
-        if not other.stored_nbytes(np.arange(len(shares)), set(counted)).any():
-            return own  # nothing is looked up
-        # Twice, since the pairs of shards, in random order nearly all, may not fit into memory.
-        users = np.zeros(len(shares), np.int64)
-        for number in numbers.tolist():
-            users[self._found_needed(number)] += 1
-        needed = np.flatnonzero(users)
-        shares[needed] = other.stored_nbytes(needed, counted) / users[needed]
-        sums = [shares[self._found_needed(number)].sum() for number in numbers.tolist()]
-        found: FloatArray = own + sums
-        return found
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Another process finds the shards that it needs.
-        return type(self), (self.joint,)
-
-    def close(self) -> None:
-        """Release the open shards of both sides; the next read opens them again."""
-        for each in self.joint.datasets:
-            each.reader.close()

@@ -17,6 +17,7 @@ import numpy as np
 from wids.errors import JoinError
 from wids.shards.key_lookup import form_hint
 from wids.shards.positions import as_int_array
+from wids.shards.reader import ShardReader
 from wids.shards.tars.headers import to_bytes
 from wids.storage.arrays import BoolArray
 from wids.tables import join_rows
@@ -24,7 +25,7 @@ from wids.tables.column_values import KEY
 from wids.tables.join_fields import Names, Wanted
 from wids.tables.join_keys import DatasetKeys, Keyed, PositionMap, match_keys
 from wids.tables.join_sides import DatasetSide, OtherSide
-from wids.tables.joined import JoinedShards, Joint
+from wids.tables.joined import Joint
 from wids.tables.table import check_arrow
 
 Missing = Literal["error", "skip", "none"]
@@ -39,7 +40,7 @@ def joined_reader(
     prefix: str,
     on: str = KEY,
     columns: Sequence[str] | None = None,
-) -> tuple[JoinedShards, BoolArray | slice]:
+) -> tuple[ShardReader, BoolArray | slice]:
     """Return the reader of a joined dataset, and which samples of the view it has.
 
     Args:
@@ -61,8 +62,8 @@ def joined_reader(
     wanted = _wanted(other, on, columns)
     joint, is_present = _joint(view, other, missing, _names(prefix), wanted)
     if missing == "skip" and not is_present.all():
-        return JoinedShards(joint), is_present
-    return JoinedShards(joint), slice(None)
+        return joint.reader(), is_present
+    return joint.reader(), slice(None)
 
 
 def _names(prefix: Any) -> Names:

@@ -20,7 +20,7 @@ import wids
 from wids.errors import SpecError
 from wids.shards.specs import shard_columns
 from wids.shards.specs.entries import shard_of
-from wids.shards.specs.shard_columns import ShardColumns, columns_of, joined, listed
+from wids.shards.specs.shard_columns import ShardColumns, columns_of, joined, listed, named
 from wids.storage.transport import urls
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
@@ -198,6 +198,16 @@ def test_interleaved_datasets_are_few() -> None:
     made = columns_of(shards)
     assert made == tuple(shards)
     assert len(made.commons) == 2
+
+
+@given(st.lists(NAMES, max_size=12), st.integers(1, 5))
+def test_names_alone_are_shards(names: list[str], length: int) -> None:
+    """They are those of a list of shards that state nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_columns, "_BLOCK_LENGTH", length)
+        assert named(names) == columns_of(map(wids.ShardSpec, names))
+        with raises(SpecError, "expected a path or URL, found a NUL"):
+            named([*names, "/a\0.tar"])
 
 
 def test_values_that_no_document_has_are_refused() -> None:

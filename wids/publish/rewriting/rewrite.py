@@ -54,7 +54,7 @@ def input_numbers(reader: ShardReader, order: Order, plan: Sequence[PlannedShard
     Raises:
         PackError: The order returns to a shard, or the samples are those of a join.
     """
-    if type(reader) is not ShardReader:
+    if reader.joint is not None:
         raise PackError(
             f"keep_shards: expected the samples of one dataset, found joined ones; {_ADVICE}"
         )

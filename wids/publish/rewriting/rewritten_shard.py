@@ -73,7 +73,7 @@ def stored_members(view: IndexedDataset, start: int, stop: int) -> StoredMembers
         ShardFormatError: A member, or its header, is not the one that was indexed.
     """
     reader = view.reader
-    if type(reader) is not ShardReader:  # such as that of a join
+    if reader.joint is not None:
         return None
     parts: list[StoredMembers] = []
     samples: list[int] = []

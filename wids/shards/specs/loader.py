@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import IO, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
@@ -28,7 +29,7 @@ from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, IndexedShards, ShardSpec
 from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
-from wids.shards.specs.shard_columns import columns_of, joined
+from wids.shards.specs.shard_columns import columns_of, joined, named
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
 from wids.storage.transport.listing import Named, is_pattern
@@ -180,14 +181,19 @@ class _Loader:
         num_shards = 0
         parts: list[Component] = []
         dataset_indexes: list[IndexedShards] = []
-        for number, item in enumerate(items):
-            part = self.item(item, f"shards[{number}]", join)
-            if isinstance(part, DatasetSpec):
-                parts.append(Component(part, label=_label_of(item, number)))
-                dataset_indexes += part.all_dataset_indexes(num_shards)
-                part = part.shards
-            shards.append(part)
-            num_shards += len(part)
+        for are_tars, group in groupby(enumerate(items), lambda numbered: _is_tar(numbered[1])):
+            if are_tars:  # together, since there may be 100,000
+                shards.append(named([join(os.fspath(item)) for _, item in group]))
+                num_shards += len(shards[-1])
+                continue
+            for number, item in group:
+                part = self.item(item, f"shards[{number}]", join)
+                if isinstance(part, DatasetSpec):
+                    parts.append(Component(part, label=_label_of(item, number)))
+                    dataset_indexes += part.all_dataset_indexes(num_shards)
+                    part = part.shards
+                shards.append(part)
+                num_shards += len(part)
         classes = classes_of(parts)
         if sum(len(part.spec.shards) for part in parts) < num_shards:  # others state none
             classes = {}
@@ -207,11 +213,7 @@ class _Loader:
                 self.documents.bind(item)
                 return as_component(item, None)
             case str() | os.PathLike():
-                name = os.fspath(item)
-                # Fast, for 100,000 names.
-                if name.endswith(".tar") and _WILD.isdisjoint(name) and "::" not in name:
-                    return (ShardSpec(join(name)),)
-                return self.named(name, join, is_part=True)
+                return self.named(os.fspath(item), join, is_part=True)
             case (str() | os.PathLike() as path, count):
                 (url, *more) = names_in(os.fspath(path))
                 if more or is_pattern(join(url)):
@@ -292,6 +294,14 @@ class _Loader:
         context = self.documents.context_at(str(name or "the open file"), folder, base)
         data = file.read(MAX_DOCUMENT_NBYTES + 1)
         return self.documents.document(self.documents.parsed(data, context.name), context)
+
+
+def _is_tar(item: Any) -> bool:
+    """Whether an item of a caller's list is the name of one tar."""
+    if not isinstance(item, str | os.PathLike):
+        return False
+    name = os.fspath(item)
+    return name.endswith(".tar") and _WILD.isdisjoint(name) and "::" not in name
 
 
 def _is_one_document(name: str) -> bool:

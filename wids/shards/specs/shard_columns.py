@@ -245,6 +245,22 @@ def columns_of(shards: Iterable[ShardSpec]) -> ShardColumns:
     return joined(parts)
 
 
+def named(names: Sequence[str]) -> ShardColumns:
+    """Return shards of which nothing but the URL is known.
+
+    Raises:
+        SpecError: A name has a NUL in it.
+    """
+    if any("\0" in name for name in names):
+        return columns_of(map(ShardSpec, names))
+    parts = []
+    for start in range(0, len(names), _BLOCK_LENGTH):
+        block = names[start : start + _BLOCK_LENGTH]
+        absent = np.full(len(block), -1, np.int8)
+        parts.append(_block(block, absent, absent, [None] * len(block), [(None, None)]))
+    return joined(parts)
+
+
 _RESTS: Final = ("md5sum", "index", "extras")
 
 

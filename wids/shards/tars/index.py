@@ -20,6 +20,7 @@ import os
 import time
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -205,6 +206,25 @@ class ShardIndex:
         bodies = self.blocks[members].astype(np.int64) * headers.BLOCK_NBYTES
         heads = bodies - self.head_blocks[members].astype(np.int64) * headers.BLOCK_NBYTES
         return heads, bodies, bodies + self.sizes[members].astype(np.int64)
+
+    def places(
+        self, local_indices: Iterable[int], wanted: Container[str] | None
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield where the headers, the bytes and the end of each member of some samples are.
+
+        Args:
+            local_indices: The samples.
+            wanted: The only fields of which members are wanted; None for all.
+        """
+        starts, field_ids, names = self.member_starts.data, self.field_ids.data, self.fields
+        heads, blocks, sizes = self.head_blocks.data, self.blocks.data, self.sizes.data
+        stops = starts[1:]
+        for local_index in local_indices:
+            for member in range(starts[local_index], stops[local_index]):
+                if wanted is None or names[field_ids[member]] in wanted:
+                    body = blocks[member] * headers.BLOCK_NBYTES
+                    head = body - heads[member] * headers.BLOCK_NBYTES
+                    yield head, body, body + sizes[member]
 
     def without_payload_crcs(self) -> ShardIndex:
         """Return the same index without checksums of members, so that reads do not compare them."""

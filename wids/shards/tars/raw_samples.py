@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from wids.errors import ShardFormatError, WidsError, printable
-from wids.shards.tars.headers import BLOCK_NBYTES
 from wids.shards.tars.index import ShardIndex
 from wids.storage.arrays import IntArray
 from wids.storage.files import fastest_crc32
@@ -117,7 +116,7 @@ class ReadableShard:
         Raises:
             ShardFormatError: A member is damaged, or the tar or its index has changed.
         """
-        return self.read_many([local_index], verify=verify, labels=labels)[0]
+        raise NotImplementedError
 
     def read_many(
         self, local_indices: Sequence[int], *, verify: bool = False, labels: Labels | None = None
@@ -186,18 +185,6 @@ class TarShard(ReadableShard):
                 any, so that these decide whether they are of the indexed version.
         """
         raise NotImplementedError
-
-    def _places(self, local_indices: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield where the headers, the bytes and the end of each member to read of samples are."""
-        index, wanted = self.index, self._fields
-        starts, field_ids, names = index.member_starts.data, index.field_ids.data, index.fields
-        heads, blocks, sizes = index.head_blocks.data, index.blocks.data, index.sizes.data
-        stops = starts[1:]
-        for local_index in local_indices:
-            for member in range(starts[local_index], stops[local_index]):
-                if wanted is None or names[field_ids[member]] in wanted:
-                    body = blocks[member] * BLOCK_NBYTES
-                    yield body - heads[member] * BLOCK_NBYTES, body, body + sizes[member]
 
     def _knows_head(self, member: int) -> bool:  # noqa: ARG002 - a file may change at any time
         """Whether the headers of a member need not be compared again."""

@@ -309,7 +309,7 @@ class Shard(TarShard):
     def hint(self, local_indices: Iterable[int]) -> None:
         """Advise the system to read ahead these samples together."""
         start = stop = 0
-        for head, _, end in self._places(local_indices):  # headers too, which may be compared
+        for head, _, end in self.index.places(local_indices, self._fields):  # headers too
             if not 0 <= head - stop <= mmap.PAGESIZE:  # not next to the previous member
                 advise(self._map, "WILLNEED", start, stop - start)
                 start = head

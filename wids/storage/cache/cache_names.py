@@ -93,7 +93,6 @@ def indexes_folder(folder: str) -> str:
     return os.path.join(folder, "indexes")
 
 
-@lru_cache(maxsize=1024)  # each sample that is read by range looks whether there is a copy by now
 def copy_path(folder: str, remote_file: RemoteFile) -> str:
     """Return the path of the cache's own copy of a file.
 

@@ -145,6 +145,15 @@ class Cache:
                 return copy
         return None
 
+    def copy_paths(self, remote_file: RemoteFile) -> list[str]:
+        """Return the paths that `find` may return for a file, whether or not they exist."""
+        named = self.named_path(remote_file.url)
+        if named is not None:
+            return [named]
+        base_name = os.path.basename(urls.path_of(remote_file.url))
+        own = cache_names.copy_path(self.folder, remote_file)
+        return [own, os.path.join(self.folder, base_name)] if self.offered else [own]
+
     def open(
         self,
         remote_file: RemoteFile,

@@ -370,6 +370,19 @@ _AIS_PROVIDERS: Final = {"gcs": "gs", "aws": "s3", "azure": "az"}
 """AIStore's names for schemes, where they differ, in http://host:port/provider/bucket/object."""
 
 
+def rewriter() -> Callable[[str], str]:
+    """Return what `rewritten` does, by the environment of now; for many URLs."""
+    rules, endpoint = os.environ.get("WDS_REWRITE"), os.environ.get("AIS_ENDPOINT")
+    if not rules and not endpoint:
+        return str
+
+    def rewrite(url: str) -> str:
+        url = _by_rules(url, rules) if rules else url
+        return _by_aistore(url, endpoint) if endpoint else url
+
+    return rewrite
+
+
 def rewritten(url: str) -> str:
     """Return the URL to open in place of ``url``, as ``WDS_REWRITE`` and ``AIS_ENDPOINT`` say.
 
@@ -377,16 +390,17 @@ def rewritten(url: str) -> str:
         SpecError: A rule is malformed, or would turn parts of the URL into shell commands or lead
             out of a folder.
     """
-    rules = os.environ.get("WDS_REWRITE")
-    if rules:
-        url = _by_rules(url, rules)
-    endpoint = os.environ.get("AIS_ENDPOINT")
-    return _by_aistore(url, endpoint) if endpoint else url
+    return rewriter()(url)
 
 
-def local_place(url: str) -> str | None:
-    """Return the path of the local file that is opened in place of ``url``; None for others."""
-    place = rewritten(url)
+def local_place(url: str, rewrite: Callable[[str], str] = rewritten) -> str | None:
+    """Return the path of the local file that is opened in place of ``url``; None for others.
+
+    Args:
+        url: The URL.
+        rewrite: `rewritten`, or what `rewriter` returned.
+    """
+    place = rewrite(url)
     return local_path(place) if is_local(place) else None
 
 
