@@ -217,6 +217,27 @@ def test_a_copy_that_another_process_discards_meanwhile(
     assert site.asked().count("/train-1.tar") == 2
 
 
+def test_a_copy_that_another_process_is_about_to_discard(
+    site: Site, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read by others once its index is gone: nobody could tell that it was edited."""
+    copy = fetched(site.spec(), own_cache)
+    edit(copy, b"text 9", b"TEXT 9")
+    unlink, found = os.unlink, list[str]()
+
+    def unlink_and_read(path: str) -> None:
+        unlink(path)
+        if path == f"{copy}.index" and not found:
+            found.append("read")
+            with wids.ShardListDataset(site.spec()) as other:
+                found[:] = texts(other)
+
+    monkeypatch.setattr(os, "unlink", unlink_and_read)
+    with wids.ShardListDataset(site.spec()) as dataset:
+        assert texts(dataset) == EXPECTED
+    assert found == EXPECTED
+
+
 def test_a_copy_that_is_discarded_before_its_digest_is_compared(
     site: Site, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

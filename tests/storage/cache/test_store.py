@@ -17,7 +17,7 @@ from conftest import raises
 from loopback import Fault, Server
 
 from wids.errors import MismatchError, NotFoundError, ShardFormatError
-from wids.storage import progress
+from wids.storage import files, progress
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import BackgroundFetch
 
@@ -218,7 +218,10 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
 def test_the_index_is_discarded_first(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that outlives its copy would serve reads by range of other bytes."""
+    """An index that outlives its copy would serve reads by range of other bytes.
+
+    The copy has no name by then: without an index, it would be believed (CACHE-35).
+    """
     cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/a.tar", DATA))
     read_copy(cache, remote_file, lambda _: b"index")
     copy, left = Path(own_path(cache, remote_file)), []
@@ -230,4 +233,6 @@ def test_the_index_is_discarded_first(
 
     monkeypatch.setattr(os, "unlink", unlink_and_look)
     cache.discard(remote_file)
-    assert left == [[copy.name], []]
+    (hidden,) = left[0]
+    assert files.is_temporary_of(hidden, copy.name)
+    assert left[1:] == [[]]

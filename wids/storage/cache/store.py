@@ -251,8 +251,13 @@ class Cache:
                 os.unlink(own_path)
             if os.path.lexists(own_path):
                 return
-        # The index first: one that outlives its copy would serve reads by range.
-        for path in (self.index_path(remote_file, own_path), own_path):
+        # Renamed first: a process that has opened the copy, and finds no index, believes it as long
+        # as it has its name (CACHE-35). Then the index, which would serve reads by range.
+        folder, name = os.path.split(own_path)
+        hidden = os.path.join(folder, files.temporary_name(name))
+        with suppress(OSError):
+            os.replace(own_path, hidden)
+        for path in (self.index_path(remote_file, own_path), hidden):
             with suppress(OSError):
                 os.unlink(path)
 
