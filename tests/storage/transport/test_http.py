@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
-from importlib.util import find_spec
 from pathlib import Path
 from socketserver import BaseRequestHandler, StreamRequestHandler, ThreadingTCPServer
 from typing import Any, ClassVar
@@ -127,13 +126,14 @@ def certified(folder: Path, named: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def serving_by_tls(
-    context: ssl.SSLContext, handler: Callable[..., BaseRequestHandler]
+def serving(
+    context: ssl.SSLContext | None, handler: Callable[..., BaseRequestHandler]
 ) -> Iterator[str]:
-    """Serve by TLS, each connection in a thread; return host and port."""
+    """Serve each connection in a thread, by TLS if there is a context; return host and port."""
     with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -175,9 +175,7 @@ class Proxy(StreamRequestHandler):
         with socket.create_connection(("127.0.0.1", port)) as server, suppress(OSError):
             self.wfile.write(TUNNEL)
             while True:
-                # Bytes that TLS has received already wake no `select`.
-                ready = [client] if client.pending() else select.select([client, server], [], [])[0]
-                for source in ready:
+                for source in select.select([client, server], [], [])[0]:
                     if not (data := source.recv(1 << 16)):
                         return
                     (server if source is client else client).sendall(data)
@@ -198,7 +196,7 @@ def test_certificates_are_compared(
 ) -> None:
     """An unknown authority and another host are errors at once; SSL_CERT_FILE names one's own."""
     context, files = certified(tmp_path, named), partial(Files, directory=str(tmp_path))
-    with serving_by_tls(context, files) as server:
+    with serving(context, files) as server:
         url = f"https://{server}/own.pem"
         with raises(FetchError, "self-signed certificate"):
             fetch.Fetcher().read(url, 10_000)
@@ -212,27 +210,40 @@ def test_certificates_are_compared(
 
 
 @pytest.mark.usefixtures("fresh_contexts")
-def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files arrive by https inside https; a tunnel is used again, and has a user of its own."""
-    need(find_spec("urllib3"), "urllib3")
+def test_a_tunnel_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files arrive by https inside it; it is used again, and has a user of its own."""
     context, files = certified(tmp_path, "127.0.0.1"), partial(Files, directory=str(tmp_path))
     (tmp_path / "a").write_bytes(DATA)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setattr(Proxy, "heads", [])
     connections._tls_context.cache_clear()
-    with serving_by_tls(context, files) as server, serving_by_tls(context, Proxy) as proxy:
-        monkeypatch.setenv("https_proxy", f"https://who:pw@{proxy}")
+    with serving(context, files) as server, serving(None, Proxy) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://who:pw@{proxy}")
         fetcher = Fetcher()
         for _ in range(2):
             assert fetcher.read(f"https://{server}/a", len(DATA)) == DATA
         assert [head.split()[:2] for head in Proxy.heads] == [[b"CONNECT", server.encode()]]
-        monkeypatch.setenv("https_proxy", f"https://{proxy}")
-        with raises(FetchError, "the proxy answered with status 407"):
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        with raises(FetchError, "407 Who?"):
             Fetcher({"retry_s": 0}).read(f"https://{server}/a", len(DATA))
 
 
-@pytest.mark.usefixtures("fresh_contexts")
+def test_a_proxy_that_is_reached_by_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS inside TLS is refused at once; the error says what to set, and not the password."""
+    monkeypatch.setenv("https_proxy", "https://who:SECRET@proxy:3128")
+    monkeypatch.setenv("no_proxy", "")
+    for read in (
+        lambda url: Fetcher().read(url, 3),
+        lambda url: Fetcher().range_reader(url, 9)(0, 3),
+        lambda url: Fetcher().nbytes(url),
+        saved,
+    ):
+        with raises(FetchError, "found https://proxy:3128; set $https_proxy") as caught:
+            read("https://host/a")
+        assert "SECRET" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
@@ -243,10 +254,9 @@ def test_a_proxy_that_is_reached_by_tls(tmp_path: Path, monkeypatch: pytest.Monk
     ids=["of the proxy", "of the server", "slow"],
 )
 def test_a_silent_tunnel_ends_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[bytes]
+    monkeypatch: pytest.MonkeyPatch, answers: list[bytes]
 ) -> None:
     """Silence, and a handshake that never ends; the error says so."""
-    need(find_spec("urllib3"), "urllib3")
 
     class Silent(StreamRequestHandler):
         def handle(self) -> None:
@@ -258,12 +268,9 @@ def test_a_silent_tunnel_ends_at_the_deadline(
                 while self.request.recv(1 << 16):
                     pass
 
-    context = certified(tmp_path, "127.0.0.1")
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
     monkeypatch.setenv("no_proxy", "")
-    connections._tls_context.cache_clear()
-    with serving_by_tls(context, Silent) as proxy:
-        monkeypatch.setenv("https_proxy", f"https://{proxy}")
+    with serving(None, Silent) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
         started_s = time.monotonic()
         with raises(TimeoutError, "within 1.0 s (deadline_s)"):
             Fetcher({"deadline_s": 1, "retry_s": 0}).read("https://127.0.0.1:1/a", 3)

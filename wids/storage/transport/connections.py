@@ -17,12 +17,11 @@ import time
 import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
-from wids.errors import FetchError, printable
+from wids.errors import printable
 from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import CHUNK_NBYTES, Data
@@ -282,7 +281,7 @@ class Connection:
         timeout_s: Longest wait for the next bytes.
     """
 
-    def __init__(self, sock: Any, host: str, timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, host: str, timeout_s: float) -> None:
         self._sock = sock
         self._host = host
         self._timeout_s = timeout_s
@@ -306,7 +305,7 @@ class Connection:
         """Send a request and read the head of its response.
 
         Args:
-            method: GET, HEAD or CONNECT.
+            method: GET or HEAD.
             request: Its bytes, as of `request_head`.
             on_end: Called after the last byte of the body if the connection can be used again.
 
@@ -325,7 +324,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        if method in ("HEAD", "CONNECT"):
+        if method == "HEAD":
             return Response(
                 head.status, head.headers, iter(()), self, on_end if head.is_kept else None
             )
@@ -355,56 +354,12 @@ class Connection:
             body, is_kept = self._body(sys.maxsize), False
         return Response(head.status, head.headers, body, self, on_end if is_kept else None)
 
-    def tunnel(
-        self,
-        address: Address,
-        headers: Mapping[str, str],
-        context: ssl.SSLContext,
-        timeout_s: float,
-    ) -> Connection:
-        """Return a connection by TLS to a server, inside this one to a proxy.
-
-        Args:
-            address: The server.
-            headers: What the proxy wants.
-            context: With the certificates to trust.
-            timeout_s: As for `Connection`; that of this one counts until the server has answered.
-
-        Raises:
-            FetchError: A package is missing.
-            OSError: The proxy refused, or the connection failed.
-        """
-        try:
-            # `ssl` wraps only sockets of the system, and not those that it has wrapped.
-            from urllib3.util.ssltransport import SSLTransport
-        except ImportError:
-            raise FetchError(
-                f"{printable(address.host)}: expected urllib3, for https: through a proxy that is "
-                "reached by https: too, found that it is not installed; pip install urllib3"
-            ) from None
-        name = f"{address.bracketed_host}:{address.port}"
-        request = request_head("CONNECT", name, {"Host": name, **headers})
-        response = self.exchange("CONNECT", request, lambda _: None)
-        if response.status != 200:
-            raise ConnectionError(f"the proxy answered with status {response.status}")
-        timed: Any = _Timed(self._sock, self._timeout_s)
-        inside = SSLTransport(timed, context, address.host)
-        inside.socket = self._sock
-        self._close.detach()
-        return Connection(inside, address.host, timeout_s)
-
-    def begin(self, request: bytes) -> socket.socket | None:
+    def begin(self, request: bytes) -> socket.socket:
         """Send a request; return the socket by which its response comes, without waiting for it.
-
-        Returns:
-            The socket, which does not block; None if this one cannot be waited for, and nothing was
-            sent: TLS by a library, inside TLS to a proxy.
 
         Raises:
             OSError: The connection failed.
         """
-        if not isinstance(self._sock, socket.socket):
-            return None
         if self._sock.gettimeout() != 0:
             self._sock.settimeout(0)
         if self._sock.send(request) < len(request):  # though nothing else is on its way
@@ -539,29 +494,6 @@ class Connection:
         return nbytes
 
 
-class _Timed:
-    """A socket during a handshake, which ends after some seconds, however many bytes arrive.
-
-    Args:
-        sock: The socket, which waits for a short time.
-        timeout_s: The seconds.
-    """
-
-    def __init__(self, sock: Any, timeout_s: float) -> None:
-        self._sock = sock
-        self._until_s = time.monotonic() + timeout_s
-        self.sendall = sock.sendall
-
-    def recv(self, nbytes: int) -> bytes:
-        while True:
-            check_waits()
-            if time.monotonic() >= self._until_s:
-                raise TimeoutError
-            with suppress(TimeoutError):
-                data: bytes = self._sock.recv(nbytes)
-                return data
-
-
 def connected(
     address: Address,
     proxy: Address | None,
@@ -591,13 +523,10 @@ def connected(
         )
     else:
         new = HTTPConnection(first.host, first.port, timeout=connect_s)
-    if is_tunnel and first.scheme == "http":
+    if is_tunnel:
         new.set_tunnel(address.host, address.port, headers)
     try:
         new.connect()
-        if is_tunnel and first.scheme == "https":
-            to_proxy = Connection(new.sock, address.host, connect_s)
-            return to_proxy.tunnel(address, headers, _tls_context(certificates), timeout_s)
     except TimeoutError:
         new.close()
         check_waits()  # it may be the deadline that has ended the wait

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import urljoin
 
-from wids.errors import FetchError
+from wids.errors import FetchError, printable
 from wids.storage.transport import connections, retry, urls
 from wids.storage.transport.connections import (
     Address,
@@ -252,15 +252,9 @@ class Http(Transport):
             response.close()
             raise
 
-    def by_http(self, url: str) -> tuple[Http, str] | None:
-        """Return this one; None where bytes cannot be waited for: by TLS inside TLS to a proxy."""
-        address = self.address(url)
-        if urls.scheme(address) == "https":
-            with suppress(ValueError):  # which the request raises
-                proxy = self._proxy(split_url(address)[0])
-                if proxy is not None and proxy.scheme == "https":
-                    return None
-        return self, address
+    def by_http(self, url: str) -> tuple[Http, str]:
+        """Return this one, and the address to request."""
+        return self, self.address(url)
 
     def address(self, url: str) -> str:
         """Return what to request for a file, which errors name by its URL."""
@@ -428,13 +422,20 @@ def _stated_proxy(address: Address) -> Address | None:
     names = (address.host, f"{address.bracketed_host}:{address.port}")
     if not stated or any(map(proxy_bypass, names)):
         return None
-    proxy = stated if "://" in stated else f"http://{stated}"
+    named = stated if "://" in stated else f"http://{stated}"
     try:
-        return split_url(proxy)[0]
+        proxy = split_url(named)[0]
     except ValueError:
         raise FetchError(
-            f"expected the URL of a proxy in ${address.scheme}_proxy, found {urls.redact(proxy)}"
+            f"expected the URL of a proxy in ${address.scheme}_proxy, found {urls.redact(named)}"
         ) from None
+    if proxy.scheme == address.scheme == "https":  # `ssl` has no TLS inside TLS
+        raise FetchError(
+            f"{printable(address.host)}: expected a proxy for https: that is reached by http:, "
+            f"found {urls.redact(named)}; set $https_proxy to its http: address, or name the "
+            "server in $no_proxy"
+        )
+    return proxy
 
 
 def _joined(url: str, location: str, target: str) -> str:

@@ -294,11 +294,6 @@ class _Loop:
             permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
             return
-        if sock is None:
-            server.idle.append(connection)
-            permit.leave()
-            self._leave_to_http(read)
-            return
         exchange = Exchange(
             server, read, permit, connection, sock, self._now_s(), is_first=is_first
         )
