@@ -1,8 +1,9 @@
 """An HTTP server on loopback that can fail in all the ways in which servers fail.
 
-It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent (HEAD
-requests apart, in ``heads``), can be limited to a rate, and accepts faults for a path, each of
-which affects one request. It refuses more than ``max_requests`` at a time.
+It serves bytes by path, with ranges and tags, logs the requests and the number of bytes sent (those
+for the first byte, which ask for a length, apart, in ``asked``), can be limited to a rate, and
+accepts faults for a path, each of which affects one request for more. It refuses more than
+``max_requests`` at a time.
 
     python tests/loopback.py FOLDER [BYTES_PER_SECOND [PORT]]
 
@@ -77,8 +78,7 @@ class Page:
     denial: int = 403
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
-    has_head: bool = True
-    head_headers: dict[str, str] | None = None
+    stated_nbytes: int | None = None
     respond: Callable[[bytes], bytes] | None = None
     machine: str = ""
 
@@ -89,7 +89,11 @@ class Page:
 
     def next_fault(self, request: Request) -> Fault | None:
         """Return the fault for a request, and remove it."""
-        fault = self.faults.pop(0) if self.faults else self.always
+        fault = self.always
+        if request.asks_length:
+            fault = fault if fault is not None and fault.status else None
+        elif self.faults:
+            fault = self.faults.pop(0)
         if self.needs is not None and request.headers.get(self.needs[0].lower()) != self.needs[1]:
             return Fault(self.denial)
         return fault
@@ -105,6 +109,8 @@ class Page:
         if self.location is not None:
             return 302, b"", 0, 0, {"Location": self.location}
         length = len(self.body)
+        if request.asks_length and self.stated_nbytes is not None:
+            return 206, b"?", 0, 1, {"Content-Range": f"bytes 0-0/{self.stated_nbytes}"}
         match = self.has_ranges and re.fullmatch(r"bytes=(\d+)-(\d*)", request.range or "")
         is_same = request.headers.get("if-range", self.tag) == self.tag
         if not (match and is_same and self.status == 200):
@@ -146,6 +152,11 @@ class Request:
         return self.headers.get("range")
 
     @property
+    def asks_length(self) -> bool:
+        """Whether it is for the first byte, whose response states the length."""
+        return self.range == "bytes=0-0"
+
+    @property
     def is_download(self) -> bool:
         """Whether a whole file was requested, or the first part of one."""
         first = re.fullmatch(r"bytes=0-(\d+)", self.range or "bytes=0-8388607")
@@ -163,7 +174,7 @@ class Server:
     ) -> None:
         self.pages: dict[str, Page] = pages or {}
         self.log: list[Request] = []
-        self.heads: list[Request] = []
+        self.asked: list[Request] = []
         self.rate_nbytes = rate_nbytes
         self.max_requests = 1 << 30
         self.num_busy = 0
@@ -180,14 +191,19 @@ class Server:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.path, headers, time.monotonic())
                 request.port = self.client_address[1]
-                server.log.append(request)
+                (server.asked if request.asks_length else server.log).append(request)
                 with suppress(ConnectionError, BrokenPipeError):
                     server._answer(self, request)
 
-            def do_HEAD(self) -> None:
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                server.heads.append(Request(self.path, headers, time.monotonic()))
-                server._answer_head(self, server.heads[-1])
+            def do_HEAD(self) -> None:  # of obstore
+                page = server.pages.get(self.path.partition("?")[0], Page(b"", 404))
+                status, _, start, stop, headers = page.answer(
+                    Request(self.path, {}, 0), page.always
+                )
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(stop - start)}.items():
+                    self.send_header(name, value)
+                self.end_headers()
 
             def do_POST(self) -> None:
                 posted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -289,24 +305,6 @@ class Server:
             self._break_off(handler, fault)
         elif is_chunked:
             handler.wfile.write(b"\r\n0\r\n\r\n")
-
-    def _answer_head(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
-        """Answer with headers alone; faults are for the requests that want bytes."""
-        page = self.pages.get(request.path.partition("?")[0], Page(b"", 404))
-        if not page.has_head:
-            page = Page(b"", 405)
-        always = page.always if page.always is not None and page.always.status else None
-        if page.needs is not None and request.headers.get(page.needs[0].lower()) != page.needs[1]:
-            always = Fault(page.denial)
-        status, body, start, stop, headers = page.answer(Request(request.path, {}, 0), always)
-        if page.has_length and not page.is_chunked:
-            headers["Content-Length"] = str(len(body[start:stop]))
-        if page.head_headers is not None:  # of a server that answers otherwise than to GET
-            headers = page.head_headers
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name, value)
-        handler.end_headers()
 
     def _send(
         self, handler: BaseHTTPRequestHandler, request: Request, body: bytes, start: int, end: int

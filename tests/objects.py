@@ -13,6 +13,49 @@ from pathlib import Path
 from conftest import need
 from servers import free_port, running
 
+from wids.errors import FetchError
+from wids.storage.transport.object_store import ObjectStores
+from wids.storage.transport.range_loop import raise_error, read_ranges
+from wids.storage.transport.range_reads import END, Range
+from wids.storage.transport.retry import Timeouts
+from wids.storage.transport.stream import NotByHttpError, Stream
+from wids.storage.transport.urls import origin
+
+
+def part_of(
+    transport: ObjectStores, url: str, start: int, stop: int | None
+) -> tuple[Stream, bytes]:
+    """Request a part of an object once, by HTTP or by its driver; return response and bytes.
+
+    Raises:
+        FetchError: As of the attempt.
+    """
+    http, found = transport.by_http(url), list[tuple[Stream, bytes]]()
+
+    def check(stream: Stream, _: str | None) -> None:
+        assert stream.start == start
+        wanted.stop = min(wanted.stop, stream.total_nbytes or 0)
+
+    def finish(stream: Stream, data: memoryview) -> memoryview:
+        found.append((stream, bytes(data)))
+        return data
+
+    if http is not None:
+        timeouts = Timeouts(origin(url), retry_s=0.0)
+        no_tag = lambda: None  # noqa: E731
+        wanted = Range(http, url, start, stop or END, no_tag, check, finish, timeouts, False)  # noqa: FBT003
+        try:
+            read_ranges([wanted], raise_error)
+        except NotByHttpError:
+            found.clear()
+        except FetchError as error:
+            raise (error.__cause__ or error) from None
+        if found:
+            return found[0]
+    with transport.open(url, start, stop, None) as stream:
+        return stream, b"".join(stream.chunks)
+
+
 KEYS = {"key": "some-key", "secret": "not-a-secret", "client_kwargs": {"region_name": "eu-west-1"}}
 
 

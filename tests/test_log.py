@@ -174,7 +174,7 @@ def test_requests(
     lines = [r.getMessage() for r in caplog.records if " bytes in " in r.getMessage()]
     assert [line.partition(" bytes in ")[0] for line in lines] == [
         f"PUT s3://{bucket.name}/a.tar: done, 1000",
-        f"HEAD s3://{bucket.name}/a.tar: done, 0",
+        f"GET s3://{bucket.name}/a.tar: status 206, 1",
         f"LIST s3://{bucket.name}/: done, 0",
         f"DELETE s3://{bucket.name}/a.tar: done, 0",
         f"GET {server.url}/a?…: status 200, 3",

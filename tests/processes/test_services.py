@@ -113,7 +113,7 @@ def check_costs(site: str, port: int, folder: Path) -> None:
         with raises(wids.SpecError, "6.4 GB in 64 shards would be downloaded now"):
             wids.ShardListDataset(pattern.replace("{last}", "63"))
         # Eight more for files that other programs write beside shards in a root (SPEC-50).
-        assert [request.split()[0] for request in relay.requests] == ["HEAD"] * (8 + 64)
+        assert [request.split()[0] for request in relay.requests] == ["GET"] * (8 + 64)
         assert relay.num_received < (8 + 64) * 400
         relay.reset()
         with raises(wids.NotFoundError, "00 to 63 exist, 64 and 35 more do not"):

@@ -30,8 +30,6 @@ from wids.storage.transport import admission, http, machine, retry
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     Connection,
-    CutError,
-    Response,
     SilenceError,
     request_head,
 )
@@ -61,16 +59,6 @@ class Body(io.BytesIO):
 
     def read(self, size: int | None = -1) -> bytes:
         return self.read1(size)
-
-
-def pieces(body: Body, nbytes: int | None) -> Iterator[bytes]:
-    """Yield a body as a connection does."""
-    received = 0
-    while piece := body.read():
-        received += len(piece)
-        yield piece
-    if nbytes is not None and received != nbytes:
-        raise CutError(f"{received} of {nbytes} bytes")
 
 
 class Site:
@@ -130,18 +118,19 @@ class SimulatedConnection(Connection):
 
     def __init__(self, exchange: Callable[[Mapping[str, str]], Answer]) -> None:
         near, self.far = socket.socketpair()
-        super().__init__(near, "h", 0.01)  # where it is read as a stream, by the clock on the wall
+        super().__init__(near)
         self.exchange_with = exchange
 
-    def begin(self, request: bytes) -> socket.socket | None:
+    def begin(self, request: bytes) -> socket.socket:
         lines = request.decode().split("\r\n")[1:-2]
         status, body, answer, error = self.exchange_with(dict(line.split(": ") for line in lines))
         head = "".join(f"{name}: {value}\r\n" for name, value in answer.items())
         self.far.sendall(f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + body)
-        is_short = answer.get("Content-Length", str(len(body))) != str(len(body))
+        stated = answer.get("Content-Length")  # else the body ends with the connection
+        ends = stated != str(len(body)) and status != 204
         if isinstance(error, ConnectionResetError):
             self._sock.send(b"unread")  # which makes the end a reset
-        if not isinstance(error, SilenceError) and (error is not None or is_short):
+        if not isinstance(error, SilenceError) and (error is not None or ends):
             self.far.close()
         self._sock.settimeout(0)
         return self._sock
@@ -194,23 +183,9 @@ class SimulatedHttp(Http):
         url: str,  # noqa: ARG002
         location: str,  # noqa: ARG002
         headers: Mapping[str, str],
-        method: str = "GET",
     ) -> Route:
-        head = request_head(method, "/a", headers)
+        head = request_head("/a", headers)
         return Route(head, self.site.idle, lambda: SimulatedConnection(self.exchange))
-
-    def _final_response(
-        self,
-        url: str,  # noqa: ARG002
-        headers: Mapping[str, str],
-        method: str = "GET",  # noqa: ARG002
-    ) -> Response:
-        status, body, answer, error = self.exchange(headers)
-        stated = answer.get("Content-Length", "")
-        nbytes = int(stated) if stated.isdigit() else None
-        stream = Body(body, self.site.random.choice([90, 1000]), error)
-        lower = {name.lower(): value for name, value in answer.items()}
-        return Response(status, lower, pieces(stream, nbytes))
 
     def exchange(self, headers: Mapping[str, str]) -> Answer:
         """Return what the server sends, and how it fails after that."""

@@ -34,14 +34,14 @@ def urls(server: Server, tmp_path: Path) -> list[str]:
 def claim(server: Server, path: str, nbytes: int) -> str:
     """Serve a file that is said to be so long; a request for it fails."""
     url = server.page(path, b"", always=Fault(500))
-    server.pages[path].head_headers = {"Content-Length": str(nbytes)}
+    server.pages[path].stated_nbytes = nbytes
     server.pages[path].always = None
     return url
 
 
 def tars_asked(server: Server) -> list[str]:
     """Return the shards whose lengths were asked, apart from files beside them (SPEC-50)."""
-    return [request.path for request in server.heads if request.path.endswith(".tar")]
+    return [request.path for request in server.asked if request.path.endswith(".tar")]
 
 
 def test_a_wrong_upper_bound_downloads_no_shard(server: Server, urls: list[str]) -> None:
@@ -116,7 +116,7 @@ def test_more_than_a_gigabyte_is_refused(server: Server) -> None:
         wids.ShardListDataset(urls)
     assert server.log == []
     # What the spec says is not asked, and costs nothing to refuse.
-    server.heads.clear()
+    server.asked.clear()
     with raises(wids.SpecError, "1.2 GB in 2 shards"):
         wids.ShardListDataset([{"url": url, "filesize": 600_000_000} for url in urls])
     assert tars_asked(server) == []
@@ -135,11 +135,11 @@ def test_a_download_that_was_asked_for(
     assert len(server.log) == 8
     with wids.ShardListDataset(urls) as dataset:  # all have copies by now
         assert dataset[79][".txt"] == "text 79"
-    server.heads.clear()
+    server.asked.clear()
     counted = [(url, 10) for url in urls]
     with wids.ShardListDataset(counted) as dataset:
         assert len(dataset) == 80
-    assert (len(server.log), server.heads) == (8, [])
+    assert (len(server.log), server.asked) == (8, [])
 
 
 def test_a_cache_that_holds_some_of_them(server: Server, urls: list[str], tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_it_says_what_it_downloads(
 def test_a_shard_that_cannot_be_downloaded(server: Server, urls: list[str]) -> None:
     """The error is that of the shard, and the others are cancelled."""
     server.pages["/train-003.tar"].always = Fault(403)
-    server.pages["/train-003.tar"].head_headers = {"Content-Length": "5"}
+    server.pages["/train-003.tar"].stated_nbytes = 5
     with raises(wids.FetchError, "train-003.tar", "403"):
         wids.ShardListDataset(urls)
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import raises
 from events import LONG_S
 from loopback import Fault, Server
+from transfers import DATA
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.fetch import Fetcher
@@ -62,43 +63,42 @@ def test_what_is_missing_is_named_with_what_exists(
 
 
 def test_many_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths are asked with HEAD, in parallel, and no body is sent."""
+    """The first byte of each states its length; they are asked in parallel."""
     urls = [server.page(f"/{n}.tar", b"x" * n) for n in range(64)]
-    answer, together, numbers = server._answer_head, threading.Barrier(8), count()
+    answer, together, numbers = server._answer, threading.Barrier(8), count()
 
     def answer_together(*arguments: Any) -> None:
         if next(numbers) < 8:
             together.wait(LONG_S)
         answer(*arguments)
 
-    monkeypatch.setattr(server, "_answer_head", answer_together)
+    monkeypatch.setattr(server, "_answer", answer_together)
     assert ask_lengths(Fetcher(), urls) == list(range(64))
     assert not together.broken
-    assert sorted(r.path for r in server.heads) == sorted(f"/{n}.tar" for n in range(64))
-    assert server.num_sent == 0
+    assert sorted(r.path for r in server.asked) == sorted(f"/{n}.tar" for n in range(64))
+    assert sum(request.num_sent for request in server.asked) == 63  # one is empty
     assert server.log == []
 
 
-@pytest.mark.parametrize("how", ["refused", "no length", "encoded", "redirect", "token"])
-def test_servers_that_do_not_answer_head(how: str, server: Server) -> None:
-    """Then the first byte is asked for, which states the length as well."""
-    data = b"x" * 100_000
-    fetcher = Fetcher({"headers": {"X-Token": "T"}})
-    if how == "refused":
-        url = server.page("/a", data, has_head=False)
-    elif how == "no length":
-        url = server.page("/a", data)
-        server.pages["/a"].head_headers = {}
-    elif how == "encoded":
-        url = server.page("/a", data)
-        server.pages["/a"].head_headers = {"Content-Length": "7", "Content-Encoding": "gzip"}
-    elif how == "redirect":
-        url = server.page("/b", b"", location=server.page("/a", data, has_head=False))
-    else:
-        url = server.page("/a", data, needs=("X-Token", "T"))
-
-    assert fetcher.nbytes(url) == 100_000
-    assert server.num_sent <= 1
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [("redirect", 5_000_000), ("token", 5_000_000), ("no ranges", 5_000_000), ("no length", None),
+     ("neither", None)],
+)  # fmt: skip
+def test_how_servers_answer(how: str, found: int | None, server: Server) -> None:
+    """No more than the beginning of a file is sent, also where no part and no length is."""
+    about: dict[str, Any] = {
+        "token": {"needs": ("X-Token", "T")},
+        "no ranges": {"has_ranges": False},
+        "no length": {"has_ranges": False, "is_chunked": True},
+        "neither": {"has_ranges": False, "has_length": False},
+    }
+    url = server.page("/a", DATA, **about.get(how, {}))
+    if how == "redirect":
+        url = server.page("/b", b"", location="/a")
+    server.rate_nbytes = 1_000_000
+    assert Fetcher({"headers": {"X-Token": "T"}}).nbytes(url) == found
+    assert sum(request.num_sent for request in server.asked) < 1_000_000
 
 
 def test_what_is_not_asked(server: Server, tmp_path: Path) -> None:

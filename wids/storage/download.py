@@ -29,6 +29,7 @@ from wids.storage.transport.retry import cancellation, check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import (
     Data,
+    NotByHttpError,
     PastEndError,
     Stream,
     TransientError,
@@ -347,6 +348,10 @@ class Download:
             )
 
 
+class _UnusableError(Exception):
+    """A response that does not have the first part of a file as it was requested."""
+
+
 class PartRequests:
     """The requests of one download.
 
@@ -361,7 +366,6 @@ class PartRequests:
         self._plan = transports.plan(download.url)
         nbytes = download.expected.nbytes
         self._in_parts = nbytes is None or nbytes > download.part_nbytes
-        self._is_stream = False  # whether the server's responses are not for `range_loop`
         self._whole = DownloadPart()
         # What is fetched ahead comes after what a reader waits for.
         self._place = cancellation() is not None, time.monotonic()
@@ -395,9 +399,9 @@ class PartRequests:
     def _receive_by_http(self) -> bool:
         """Receive the file by ranges; return False if it arrives otherwise."""
         plan = self._plan
-        if self._is_stream or plan.transport.by_http(plan.url) is None:
+        if plan.transport.by_http(plan.url) is None:
             return False
-        from wids.storage.transport.range_loop import UnusualError, raise_error, read_ranges
+        from wids.storage.transport.range_loop import raise_error, read_ranges
 
         download = self._download
         download.end()  # the previous attempt may have ended between two parts
@@ -409,46 +413,45 @@ class PartRequests:
 
         try:
             read_ranges([self._range(first)], raise_error, more)
-        except UnusualError as unusual:
-            stream = unusual.stream
-            if stream is not None and (download.is_arriving or stream.stop is not None):
-                stream.close()
-                stream = None
-            if download.is_arriving:
-                raise ReplacedError(
-                    f"{urls.redact(download.url)}: expected a part of the file, found a response "
-                    "that has none"
-                ) from None
-            self._in_parts, self._is_stream = False, True
-            self._receive_by_stream(stream)
+        except NotByHttpError:
+            return False
+        except (PastEndError, _UnusableError) as error:  # an empty file has no first byte
+            if download.is_arriving or not self._in_parts:
+                raise ReplacedError(str(error)) from None
+            self._in_parts = False
+            return self._receive_by_http()
         return True
 
     def _range(self, part: DownloadPart) -> Range:
         """Return how `range_loop` receives a part."""
-        from wids.storage.transport.range_loop import UnusualError
         from wids.storage.transport.range_reads import END, Range
 
         download, plan, asked_stop = self._download, self._plan, part.stop
 
         def check(stream: Stream, _: str | None) -> None:
-            if download.is_arriving:
-                download.compare(part, stream, part.start)
-            elif self._is_usable(stream, asked_stop):
+            # Of two answers without a length, the later one may be of a shorter version.
+            has_length = stream.total_nbytes is not None or download.total_nbytes is not None
+            is_rest = stream.start == part.position  # of a response that did not state its length
+            if download.is_arriving and has_length:
+                download.compare(part, stream, part.position if is_rest else part.start)
+            elif asked_stop is None or self._is_usable(stream, asked_stop):
                 download.begin(stream, part)
             else:
-                raise UnusualError
+                raise _UnusableError(
+                    f"{urls.redact(download.url)}: expected a part of the file, found a response "
+                    "that has none"
+                )
             wanted.is_whole = download.is_single
-            wanted.stop = part.stop or stream.total_nbytes or 0
+            stop = part.stop or stream.total_nbytes
+            wanted.stop = END if stop is None else stop
 
         def finish(_: Stream, data: memoryview) -> memoryview:
             download.finish(part)
             return data
 
-        http, address = plan.transport.by_http(plan.url) or (None, "")
         wanted = Range(
-            cast("Http", http),
+            cast("Http", plan.transport.by_http(plan.url)),
             plan.url,
-            address,
             part.start,
             END if part.stop is None else part.stop,
             lambda: download.tag,
@@ -462,20 +465,20 @@ class PartRequests:
         )
         return wanted
 
-    def _is_usable(self, stream: Stream, asked_stop: int | None) -> bool:
+    def _is_usable(self, stream: Stream, asked_stop: int) -> bool:
         """Whether a response has all of the file, or its first part as requested, with a tag."""
-        is_as_asked = stream.stop == min(asked_stop or 0, stream.total_nbytes or 0)
+        is_as_asked = stream.stop == min(asked_stop, stream.total_nbytes or 0)
         # Without a tag nothing would reveal that another part is of another version.
         is_enough = stream.tag is not None or stream.is_whole
         return stream.stop is None or (is_as_asked and is_enough)
 
-    def _receive_by_stream(self, opened: Stream | None = None) -> None:
-        """Receive what is missing of the file by one stream, which may be open."""
+    def _receive_by_stream(self) -> None:
+        """Receive what is missing of the file by one stream."""
         download, part = self._download, self._whole
         start = download.resume_at(part)
         try:
             tag = download.tag if start else None
-            stream = opened or self._transports.open(download.url, start, None, tag)
+            stream = self._transports.open(download.url, start, None, tag)
         except PastEndError as error:
             # All bytes had arrived, but not the end of the response; or the file is shorter.
             raise ReplacedError(str(error)) from error

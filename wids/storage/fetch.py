@@ -152,12 +152,11 @@ class Fetcher:
         plan = self._transports.plan(url)
 
         def attempt() -> tuple[Stream, bytes]:
-            stream, data = read_first(plan, stop, most_nbytes, check) or (
-                self._transports.open(url, 0, stop),
-                None,
-            )
-            if data is None:
-                with stream:
+            found = read_first(plan, stop, most_nbytes, check)
+            if found is not None:
+                stream, data = found
+            else:
+                with self._transports.open(url, 0, stop if most_nbytes else 0) as stream:
                     check(stream)
                     data = bytes(stream.collected(most_nbytes) if most_nbytes else b"")
             # A cut is retried here; a parser would report a malformed document.
@@ -224,7 +223,7 @@ class Fetcher:
         return with_retries(lambda: self._transports.entries(folder), timeouts)
 
     def nbytes(self, url: str) -> int | None:
-        """Return the length of the file at a URL, without reading any of it; see `head`.
+        """Return the length of the file at a URL; see `head`.
 
         None if the server does not state it, or if a command or a handler would have to run.
 
@@ -232,8 +231,7 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: The server cannot be asked.
         """
-        timeouts = self._transports.timeouts(url)
-        return with_retries(lambda: self._transports.nbytes(url), timeouts)
+        return self.head(url)[0] if self._transports.states_nbytes(url) else None
 
     def head(self, url: str) -> tuple[int | None, str | None]:
         """Return the length and the tag of the file at a URL; None for what the server omits.
@@ -244,7 +242,10 @@ class Fetcher:
             NotFoundError: There is no such file.
             FetchError: It cannot be read.
         """
-        stream, _ = self._beginning(url, 1, 0)
+        try:
+            stream, _ = self._beginning(url, 1, 0)
+        except PastEndError:  # an empty file has no first byte
+            return 0, None
         return stream.total_nbytes, stream.tag
 
 

@@ -22,7 +22,12 @@ from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.storage.transport.retry import CancelledError, with_retries
 from wids.storage.transport.schemes import Plan, Transports
-from wids.storage.transport.stream import PastEndError, Stream, check_complete
+from wids.storage.transport.stream import (
+    NotByHttpError,
+    PastEndError,
+    Stream,
+    check_complete,
+)
 
 if TYPE_CHECKING:
     from wids.storage.transport.http import Http
@@ -78,12 +83,11 @@ class RangeReader:
         """
         return read_all([(self, start, stop)], lambda _, arrived: bytes_of(arrived))[0]
 
-    def by_stream(self, start: int, stop: int, opened: Stream | None = None) -> memoryview:
-        """Do what `view` does, by streams of the transport; the first one may be open already."""
-        given = iter([opened] if opened else [])
-        return with_retries(
-            lambda: self._attempt(start, stop, next(given, None)), self.plan.timeouts.again()
-        )
+    def by_stream(self, start: int, stop: int) -> memoryview:
+        """Do what `view` does, by streams of the transport; nothing is requested for no bytes."""
+        if start >= stop:
+            return memoryview(b"")
+        return with_retries(lambda: self._attempt(start, stop), self.plan.timeouts.again())
 
     @property
     def plan(self) -> Plan:
@@ -101,19 +105,17 @@ class RangeReader:
 
     def request(self, start: int, stop: int) -> Range | None:
         """Return how `range_loop` reads a part; None if it cannot."""
-        by_http = None
-        with suppress(FetchError):  # it cannot be signed: the stream raises this
+        http = None
+        with suppress(FetchError):  # the options cannot be used: the stream raises this
             plan = self.plan
-            by_http = plan.transport.by_http(plan.url)
-        if by_http is None or start >= stop:
+            http = plan.transport.by_http(plan.url)
+        if http is None or start >= stop:
             return None
         from wids.storage.transport.range_reads import Range
 
-        http, address = by_http
         return Range(
             cast("Http", http),
             plan.url,
-            address,
             start,
             stop,
             self._tag,
@@ -126,13 +128,20 @@ class RangeReader:
     def _tag(self) -> str | None:
         return None if self._is_compared else self._tags.get(self._url)
 
-    def _attempt(self, start: int, stop: int, opened: Stream | None) -> memoryview:
+    def why_past_end(self, error: WidsError) -> WidsError:
+        """Return why there is nothing so far behind: the file is encoded, or has another length."""
+        try:
+            read_first(self.plan, 1, 0, lambda stream: self._check(0, stream, None))
+        except WidsError as found:
+            return found
+        return error
+
+    def _attempt(self, start: int, stop: int) -> memoryview:
         tag = self._tag()
         try:
-            opened = opened or self._transports.open(self._url, start, stop, tag)
+            opened = self._transports.open(self._url, start, stop, tag)
         except PastEndError:
-            # The first byte says why: the file is encoded on its way, or has another length.
-            with self._transports.open(self._url, 0, 1) as stream:
+            with self._transports.open(self._url, 0, 0) as stream:
                 self._check(0, stream, None)
             raise
         with opened as stream:
@@ -204,10 +213,7 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
         call, start, stop = parts[number]
         arrived: Arrived
         try:
-            if isinstance(call, RangeReader):
-                arrived = call.by_stream(start, stop, left[number])
-            else:
-                arrived = call(start, stop)
+            arrived = (call.by_stream if isinstance(call, RangeReader) else call)(start, stop)
         except CancelledError:
             raise
         except WidsError as error:
@@ -215,40 +221,38 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
         made[number] = use(number, arrived)
 
     requests: dict[int, Range] = {}
-    left: dict[int, Stream | None] = {}
+    others: set[int] = set()
     for number, (call, start, stop) in enumerate(parts):
         request = call.request(start, stop) if isinstance(call, RangeReader) else None
         if request is None:
-            left[number] = None
+            others.add(number)
         else:
             requests[number] = request
     numbers = list(requests)
 
     def take(place: int, arrived: Arrived) -> None:
         number = numbers[place]
+        reader = parts[number][0]
+        if isinstance(arrived, NotByHttpError):
+            others.add(number)
+            return
+        if isinstance(arrived, PastEndError) and isinstance(reader, RangeReader):
+            arrived = reader.why_past_end(arrived)
         made[number] = use(number, arrived)
 
     if requests:
         from wids.storage.transport.range_loop import read_ranges
 
-        for place, stream in read_ranges(list(requests.values()), take).items():
-            left[numbers[place]] = stream
-    if left:
-        try:
-            in_threads([partial(read, number) for number in sorted(left)], "wids-ranges")
-        finally:
-            for stream in filter(None, left.values()):
-                stream.close()
+        read_ranges(list(requests.values()), take)
+    if others:
+        in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return list(map(made.__getitem__, range(len(parts))))
 
 
 def read_first(
     plan: Plan, stop: int | None, most_nbytes: int, check: Callable[[Stream], None]
-) -> tuple[Stream, bytes | None] | None:
-    """Return a response from the beginning of a file, and its bytes; or None.
-
-    The bytes are None if the response is a stream that has them still. A stream has to be opened if
-    all is None.
+) -> tuple[Stream, bytes] | None:
+    """Return a response from the beginning of a file, and its bytes; None if a stream has to.
 
     Args:
         plan: How the file is read.
@@ -257,8 +261,8 @@ def read_first(
             returned then.
         check: Called with the response; may raise an error of it.
     """
-    by_http = plan.transport.by_http(plan.url)
-    if by_http is None:
+    http = plan.transport.by_http(plan.url)
+    if http is None:
         return None
     from wids.storage.transport.range_loop import raise_error, read_ranges
     from wids.storage.transport.range_reads import END, Range
@@ -268,16 +272,16 @@ def read_first(
     def accept(stream: Stream, _: str | None) -> None:
         check(stream)
         if stream.stop is None:
-            wanted.stop = min(stream.total_nbytes or 0, most_nbytes + 1)
+            most = most_nbytes + 1
+            wanted.stop = most if stream.total_nbytes is None else min(stream.total_nbytes, most)
 
     def finish(stream: Stream, data: memoryview) -> memoryview:
         found.append((stream, bytes(data)))
         return data
 
     wanted = Range(
-        cast("Http", by_http[0]),
+        cast("Http", http),
         plan.url,
-        by_http[1],
         0,
         END if stop is None else stop,
         lambda: None,
@@ -286,10 +290,11 @@ def read_first(
         plan.timeouts,
         plan.may_hedge,
     )
-    left = read_ranges([wanted], raise_error)
-    if not left:
-        return found[-1]
-    return None if left[0] is None else (left[0], None)
+    try:
+        read_ranges([wanted], raise_error)
+    except NotByHttpError:
+        return None
+    return found[-1]
 
 
 def bytes_of(arrived: Arrived) -> memoryview:

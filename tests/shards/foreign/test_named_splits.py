@@ -110,7 +110,7 @@ def test_a_document_names_shards_that_nobody_can_list(
         (f"{server.url}/d/00001.tar", 7),
     ]
     assert server.requests == [f"/d/{name}"]
-    assert server.heads == []
+    assert server.asked == []
 
 
 def test_a_root_without_its_document_is_a_folder(tmp_path: Path) -> None:

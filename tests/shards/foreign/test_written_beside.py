@@ -156,7 +156,7 @@ def test_many_folders_without_such_files_are_not_all_asked(server: Server, tmp_p
     urls = [server.page(f"/{n}/00000.tar", tar.read_bytes()) for n in range(20)]
     with wids.ShardListDataset(urls) as dataset:
         assert len(dataset) == 60
-    asked = {r.path.split("/")[1] for r in server.heads if r.path.endswith("/sizes.json")}
+    asked = {r.path.split("/")[1] for r in server.asked if r.path.endswith("/sizes.json")}
     assert asked == {str(n) for n in range(16)}
 
 
@@ -206,10 +206,10 @@ def test_copies_are_counted_without_their_server(server: Server, tmp_path: Path)
     name = f"{server.url}/{{00000..00001}}.tar"
     with wids.ShardListDataset(name, access="download") as dataset:
         assert dataset.lengths == [10, 7]
-    num_asked = len(server.heads)
+    num_asked = len(server.asked)
     with wids.ShardListDataset(name) as dataset:
         assert dataset.lengths == [10, 7]
-    assert len(server.heads) == num_asked
+    assert len(server.asked) == num_asked
 
 
 def test_an_index_of_another_program_is_not_read(server: Server, tmp_path: Path) -> None:

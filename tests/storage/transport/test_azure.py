@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import in_child, need, optional, raises
+from objects import part_of
 from servers import free_port, running
 
 import wids
@@ -68,8 +69,8 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
     with raises(FileExistsError, "x/a.bin"):
         with upload.publishing(url, is_new=True, storage_options=azurite) as file:
             file.write(b"other")
-    with transport.open(url, 7, 99, None) as stream:
-        assert b"".join(stream.chunks) == data[7:99]
+    stream, part = part_of(transport, url, 7, 99)
+    assert part == data[7:99]
     assert (stream.total_nbytes, stream.tag is None) == (len(data), False)
     assert [entry.name for entry in transport.entries(f"{prefix}/x/")] == ["a.bin"]
     found, version = upload.read(url, azurite)
@@ -81,8 +82,7 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
             file.write(b"newer")
 
     def reads() -> bool:
-        with transport.open(url, 1, 3, None) as stream:
-            return b"".join(stream.chunks) == b"ew"
+        return part_of(transport, url, 1, 3)[1] == b"ew"
 
     assert in_child(reads)
     upload.move(url, f"{prefix}/x/b.bin", azurite)
@@ -111,10 +111,10 @@ def test_errors_of_azure(azurite: dict[str, Any]) -> None:
     """A wrong key and a container that does not exist are errors that say what to do."""
     transport = ObjectStores(azurite)
     with raises(NotFoundError, "expected the bucket az://none to exist"):
-        transport.open("az://none/a.bin", 0, 9, None)
+        part_of(transport, "az://none/a.bin", 0, 9)
     wrong = base64.b64encode(b"0" * 64).decode()
     with raises(PermissionError, "az://data/a.bin: expected access", "account_key") as caught:
-        ObjectStores({**azurite, "account_key": wrong}).open("az://data/a.bin", 0, 9, None)
+        part_of(ObjectStores({**azurite, "account_key": wrong}), "az://data/a.bin", 0, 9)
     assert wrong not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from wids.storage.transport.connections import Connection
 def test_what_was_made_wakes_the_loop() -> None:
     """A connection, or the error of one; each with the idle ones of its server."""
     near, far = socket.socketpair()
-    connection, idle = Connection(near, "h", 1), list[Connection]()
+    connection, idle = Connection(near), list[Connection]()
 
     def fail() -> Connection:
         raise ConnectionRefusedError
@@ -35,7 +35,7 @@ def test_what_was_made_wakes_the_loop() -> None:
 def test_a_late_connection_is_kept() -> None:
     """It is idle when it comes, for whoever needs it."""
     near, far = socket.socketpair()
-    connection, idle, is_open = Connection(near, "h", 1), list[Connection](), threading.Event()
+    connection, idle, is_open = Connection(near), list[Connection](), threading.Event()
 
     def connect() -> Connection:
         is_open.wait(10)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import logging
 import socket
 import threading
 import time
-import weakref
-from typing import Any
+from contextlib import suppress
 
 import pytest
 from conftest import raises
@@ -18,10 +16,13 @@ from transfers import answering
 
 from wids.errors import FetchError
 from wids.storage import fetch
-from wids.storage.transport import connections, http
-from wids.storage.transport.connections import Connection, Response, request_head
+from wids.storage.transport import http, machine
+from wids.storage.transport.connections import Chunks
+from wids.storage.transport.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def test_silence_is_noticed_within_fifteen_seconds() -> None:
@@ -29,85 +30,69 @@ def test_silence_is_noticed_within_fifteen_seconds() -> None:
     assert http.TIMEOUT_S == 15
 
 
-def test_a_response_without_a_connection_is_no_cycle() -> None:
-    """Nothing but its last use keeps it: each range has one, and few collections are for them."""
-    gc.disable()
-    try:
-        response = Response(206, {}, iter((b"abc",)))
-        assert list(response.pieces) == [b"abc"]
-        response = Response(206, {}, iter(()))
-        found = weakref.ref(response)
-        del response
-        assert found() is None
-    finally:
-        gc.enable()
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        pytest.param(b"", b"2", id="status"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", b"2", id="headers"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", b"2", id="body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", b"2", id="without a length"),
+        pytest.param(CHUNKED, b"2", id="size of a chunk"),
+        pytest.param(CHUNKED, b"1\r\n2\r\n", id="chunks"),
+        pytest.param(CHUNKED + b"0\r\n", b"X: y\r\n", id="trailers"),
+    ],
+)
+def test_a_server_that_trickles_is_too_slow(head: bytes, piece: bytes) -> None:
+    """A byte now and then never reaches the time-out, but is too slow."""
+    ended = threading.Event()
+
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while not ended.wait(0.02):
+            connection.sendall(piece)
+
+    with answering(trickle) as url:
+        with raises(FetchError, "the connection failed", "too slow"):
+            fetch.Fetcher({"timeout": 1, "retry_s": 0}).read(url + "/a", 1 << 20)
+        ended.set()
 
 
 class Clock:
-    """A clock that stands still; a test moves it."""
+    """A clock that a test moves."""
 
     now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of all connections: a machine that is busy makes no server slow."""
+    """The clock of all loops, beside the usual one."""
     clock = Clock()
-    monkeypatch.setattr(connections, "time", clock)
+    here = Machine(now_s=lambda: time.monotonic() + clock.now_s)
+    monkeypatch.setattr(machine, "HERE", here)
     return clock
-
-
-class SlowSocket:
-    """A socket on which the head of a response arrives, and then some bytes every 20 ms."""
-
-    def __init__(self, clock: Clock, head: bytes, nbytes: int) -> None:
-        self.clock = clock
-        self.next, self.rest = head, b"2" * nbytes
-
-    def recv_into(self, buffer: Any) -> int:
-        self.clock.now_s += 0.02
-        data, self.next = (self.next or self.rest)[: len(buffer)], b""
-        buffer[: len(data)] = data
-        return len(data)
-
-    def ignore(self, *_: object) -> None:
-        pass
-
-    sendall = settimeout = close = ignore
-
-
-def received(connection: Any) -> int:
-    """Return the number of bytes of a body; the time-out is that of five arrivals."""
-    response = Connection(connection, "h", 0.1).exchange(
-        "GET", request_head("GET", "/a", {}), Connection.close
-    )
-    return sum(map(len, response.pieces))
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        pytest.param(b"", id="status"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", id="headers"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", id="body"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", id="chunked"),
-    ],
-)
-def test_a_server_that_trickles_is_too_slow(head: bytes, clock: Clock) -> None:
-    """A byte now and then never reaches the time-out, but is too slow."""
-    with raises(ConnectionError, "too slow"):
-        received(SlowSocket(clock, head, 1))
-    assert clock.now_s == pytest.approx(0.1 * connections.WINDOW_TIMEOUTS, abs=0.03)
 
 
 def test_a_slow_server_is_not_given_up(clock: Clock) -> None:
     """Above a kilobyte a second a transfer may take as long as it needs."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n"
-    assert received(SlowSocket(clock, head, 25)) == 60_000
-    assert clock.now_s > 40
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
+        for _ in range(10):
+            connection.sendall(b"2" * 6000)
+            seen.acquire()
+
+    seen = threading.Semaphore(0)
+
+    def report(received_nbytes: int, _: int | None) -> None:
+        if received_nbytes:
+            clock.now_s += 5
+            seen.release()
+
+    file = io.BytesIO()
+    with answering(send) as url:
+        fetch.Fetcher({"timeout": 10, "hedge": False}).save(f"{url}/a", file, report=report)
+    assert file.getvalue() == b"2" * 60_000
+    assert clock.now_s >= 50
 
 
 def test_a_server_that_trickles_is_given_up() -> None:
@@ -143,7 +128,9 @@ def test_the_time_of_the_reader_does_not_count(server: Server, clock: Clock) -> 
     ("head", "again"),
     [
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+        (CHUNKED + b"0\r\n", b"X: y\r\n"),
+        (CHUNKED, b"0"),
+        (CHUNKED + b"1;", b"comment "),
     ],
 )
 def test_endless_headers_are_an_error(head: bytes, again: bytes) -> None:
@@ -159,10 +146,49 @@ def test_endless_headers_are_an_error(head: bytes, again: bytes) -> None:
             fetch.Fetcher({"retry_s": 1}).read(url + "/a", 1 << 20)
 
 
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+def test_chunks_in_pieces_of_any_length(step: int) -> None:
+    """The bytes of the file come out of them, up to the end, and no others."""
+    body = b"5;a=b\r\nabcde\r\n0b\r\nfghijklmnop\r\n1\nq\n0\r\nX: y\r\n\r\n"
+    chunks, found = Chunks(), b""
+    for at in range(0, len(body), step):
+        assert not chunks.is_over
+        piece = memoryview(bytearray(body[at : at + step]))
+        found += piece[: chunks.payload(piece)]
+    assert (found, chunks.is_over, chunks.has_rest) == (b"abcdefghijklmnopq", True, False)
+    rest = memoryview(bytearray(b"0\r\n\r\nHTTP"))
+    chunks = Chunks()
+    assert (chunks.payload(rest), chunks.is_over, chunks.has_rest) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "num_connections"),
+    [
+        (b"3\r\nabc\r\n0\r\n\r\n", 1),
+        (b"3\r\nabc\r\n0\r\n\r\nand", 2),
+        (b"6\r\nabcdef\r\n", 2),  # longer than a document may be
+    ],
+)
+def test_which_connections_are_used_again(body: bytes, num_connections: int) -> None:
+    """Those whose response has ended, and nothing else."""
+    ports = set()
+
+    def respond(connection: socket.socket) -> None:
+        ports.add(connection.getpeername())
+        connection.sendall(CHUNKED + body)
+
+    with answering(respond) as url:
+        fetcher = fetch.Fetcher({"retry_s": 0, "hedge": False})
+        for _ in range(2):
+            with suppress(FetchError):
+                assert fetcher.read(url + "/a", 3) == b"abc"
+    assert len(ports) == num_connections
+
+
 @pytest.mark.parametrize("size", [b"0x5", b"+5", b"-5", b"0_5", b"", b"5 5"])
 def test_sizes_of_chunks_are_hexadecimal_digits(size: bytes) -> None:
     """What Python also takes for a number is none."""
-    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\nabcde\r\n0\r\n\r\n" % size
+    body = CHUNKED + b"%s\r\nabcde\r\n0\r\n\r\n" % size
     with answering(lambda connection: connection.sendall(body)) as url:
         with raises(FetchError, "the size of a chunk is not a number"):
             fetch.Fetcher({"retry_s": 0}).read(url + "/a", 9)
@@ -177,7 +203,7 @@ def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureF
     with answering(respond) as url, caplog.at_level(logging.INFO):
         signed = f"{url}/a?X-Amz-Signature=SECRET".replace("//", "//me:SECRET@")
         assert fetch.Fetcher().read(signed, 2) == b"ok"
-    assert [record.name for record in caplog.records] == ["wids.storage.transport.connections"]
+    assert [record.name for record in caplog.records] == ["wids.storage.transport.range_loop"]
     assert "127.0.0.1" in caplog.text
     assert "SECRET" not in caplog.text
 

@@ -25,7 +25,7 @@ from transfers import DATA, saved, waited_s
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import connections
+from wids.storage.transport import connections, http
 from wids.storage.transport.http import Http
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -82,7 +82,7 @@ def test_endless_numbers_are_errors(server: Server) -> None:
     headers = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
     fault = Fault(206, headers=headers, body=b"x")
     with raises(FetchError, "Content-Range"):
-        Fetcher().range_reader(server.page("/a", b"", faults=[fault]), 5)(0, 1)
+        Fetcher().range_reader(server.page("/a", b"", faults=[fault]), 5)(0, 2)
     with pytest.raises(FetchError) as caught:
         saved(server.page("/b", DATA), storage_options={"headers": {"a": "SECRET\nc"}})
     assert "correct the headers" in str(caught.value)
@@ -285,20 +285,19 @@ class Contested(list[Any]):
         return super().pop()
 
 
-def test_a_connection_that_another_thread_takes(server: Server) -> None:
+def test_a_connection_that_another_thread_takes(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new one is opened, if the only idle one goes between a look at them and its use."""
-    url, transport = server.page("/a", b"abc"), Http()
-
-    def read() -> bytes:
-        with transport.open(url, 0, None, None) as stream:
-            return bytes(stream.collected(3))
-
-    assert read() == b"abc"
+    transport = Http()
+    monkeypatch.setattr(http, "transport_for", lambda *_: transport)
+    reader = Fetcher().range_reader(server.page("/a", b"abc"), 3)
+    assert reader(0, 3) == b"abc"
     [(key, idle)] = transport._idle.items()
     assert len(idle) == 1
     transport._idle[key] = Contested(idle)
     idle.clear()
-    assert read() == b"abc"
+    assert reader(0, 3) == b"abc"
 
 
 def test_proxies(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

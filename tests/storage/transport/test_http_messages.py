@@ -53,7 +53,7 @@ def test_headers_are_one_line_each(headers: dict[str, str]) -> None:
 def test_a_request_is_its_lines() -> None:
     """First line, headers, and an empty line."""
     expected = b"GET /a HTTP/1.1\r\nHost: h\r\nX: \xfc\r\n\r\n"
-    assert request_head("GET", "/a", {"Host": "h", "X": "ü"}) == expected
+    assert request_head("/a", {"Host": "h", "X": "ü"}) == expected
 
 
 def test_a_head_is_parsed() -> None:

@@ -405,7 +405,7 @@ def test_a_refusal_whose_text_does_not_come(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
-    """Its connection is handed over to a stream, and is used again after the last chunk."""
+    """Its connection is used again after the last chunk."""
     url = server.page("/a", DATA, is_chunked=True, has_ranges=False)
     fetcher = Fetcher()
     for _ in range(2):
@@ -434,16 +434,84 @@ def test_parts_in_chunks() -> None:
     assert len(num_asked) == 2
 
 
-def test_few_responses_without_a_length_keep_a_connection_each(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a large batch the others are requested again when a thread can read them."""
-    monkeypatch.setattr(range_loop, "_MOST_HANDED_OVER", 4)
+class Unstated(Page):
+    """A page of which all is sent, without its length, if the beginning is asked for."""
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        is_whole = (request.range or "").startswith("bytes=0-")
+        asked = Request(request.path, {}, 0) if is_whole else request
+        return super().answer(asked, fault)
+
+
+class Shorter(Unstated):
+    """A page that has another version, of half the length, after an answer that breaks off."""
+
+    def next_fault(self, request: Request) -> Fault | None:
+        fault = super().next_fault(request)
+        if fault is None:
+            self.body = DATA[::-1][:150_000]
+        return fault
+
+
+@pytest.mark.parametrize("has_length", [True, False])  # else the body ends with the connection
+def test_a_file_of_unknown_length_that_is_cut(server: Server, *, has_length: bool) -> None:
+    """Only what is missing is requested of the same version; else all, also if it is shorter."""
+    about: Any = {"is_chunked": has_length, "has_length": has_length}
+    for page, wanted, at in (
+        (Unstated(DATA, **about), DATA, "bytes=200000-"),
+        (Unstated(DATA, has_tag=False, **about), DATA, None),
+        (Shorter(DATA, has_tag=False, **about), DATA[::-1][:150_000], None),
+        (Shorter(DATA, **about), DATA[::-1][:150_000], "bytes=200000-"),
+    ):
+        server.pages["/a"], saved = page, io.BytesIO()
+        page.faults = [Fault(after_nbytes=200_000, how="reset")]
+        server.log.clear()
+        Fetcher({"hedge": False}).save(f"{server.url}/a", saved)
+        assert saved.getvalue() == wanted
+        assert server.log[1].range == at
+
+
+def test_an_empty_file(server: Server) -> None:
+    """It is read and saved as any other, whatever states that it is empty."""
+    for about in ({}, {"is_chunked": True}, {"has_length": False}, {"has_ranges": False}):
+        url, saved = server.page("/a", b"", **about), io.BytesIO()
+        assert Fetcher().read(url, 10) == b""
+        assert Fetcher().nbytes(url) in (0, None)
+        Fetcher().save(url, saved)
+        assert saved.getvalue() == b""
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_chunks_that_end_without_the_last_one(server: Server, *, has_ranges: bool) -> None:
+    """All bytes had arrived, and nothing says so: the file is read again."""
+    about: Any = {"is_chunked": True, "has_ranges": has_ranges}
+    for at in (len(DATA), 100_000):
+        server.pages["/a"], saved = Unstated(DATA, **about), io.BytesIO()
+        for read in (
+            lambda fetcher, url: fetcher.read(url, len(DATA)),
+            lambda fetcher, url, saved=saved: fetcher.save(url, saved) or saved.getvalue(),
+        ):
+            server.pages["/a"].faults = [Fault(after_nbytes=at, how="reset")]
+            assert read(Fetcher(), f"{server.url}/a") == DATA
+
+
+def test_a_file_that_is_always_said_to_end_before(server: Server) -> None:
+    """A server that says so of the whole file too is asked a few times."""
+    url = server.page("/a", DATA, always=Fault(416))
+    with raises(FetchError, "found 416", "tried 5 times"):
+        Fetcher().save(url, io.BytesIO())
+    with raises(FetchError, "found 416"):
+        Fetcher().range_reader(url, len(DATA))(5, 9)
+    assert len(server.log) + len(server.asked) <= 12
+
+
+def test_a_batch_of_responses_without_a_length(server: Server) -> None:
+    """Each is requested once, and ends with its connection."""
     reader = Fetcher().range_reader(server.page("/a", DATA, has_length=False), len(DATA))
     parts = [(reader, at, at + 9) for at in range(0, 2000, 100)]
     found = read_all(parts, lambda _, arrived: bytes(arrived))
     assert found == [DATA[start:stop] for _, start, stop in parts]
-    assert len(server.log) == 20 + 16
+    assert len(server.log) == 20
 
 
 def test_time_in_which_nobody_looks_is_no_silence(

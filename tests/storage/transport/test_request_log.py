@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import weakref
 
@@ -29,10 +30,10 @@ def test_each_request_is_one_line_of_the_log(
         assert fetcher.nbytes(signed) == 1000
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
     parts = ["expected HTTP status 200, found 503, 0 bytes in ", " bytes arrived, 100 bytes in ",
-             "status 206, 900 bytes in ", "status 200, 0 bytes in "]  # fmt: skip
+             "status 206, 900 bytes in ", "status 206, 1 bytes in "]  # fmt: skip
     assert len(lines) == 4
-    for line, method, part in zip(lines, ["GET", "GET", "GET", "HEAD"], parts, strict=True):
-        assert line.startswith(f"{method} {url}?…: ")
+    for line, part in zip(lines, parts, strict=True):
+        assert line.startswith(f"GET {url}?…: ")
         assert part in line
         assert line.endswith(" ms for its turn")
     assert "SECRET" not in caplog.text
@@ -53,12 +54,12 @@ def test_requests_are_counted(server: Server) -> None:
     assert in_child(counts)  # where nothing else reads
 
 
-def test_a_stream_that_is_dropped_ends_at_once(server: Server) -> None:
-    """Its connection is free again without a search for cycles."""
-    url = server.page("/a", DATA)
+def test_a_stream_that_is_dropped_ends_at_once() -> None:
+    """What it reads is free again without a search for cycles."""
+    transports = Transports({}, {"mine": lambda _: io.BytesIO(DATA)})
     gc.disable()
     try:
-        stream = Transports({}).open(url, 0, len(DATA))
+        stream = transports.open("mine://host/a", 0, len(DATA))
         next(stream.chunks)
         dropped = weakref.ref(stream)
         del stream

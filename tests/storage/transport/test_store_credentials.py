@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import pytest
 from conftest import in_child, optional, raises
 from loopback import Server
-from objects import new_certificate, object_server
+from objects import new_certificate, object_server, part_of
 from s3 import Bucket
 
 from wids.errors import FetchError, NotFoundError
@@ -43,8 +43,7 @@ def home(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def read(bucket: Bucket, **options: Any) -> bytes:
-    with ObjectStores(options).open(f"{bucket.url}/a.tar", 3, 9, None) as stream:
-        return b"".join(stream.chunks)
+    return part_of(ObjectStores(options), f"{bucket.url}/a.tar", 3, 9)[1]
 
 
 def identity(key: str) -> dict[str, object]:
@@ -98,12 +97,13 @@ def test_parts_of_two_credentials_are_not_mixed(
 
     def queries(**options: Any) -> list[dict[str, str]]:
         stores = ObjectStores(options)
-        by_http = stores.by_http("s3://bucket/a.tar")
-        assert by_http is not None
+        bucket = stores.by_http("s3://bucket/a.tar")
+        assert bucket is not None
         call: Any = obstore.sign
         sign = partial(call, method="GET", expires_in=timedelta(seconds=9))
         by_obstore = stores.asked("s3://bucket/a.tar", lambda store, key: sign(store, paths=key))
-        return [dict(parse_qsl(url.partition("?")[2])) for url in (by_http[1], by_obstore)]
+        addresses = bucket.address("s3://bucket/a.tar"), by_obstore
+        return [dict(parse_qsl(url.partition("?")[2])) for url in addresses]
 
     for query in queries():
         assert query["X-Amz-Security-Token"] == "session"
@@ -361,8 +361,7 @@ def test_identities_of_google(
 
         def reads() -> bool:
             transport = ObjectStores({"endpoint_url": address, "requester_pays": "project"})
-            with transport.open("gs://bucket/train", 3, 9, None) as stream:
-                return b"".join(stream.chunks) == DATA[3:9]
+            return part_of(transport, "gs://bucket/train", 3, 9)[1] == DATA[3:9]
 
         assert reads()
         assert in_child(reads)

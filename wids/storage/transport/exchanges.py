@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from wids.errors import WidsError
 from wids.storage.transport.admission import Permit
 from wids.storage.transport.connections import (
     MAX_OVERHEAD_NBYTES,
-    MIN_NBYTES_PER_S,
-    WINDOW_TIMEOUTS,
+    Chunks,
     Connection,
     CutError,
     Head,
-    NoResponseError,
-    Response,
     SilenceError,
     head_end,
     parsed_head,
 )
 from wids.storage.transport.hedging import Pace
-from wids.storage.transport.http import TEXT_NBYTES, refusal_error
 from wids.storage.transport.range_reads import Read
 from wids.storage.transport.stream import Stream
 
-_LAST_CHUNK: Final = b"0\r\n\r\n"
-_CHUNK_SIZE: Final = re.compile(rb"(?:\A|\r\n)[0-9A-Fa-f]+(?:;[^\r\n]*)?\r\n")
+_MIN_NBYTES_PER_S: Final = 1000
+"""A server that sends less has stalled; even mobile networks of the year 2000 were faster."""
+_WINDOW_TIMEOUTS: Final = 2
+"""The speed is measured over twice the time-out: a server may be silent almost as long as that."""
+_TEXT_NBYTES: Final = 4096
+"""Bytes of the text of a refusal that are read."""
 
 Error = TypeVar("Error", bound=Exception)
 
@@ -65,13 +64,18 @@ class Exchange:
         number: Its number, as long as it is open.
         sent_s: When it was sent.
         is_first: Whether the connection is new.
-        heard_s: When something arrived last.
-        window: Since when its speed is measured, and the bytes that had arrived then.
+        heard_s: How long the loop had waited in all when something arrived last: the time in which
+            a caller uses other bytes does not count.
+        window: The same when its speed was measured last, and the bytes that had arrived then.
         head: The bytes of the head, until it is complete; then those that came with it.
         refusal: The head of a refusal, whose text follows.
         head_nbytes: Bytes that arrived as heads, also interim ones.
         stream: The response, when its head was read.
         is_kept: Whether the connection can be used again.
+        is_open: Whether the length of its body is unknown.
+        is_over: Whether the end of such a body has arrived.
+        chunks: What takes it apart; None if it ends with the connection.
+        grown: What has arrived of it, or of the text of a refusal, if it is kept in memory.
         arrived: What had arrived when it was prepared, and it did not ask for.
         memory: Where the bytes are received.
         size: The length of the range, or as much of it as the server has.
@@ -82,7 +86,8 @@ class Exchange:
     stream: Stream | None = None
     head = b""
     refusal: Head | None = None
-    is_kept = False
+    is_kept = is_open = is_over = False
+    chunks: Chunks | None = None
     memory = memoryview(b"")
     head_nbytes = size = nbytes = noted_nbytes = 0
 
@@ -94,6 +99,7 @@ class Exchange:
         connection: Connection,
         sock: socket.socket,
         sent_s: float,
+        waited_s: float,
         *,
         is_first: bool,
     ) -> None:
@@ -101,8 +107,9 @@ class Exchange:
         self.connection, self.sock, self.number = connection, sock, sock.fileno()
         self.is_first = is_first
         self.tag, self.arrived = read.tag, read.arrived
-        self.sent_s = self.heard_s = sent_s
-        self.window = sent_s, 0
+        self.sent_s, self.heard_s = sent_s, waited_s
+        self.window = waited_s, 0
+        self.grown = bytearray()
         wanted = read.wanted
         self.like = server.pace.like(0 if wanted.write else wanted.stop - wanted.start)
 
@@ -114,16 +121,16 @@ class Exchange:
         is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
         return read.wanted.may_hedge and not read.was_hedged and is_safe
 
-    def too_slow(self, now_s: float, timeout_s: float) -> OSError | None:
+    def too_slow(self, waited_s: float, timeout_s: float) -> OSError | None:
         """Return the error of a response that is silent for too long, or too slow; or None."""
-        if now_s - self.heard_s >= timeout_s:
+        if waited_s - self.heard_s >= timeout_s:
             return SilenceError(f"no bytes for {timeout_s:g} s")
         since_s, nbytes = self.window
-        seconds, arrived = now_s - since_s, self.nbytes - nbytes
-        if seconds < WINDOW_TIMEOUTS * timeout_s:
+        seconds, arrived = waited_s - since_s, self.nbytes - nbytes
+        if seconds < _WINDOW_TIMEOUTS * timeout_s:
             return None
-        self.window = now_s, self.nbytes
-        if arrived >= seconds * MIN_NBYTES_PER_S:
+        self.window = waited_s, self.nbytes
+        if arrived >= seconds * _MIN_NBYTES_PER_S:
             return None
         return ConnectionError(f"{arrived} bytes in {seconds:.1f} s, which is too slow")
 
@@ -138,7 +145,7 @@ def received_head(exchange: Exchange, scratch: memoryview) -> Head:
         nbytes = exchange.sock.recv_into(scratch)
         if not nbytes:
             message = "the server closed the connection without a response"
-            raise ConnectionError(message) if exchange.head else NoResponseError(message)
+            raise ConnectionError(message)
         exchange.head += scratch[:nbytes]
         exchange.head_nbytes += nbytes
         if exchange.head_nbytes > MAX_OVERHEAD_NBYTES:
@@ -151,6 +158,8 @@ def received_head(exchange: Exchange, scratch: memoryview) -> Head:
 
 def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]:
     """Receive what has arrived, until memory is full; return its bytes, and what ended it."""
+    if exchange.is_open:
+        return _received_open(exchange, into)
     nbytes = min(len(exchange.head), len(into))
     into[:nbytes], exchange.head = exchange.head[:nbytes], exchange.head[nbytes:]
     try:
@@ -161,6 +170,30 @@ def received(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]
             nbytes += more_nbytes
             if not hasattr(exchange.sock, "pending"):
                 break  # the poller says when there is more, except of what TLS has read
+    except OSError as error:
+        return nbytes, None if is_wait(error) else freed(error)
+    return nbytes, None
+
+
+def _received_open(exchange: Exchange, into: memoryview) -> tuple[int, OSError | None]:
+    """Do the same with a body of unknown length; note its end."""
+    nbytes, chunks = 0, exchange.chunks
+    try:
+        while nbytes < len(into) and not exchange.is_over:
+            rest = into[nbytes:]
+            more_nbytes = min(len(exchange.head), len(rest))
+            rest[:more_nbytes] = exchange.head[:more_nbytes]
+            exchange.head = exchange.head[more_nbytes:]
+            more_nbytes = more_nbytes or exchange.sock.recv_into(rest)
+            if not more_nbytes and chunks is not None:
+                raise CutError("it ended before its last chunk")
+            if chunks is None:
+                exchange.is_over = not more_nbytes
+            else:
+                more_nbytes = chunks.payload(rest[:more_nbytes])
+                exchange.is_over = chunks.is_over
+                exchange.is_kept &= not chunks.has_rest and not exchange.head
+            nbytes += more_nbytes
     except OSError as error:
         return nbytes, None if is_wait(error) else freed(error)
     return nbytes, None
@@ -179,20 +212,26 @@ def freed(error: Error) -> Error:
     return error.with_traceback(None)
 
 
-def refuse(exchange: Exchange, head: Head, scratch: memoryview) -> NoReturn:
-    """Receive the beginning of the text of a refusal; raise the error that it stands for."""
-    most_nbytes = min(int(head.headers.get("content-length", TEXT_NBYTES)), TEXT_NBYTES)
-    while len(exchange.head) < most_nbytes and not exchange.head.endswith(_LAST_CHUNK):
-        nbytes = exchange.sock.recv_into(scratch)
-        if not nbytes:
-            break
-        exchange.head += scratch[:nbytes]
-    raise refusal_of(exchange, head)
+def receive_text(exchange: Exchange, head: Head, scratch: memoryview) -> None:
+    """Receive the beginning of the text of a refusal, as far as it comes.
+
+    Raises:
+        OSError: More bytes must arrive.
+    """
+    most_nbytes = min(int(head.headers.get("content-length", _TEXT_NBYTES)), _TEXT_NBYTES)
+    error: OSError | None = None
+    while len(exchange.grown) < most_nbytes and not exchange.is_over and error is None:
+        nbytes, error = _received_open(exchange, scratch)
+        exchange.grown += scratch[:nbytes]
+        if not (nbytes or exchange.is_over or error):
+            raise BlockingIOError
 
 
-def refusal_of(exchange: Exchange, head: Head) -> WidsError:
-    """Return the error that a refusal stands for, with what has arrived of its text."""
-    is_chunked = "transfer-encoding" in head.headers
-    text = _CHUNK_SIZE.sub(b"", exchange.head) if is_chunked else exchange.head
-    response = Response(head.status, head.headers, iter((text,)))
-    return freed(refusal_error(exchange.read.wanted.url, response))
+def refusal_of(exchange: Exchange, head: Head) -> WidsError | None:
+    """Return the error that a refusal stands for, by what has arrived of its text.
+
+    Return None if the next request has an answer.
+    """
+    text = exchange.grown[:_TEXT_NBYTES].decode(errors="replace")
+    error = exchange.read.refused(head, text)
+    return None if error is None else freed(error)

@@ -1,4 +1,4 @@
-"""Read ``http:`` and ``https:`` URLs over connections that are reused, with the caller's headers.
+"""Say how URLs are requested by HTTP, with the caller's headers, and what the responses mean.
 
 Headers can be a callable, for tokens that expire. It is called when a header is first needed, again
 shortly before the time that it stated, and again after a response with status 401.
@@ -10,12 +10,11 @@ import os
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
 from wids.errors import FetchError, printable
@@ -24,8 +23,7 @@ from wids.storage.transport.connections import (
     Address,
     Connection,
     CutError,
-    NoResponseError,
-    Response,
+    Head,
     SilenceError,
     check_headers,
     split_url,
@@ -33,7 +31,6 @@ from wids.storage.transport.connections import (
 from wids.storage.transport.stream import (
     REFUSAL_STATUSES,
     TRANSIENT_STATUSES,
-    Data,
     PastEndError,
     Stream,
     TransientError,
@@ -137,7 +134,7 @@ def _failure(error: BaseException) -> str:
 
 
 TIMEOUT_S: Final = 15.0
-"""Longest silence of a server that is believed to answer; `connections` has the lowest speed."""
+"""Longest silence of a server that is believed to answer; `exchanges` has the lowest speed."""
 
 _MIN_AGE_S: Final = 60.0
 """Age from which a date of modification identifies a version, even if two clocks differ."""
@@ -150,11 +147,8 @@ _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 
 _NO_CALLERS: Final[tuple[None, dict[str, str]]] = None, {}
 
-MAX_REDIRECTS: Final = 10
 REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
-TEXT_NBYTES: Final = 4096
-"""Bytes of the text of a refusal that are read."""
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{3,60})</Code>")
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 
@@ -191,7 +185,7 @@ class Route:
 
 
 class Http(Transport):
-    """Sends GET and HEAD requests over persistent connections.
+    """How requests are made, and what their responses say; `range_loop` sends them.
 
     Threads can share it, and it survives a fork and pickling: each process opens its own
     connections.
@@ -204,12 +198,10 @@ class Http(Transport):
         certificates: Those to trust besides the system's, as PEM; or None.
 
     Attributes:
-        version_header: The header with the version that a part must be of.
-        left_statuses: Those of responses that `open` has to read, and `range_loop` cannot.
+        is_proven: Whether a server has sent a file.
     """
 
-    version_header: ClassVar[str] = "If-Range"
-    left_statuses: ClassVar[frozenset[int]] = frozenset((416,))
+    is_proven = False
 
     def __init__(
         self,
@@ -228,91 +220,66 @@ class Http(Transport):
         # Sockets cannot be pickled, and another machine may have other proxies.
         return {**self.__dict__, "_idle": {}, "_proxies": {}, "_callers": _NO_CALLERS}
 
-    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Request a file from a position on; with ``tag``, only if it is still that version.
-
-        The empty range from 0 to 0 is requested with HEAD. A server that refuses HEAD, as for URLs
-        that are signed for GET, or does not state the length, is asked for the first byte.
-        """
-        if stop == 0:
-            stream = self._stated(url)
-            if stream is not None:
-                return stream
-            stop = 1
-        headers: dict[str, str] = {}
-        if start or stop is not None:
-            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-            if tag is not None:
-                # RFC 9110, 13.1.5: the server sends the whole file, not a part, if it has changed.
-                headers["If-Range"] = tag
-        response = self._final_response(url, headers)
-        try:
-            return stream_of(url, start, response)
-        except BaseException:
-            response.close()
-            raise
-
-    def by_http(self, url: str) -> tuple[Http, str]:
-        """Return this one, and the address to request."""
-        return self, self.address(url)
+    def by_http(self, url: str) -> Http:  # noqa: ARG002
+        """Return this one."""
+        return self
 
     def address(self, url: str) -> str:
         """Return what to request for a file, which errors name by its URL."""
         return url
 
-    def head(self, url: str) -> Response:
-        """Return the response to a HEAD request, whatever its status.
+    def if_version(self, tag: str) -> dict[str, str]:
+        """Return the header that asks for a part of a version, or for all of another one."""
+        return {"If-Range": tag}  # RFC 9110, 13.1.5
 
-        Raises:
-            TransientError: The connection failed.
-            FetchError: The response cannot be used.
+    def stream_of(self, url: str, start: int, head: Head) -> Stream:
+        """Return what a response says of a file, or raise the error that it stands for."""
+        headers = head.headers
+        if head.status not in (200, 206):
+            raise refusal_error(url, head, "")
+        for name, usual in (("Content-Encoding", ""), ("Transfer-Encoding", "chunked")):
+            encoding = headers.get(name.lower(), "identity")
+            if encoding.lower() not in ("", "identity", usual):
+                raise FetchError(
+                    f"{urls.redact(url)}: expected the bytes as they are stored, found them with "
+                    f"{name} {encoding}; configure the server to send the file unencoded"
+                )
+        if head.status == 206:
+            match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+            # A part from elsewhere would be written at the wrong place, with the right length.
+            if match is None or int(match[1]) != start:
+                raise FetchError(
+                    f"{urls.redact(url)}: expected the bytes from {start} on, found "
+                    f"Content-Range {headers.get('content-range')!r}"
+                )
+            total_nbytes, stop = None if match[3] == "*" else int(match[3]), int(match[2]) + 1
+        else:
+            start, stop = 0, None
+            total_nbytes = _number(headers.get("content-length"))
+        return Stream(iter(()), start, total_nbytes, _tag(headers), stop=stop)
+
+    def refusal(
+        self,
+        url: str,
+        address: str,  # noqa: ARG002
+        head: Head,
+        text: str,
+        *,
+        is_last: bool,  # noqa: ARG002
+    ) -> FetchError | None:
+        """Return the error that a response without a file stands for.
+
+        Args:
+            url: The file.
+            address: What was requested for it.
+            head: The response, after redirects.
+            text: The beginning of its text.
+            is_last: Whether another request was made after an earlier one.
+
+        Returns:
+            The error; None if another request may be answered, by the address that it has now.
         """
-        response = self._final_response(url, {}, "HEAD")
-        deque(response.pieces, 0)  # it has no body, and the connection is free again
-        return response
-
-    def _stated(self, url: str) -> Stream | None:
-        """Return an empty stream with the length of a file, or None if HEAD does not state it."""
-        response = self.head(url)
-        if response.status not in (200, 404, 410):
-            return None
-        _check_status(url, response)
-        nbytes = _number(response.headers.get("content-length"))
-        is_stored = response.headers.get("content-encoding", "identity").lower() == "identity"
-        if nbytes is None or not is_stored:
-            return None
-        return Stream(iter(()), 0, nbytes, _tag(response.headers), status=response.status)
-
-    def _final_response(
-        self, url: str, headers: Mapping[str, str], method: str = "GET"
-    ) -> Response:
-        """Send a request with the caller's headers, once more if they were refused."""
-        ours = self.headers.current()
-        response = self._redirected(url, headers, ours, method)
-        if response.status == 401:
-            newer = self.headers.after_refusal(ours)
-            if newer is not None:
-                response.close()
-                response = self._redirected(url, headers, newer, method)
-        return response
-
-    def _redirected(
-        self, url: str, headers: Mapping[str, str], ours: Mapping[str, str], method: str
-    ) -> Response:
-        """Send a request and follow redirects; ``ours`` stays on the server, below the prefix."""
-        location = self.address(url)
-        for _ in range(MAX_REDIRECTS + 1):
-            all_headers = self.with_callers(url, headers, ours)
-            response = self._response(url, location, all_headers, method)
-            target = response.headers.get("location")
-            if response.status not in REDIRECTS or target is None:
-                return response
-            response.close()
-            location, ours = self.led_to(url, location, target, ours)
-        raise FetchError(
-            f"{urls.redact(url)}: expected a response, found more than {MAX_REDIRECTS} "
-            "redirects; they may form a loop"
-        )
+        return refusal_error(url, head, text)
 
     def led_to(
         self, url: str, location: str, target: str, ours: Mapping[str, str]
@@ -333,20 +300,6 @@ class Http(Transport):
         is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
         is_elsewhere = is_outside or urls.origin(target) != urls.origin(location)
         return (urls.unsigned(target, location), {}) if is_elsewhere else (target, ours)
-
-    def _response(
-        self, url: str, location: str, headers: Mapping[str, str], method: str
-    ) -> Response:
-        """Send one request to ``location``, to which redirects from ``url`` have led."""
-        route = self.route(url, location, headers, method)
-        try:
-            while connection := route.idle_connection():
-                # A server may close an idle connection at any time, so another one is used then.
-                with suppress(NoResponseError):
-                    return connection.exchange(method, route.head, route.idle.append)
-            return route.connect().exchange(method, route.head, route.idle.append)
-        except OSError as error:
-            raise connection_error(url, error) from None
 
     def with_callers(
         self, url: str, headers: Mapping[str, str], ours: Mapping[str, str]
@@ -372,9 +325,7 @@ class Http(Transport):
             ) from None
         return {**sent, **headers}
 
-    def route(
-        self, url: str, location: str, headers: Mapping[str, str], method: str = "GET"
-    ) -> Route:
+    def route(self, url: str, location: str, headers: Mapping[str, str]) -> Route:
         """Return how to send one request to ``location``, to which redirects from ``url`` led.
 
         Raises:
@@ -398,13 +349,12 @@ class Http(Transport):
         # By process: a forked child that shared a socket would read its parent's responses.
         idle = self._idle.setdefault((os.getpid(), *address[:3]), [])
         connect = partial(self._connected, url, address, proxy)
-        return Route(connections.request_head(method, target, sent), idle, connect)
+        return Route(connections.request_head(target, sent), idle, connect)
 
     def _connected(self, url: str, address: Address, proxy: Address | None) -> Connection:
-        connect_s = min(self.timeout_s, max(0.01, retry.left_s()))
-        if not retry.has_answered(urls.origin(url)):
-            connect_s = min(connect_s, _FIRST_CONNECT_S)
-        return connections.connected(address, proxy, connect_s, self.timeout_s, self._certificates)
+        is_known = retry.has_answered(urls.origin(url))
+        connect_s = self.timeout_s if is_known else min(self.timeout_s, _FIRST_CONNECT_S)
+        return connections.connected(address, proxy, connect_s, self._certificates)
 
     def _proxy(self, address: Address) -> Address | None:
         """Return the proxy that the environment names for a server, when it is first asked."""
@@ -451,33 +401,6 @@ def _joined(url: str, location: str, target: str) -> str:
         ) from None
 
 
-def stream_of(url: str, start: int, response: Response) -> Stream:
-    """Return the stream of a response, or raise the error that it stands for."""
-    _check_status(url, response)
-    headers = response.headers
-    for name, usual in (("Content-Encoding", ""), ("Transfer-Encoding", "chunked")):
-        encoding = headers.get(name.lower(), "identity")
-        if encoding.lower() not in ("", "identity", usual):
-            raise FetchError(
-                f"{urls.redact(url)}: expected the bytes as they are stored, found them with "
-                f"{name} {encoding}; configure the server to send the file unencoded"
-            )
-    if response.status == 206:
-        match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
-        # A part from elsewhere would be written at the wrong place, with the right length.
-        if match is None or int(match[1]) != start:
-            raise FetchError(
-                f"{urls.redact(url)}: expected the bytes from {start} on, found "
-                f"Content-Range {headers.get('content-range')!r}"
-            )
-        total_nbytes, stop = None if match[3] == "*" else int(match[3]), int(match[2]) + 1
-    else:
-        start, stop = 0, None
-        total_nbytes = _number(headers.get("content-length"))
-    chunks, tag, status = _chunks(url, response), _tag(headers), response.status
-    return Stream(chunks, start, total_nbytes, tag, response.close, status=status, stop=stop)
-
-
 def _tag(headers: Mapping[str, str]) -> str | None:
     """Return text that is different for each version of a file, or None (RFC 9110, 8.8)."""
     tag = headers.get("etag")
@@ -494,29 +417,17 @@ def _tag(headers: Mapping[str, str]) -> str | None:
     return modified if age.total_seconds() >= _MIN_AGE_S else None
 
 
-def _chunks(url: str, response: Response) -> Iterator[Data]:
-    try:
-        yield from response.pieces
-    except OSError as error:
-        raise connection_error(url, error, has_begun=True) from None
-
-
-def _check_status(url: str, response: Response) -> None:
-    if response.status not in (200, 206):
-        raise refusal_error(url, response)
-
-
-def refusal_error(url: str, response: Response) -> FetchError:
+def refusal_error(url: str, head: Head, text: str) -> FetchError:
     """Return the error that a response without a file stands for."""
-    status = response.status
+    status = head.status
     if status in (404, 410):
         return not_found(url, f" (HTTP status {status})")
     # The code of a store alone: other text may repeat what was sent in headers (SEC-54).
-    code = _CODE.search(refusal_text(response))
+    code = _CODE.search(text)
     found = f"{status} {code[1]}" if code else str(status)
     message = f"{urls.redact(url)}: expected HTTP status 200, found {found}"
     if status in TRANSIENT_STATUSES:
-        asked_s = _number(response.headers.get("retry-after"))
+        asked_s = _number(head.headers.get("retry-after"))
         wait_s = None if asked_s is None else min(asked_s, _MAX_RETRY_AFTER_S)
         is_refusal = status in REFUSAL_STATUSES
         return TransientError(message, wait_s, is_answer=True, is_refusal=is_refusal)
@@ -525,18 +436,6 @@ def refusal_error(url: str, response: Response) -> FetchError:
     if status == 416:
         return PastEndError(f"{message}; the file is shorter than expected")
     return FetchError(message)
-
-
-def refusal_text(response: Response) -> str:
-    """Return the beginning of the text of a refusal."""
-    data = b""
-    with suppress(OSError), closing(response):
-        for piece in response.pieces:
-            data += piece
-            if len(data) >= TEXT_NBYTES:
-                break
-    retry.check_waits()  # raises if it was cut short
-    return data[:TEXT_NBYTES].decode(errors="replace")
 
 
 def connection_error(url: str, error: OSError, *, has_begun: bool = False) -> FetchError:

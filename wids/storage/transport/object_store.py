@@ -27,9 +27,11 @@ from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import fsspec, store_settings, urls
-from wids.storage.transport.connections import Response
-from wids.storage.transport.http import Http, refusal_text, stream_of
-from wids.storage.transport.retry import check_waits
+from wids.storage.transport.connections import Head
+from wids.storage.transport.http import Http
+from wids.storage.transport.range_loop import raise_error, read_ranges
+from wids.storage.transport.range_reads import Range
+from wids.storage.transport.retry import Timeouts, check_waits
 from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_errors import right_region, store_error
@@ -38,6 +40,7 @@ from wids.storage.transport.stream import (
     TRANSIENT_STATUSES,
     AccessError,
     Entry,
+    NotByHttpError,
     Stream,
     Transport,
 )
@@ -88,11 +91,8 @@ class Bucket(Http):
 
     Attributes:
         is_by_http: Whether its objects are read by HTTP.
-        is_proven: Whether it has sent one.
+        is_refused: Whether it has refused a signature in an address.
     """
-
-    version_header = "If-Match"  # S3 has no If-Range
-    left_statuses = frozenset(range(300, 500)) - TRANSIENT_STATUSES - {404, 410}
 
     def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
         self._location = location._replace(key="")
@@ -102,7 +102,7 @@ class Bucket(Http):
         self._signed: dict[str, _Signed] = {}
         self._skew_s = 0.0
         self._store: Store | None = None
-        self.is_proven = False
+        self.is_refused = False
         provider = self._settings.provider
         self.is_by_http = (
             (provider is not None or any(map(config.get, _AT_HAND)))
@@ -198,43 +198,37 @@ class Bucket(Http):
             url = str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
         return _Signed(url, keys, date_s, until_s)
 
-    def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object or a part of it; see `Transport.open`."""
-        headers = {}
-        if start or stop is not None:
-            # A URL that is signed for GET refuses HEAD, so the first byte tells the length.
-            headers["Range"] = f"bytes={start}-{'' if stop is None else max(stop, 1) - 1}"
-            if tag is not None and tag.startswith('"'):
-                headers["If-Match"] = tag
-        for is_last in (False, True):
-            used = self._address(url)
-            response = self._final_response(url, headers)
-            status = response.status
-            if status in (200, 206):
-                self.is_proven = True
-                stream = stream_of(url, start, response)
-                if stop != 0:
-                    return stream
-                stream.close()
-                return Stream(iter(()), 0, stream.total_nbytes, stream.tag)
-            text = refusal_text(response)
-            if status == 412:
-                # As a server does for If-Range: the whole file, whose tag says it is another.
-                return self.open(url, 0, None, None)
-            if status == 416 and stop == 0:
-                return Stream(iter(()), 0, 0)
-            if is_last or not self._corrects(used, response, text):
-                break
-        raise store_error(self._location.kind, url, OSError(f"status code: {status}: {text}"))
+    def if_version(self, tag: str) -> dict[str, str]:
+        """Return the header, which is another one: S3 has no If-Range."""
+        return {"If-Match": tag} if tag.startswith('"') else {}  # not a date
 
-    def _corrects(self, used: _Signed, response: Response, text: str) -> bool:
+    def refusal(
+        self, url: str, address: str, head: Head, text: str, *, is_last: bool
+    ) -> FetchError | None:
+        """Return the error of a refusal; None if the object has another address now."""
+        if head.status in TRANSIENT_STATUSES:
+            return super().refusal(url, address, head, text, is_last=is_last)
+        used = self._signed.get(url)
+        if not is_last and (
+            used is None or used.url != address or self._corrects(used, head, text)
+        ):
+            return None
+        found = OSError(f"status code: {head.status}: {text}")
+        error = store_error(self._location.kind, url, found)
+        is_refused = isinstance(error, AccessError) and self.signs and not self.is_proven
+        if not is_refused or store_settings.is_forked():
+            return error
+        self.is_refused = True
+        return NotByHttpError(str(error))
+
+    def _corrects(self, used: _Signed, head: Head, text: str) -> bool:
         """Have addresses be as a refusal of one says; return whether that changes anything."""
-        if self.moves(text, response.headers.get("x-amz-bucket-region")):
+        if self.moves(text, head.headers.get("x-amz-bucket-region")):
             return True
         with suppress(ValueError, TypeError):  # no date
-            date_s = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+            date_s = parsedate_to_datetime(head.headers.get("date", "")).timestamp()
             was_good = used.date_s <= date_s < used.date_s + _LIFE_S
-            if response.status == 403 and self.signs and not was_good:
+            if head.status == 403 and self.signs and not was_good:
                 self._skew_s = date_s - time.time()
                 self._signed.clear()
                 return True
@@ -298,29 +292,18 @@ class ObjectStores(Transport):
         return {**self.__dict__, "_buckets": {}}
 
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object or a part of it."""
-        bucket = self._by_http(url)
-        if bucket is not None:
-            try:
-                return bucket.open(url, start, stop, tag)
-            except AccessError:
-                if bucket.is_proven or not bucket.signs or store_settings.is_forked():
-                    raise
+        """Open an object or a part of it by a driver."""
+        bucket = self.by_http(url)
         driver = self.driver(url)
         if driver is not None:
             return driver.open(url, start, stop, tag)
         stream = self.asked(url, lambda store, key: _opened(url, store, key, start, stop, tag))
-        if bucket is not None:
+        if bucket is not None and bucket.is_refused:
             bucket.is_by_http = False  # its policy refuses signatures in addresses
         return stream
 
-    def by_http(self, url: str) -> tuple[Http, str] | None:
-        """Return the bucket of an object, and the address to request; None if obstore reads it."""
-        bucket = self._by_http(url)
-        return None if bucket is None else bucket.by_http(url)
-
-    def _by_http(self, url: str) -> Bucket | None:
-        """Return the bucket of an object that is read by HTTP."""
+    def by_http(self, url: str) -> Bucket | None:
+        """Return the bucket of an object that is read by HTTP; None if a driver reads it."""
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url or self._settings_of(url) is None:
             return None
@@ -464,11 +447,35 @@ class ObjectStores(Transport):
 def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
     """Return the region that the store states to anyone who asks for a bucket."""
     address = f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{location.bucket}"
-    try:  # a refusal and a redirect state it too
-        return Http().head(address).headers.get("x-amz-bucket-region") or None
-    except FetchError:
-        check_waits()  # raises if the wait was cut short
-        return None
+    asking, timeouts = _Asking(), Timeouts(urls.origin(address), retry_s=0.0)
+    nothing = (lambda: None), (lambda *_: None), (lambda _, data: data)
+    with suppress(FetchError):
+        wanted = Range(asking, address, 0, 1, *nothing, timeouts, may_hedge=False)
+        read_ranges([wanted], raise_error)
+    check_waits()  # raises if the wait was cut short
+    return asking.region
+
+
+class _Asking(Http):
+    """Asks a bucket for its region, which a refusal and a redirect state too.
+
+    Attributes:
+        region: The region; None if it was not stated.
+    """
+
+    region: str | None = None
+
+    def stream_of(self, url: str, start: int, head: Head) -> Stream:
+        """Note the region."""
+        self.region = head.headers.get("x-amz-bucket-region")
+        return super().stream_of(url, start, head)
+
+    def refusal(
+        self, url: str, address: str, head: Head, text: str, *, is_last: bool
+    ) -> FetchError | None:
+        """Note the region."""
+        self.region = head.headers.get("x-amz-bucket-region")
+        return super().refusal(url, address, head, text, is_last=is_last)
 
 
 def _opened(

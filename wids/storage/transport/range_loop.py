@@ -6,13 +6,11 @@ many requests may be in flight. One that fails is queued again, later. One that 
 more, and the first answer is used (`hedging`). Where the version of an answer is known, the next
 request is for the bytes that are missing of it. Only connecting is left to other threads: looking
 up a name cannot be interrupted.
-
-A response of unknown length, such as a chunked one, is handed over with its connection as a stream,
-which a thread reads.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -20,38 +18,38 @@ from itertools import count
 from selectors import EVENT_READ
 from typing import Final, TypeAlias
 
-from wids.errors import FetchError, WidsError
+from wids.errors import FetchError, WidsError, printable
 from wids.storage import stages
 from wids.storage.transport import hedging, machine, retry
 from wids.storage.transport.admission import Permit, admission, response_nbytes
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
+    Chunks,
     Connection,
     Head,
-    Response,
 )
 from wids.storage.transport.exchanges import (
     Exchange,
     Server,
     freed,
     is_wait,
+    receive_text,
     received,
     received_head,
     refusal_of,
-    refuse,
 )
 from wids.storage.transport.http import (
-    MAX_REDIRECTS,
     REDIRECTS,
     Route,
     connection_error,
-    stream_of,
 )
 from wids.storage.transport.machine import Machine
 from wids.storage.transport.range_reads import END, Range, Read
 from wids.storage.transport.retry import check_waits
-from wids.storage.transport.stream import PastEndError, Stream, TransientError
+from wids.storage.transport.stream import Stream, TransientError
 from wids.storage.transport.urls import origin, redact
+
+_logger = logging.getLogger(__name__)
 
 _HEAD_NBYTES: Final = 4 << 10
 """For a head, and little of the body after it, which is copied once more."""
@@ -63,8 +61,6 @@ _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
 """How long the text of a refusal may take; the refusal matters more."""
-_MOST_HANDED_OVER: Final = 32
-"""Responses of unknown length that wait for the threads that read them, each with a connection."""
 _LEAST_TICK_S: Final = 0.005
 _ASKED_S: Final = 0.02
 """How long a permit may stay unnoticed that comes while this thread waits for bytes."""
@@ -74,40 +70,25 @@ Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
 view keep those of a few other ranges too (`_BLOCK_NBYTES`)."""
 
 
-class UnusualError(Exception):
-    """A response that `http` has to read.
-
-    Args:
-        stream: The response, if it need not be requested again.
-    """
-
-    def __init__(self, stream: Stream | None = None) -> None:
-        self.stream = stream
-
-
 def read_ranges(
     ranges: Sequence[Range], take: Taker, more: Callable[[], Range | None] | None = None
-) -> dict[int, Stream | None]:
-    """Read ranges; return the numbers of those that `http` has to read, with what it has to read.
+) -> None:
+    """Read ranges.
 
     Args:
         ranges: The ranges.
-        take: Called for each of the others when its bytes have arrived. An error of it ends all.
+        take: Called for each when its bytes have arrived. An error of it ends all.
         more: Called when all have been requested; returns one more, or None for none until another
             one has arrived.
 
     Raises:
         CancelledError: The event of `cancelled_by` was set meanwhile.
         DeadlineError: The deadline of a read has passed of which these are a part.
-        UnusualError: `http` has to read a file that is being written.
-
-    Returns:
-        A stream from the beginning of a range, or of its file; None if there is none yet.
     """
     with stages.nested(stages.FETCH):
         loop = _Loop(take, more, machine.HERE)
         try:
-            return loop.run(ranges)
+            loop.run(ranges)
         finally:
             loop.close()
 
@@ -126,7 +107,6 @@ class _Loop:
         self._now_s, self._sleep, self._new_memory = here.now_s, here.sleep, here.memory
         self._num_left = 0
         self._numbers = count()
-        self._unusual: dict[int, Stream | None] = {}
         self._limited: list[Read] = []  # those with a deadline
         self._servers: dict[int, Server] = {}
         self._busy: dict[int, Exchange] = {}  # by the numbers of their sockets
@@ -136,13 +116,14 @@ class _Loop:
         self._connecting: Connecting | None = None
         self._scratch = here.memory(_HEAD_NBYTES)
         self._window = memoryview(b"")
-        self._block = memoryview(b"")
+        self._block = memoryview(bytearray())
         self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._asked: list[Permit] = []  # that have not come
         self._looked_s = here.now_s()  # what had arrived then was used, or is known to be ready
         self._tick_s = self._looked_s + _TICK_S
+        self._waited_s = 0.0
 
-    def run(self, ranges: Sequence[Range]) -> dict[int, Stream | None]:
+    def run(self, ranges: Sequence[Range]) -> None:
         """Do what `read_ranges` does."""
         self._num_left = len(ranges)
         for wanted in ranges:
@@ -160,8 +141,6 @@ class _Loop:
             # Not by the clock: time in which this thread did something else is no silence.
             if self._looked_s >= self._tick_s:
                 self._tick(self._looked_s)
-        unusual, self._unusual = self._unusual, {}
-        return unusual
 
     def close(self) -> None:
         """Drop what is in flight."""
@@ -170,8 +149,6 @@ class _Loop:
                 read.waits("")  # for the error of a deadline that has passed
         for exchange in list(self._busy.values()):
             self._end(exchange)
-        for stream in filter(None, self._unusual.values()):
-            stream.close()
         for server in self._servers.values():
             for _, permit in [*server.passed, *([server.asked] if server.asked else [])]:
                 admission().withdraw(permit)
@@ -294,9 +271,8 @@ class _Loop:
             permit.leave(error)
             self._broke(read, error, is_first=is_first, spent_s=0.0)
             return
-        exchange = Exchange(
-            server, read, permit, connection, sock, self._now_s(), is_first=is_first
-        )
+        times_s = self._now_s(), self._waited_s
+        exchange = Exchange(server, read, permit, connection, sock, *times_s, is_first=is_first)
         server.pace.num_requests += not read.was_hedged
         self._busy[exchange.number] = exchange
         self._poller.register(exchange.number, EVENT_READ)
@@ -307,7 +283,8 @@ class _Loop:
         """Wait for bytes, a connection, a permit or a time; return what `Poller.poll` does."""
         check_waits()
         until_s = min(self._tick_s, self._later[0][0] if self._later else math.inf)
-        wait_s = min(_TICK_S, max(0.0, until_s - self._now_s()))
+        now_s = self._now_s()
+        wait_s = min(_TICK_S, max(0.0, until_s - now_s))
         asked = self._asked
         ready: list[tuple[int, int]] = []
         if self._busy or any(server.passed for server in self._servers.values()):
@@ -317,6 +294,7 @@ class _Loop:
         else:
             self._sleep(wait_s)
         self._looked_s = self._now_s()
+        self._waited_s += self._looked_s - now_s
         return ready
 
     def _use_made(self) -> None:
@@ -328,19 +306,12 @@ class _Loop:
 
     def _receive(self, exchange: Exchange) -> None:
         """Receive what has arrived of a response."""
-        exchange.heard_s = self._looked_s
+        exchange.heard_s = self._waited_s
         error: OSError | WidsError | None = None
         is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
         is_again = False
         try:
             is_again = is_new and not self._has_head(exchange)
-        except UnusualError as unusual:
-            if unusual.stream is None:
-                self._end(exchange)
-            else:
-                self._forget(exchange)
-            self._leave_to_http(exchange.read, unusual.stream)
-            return
         except (OSError, WidsError) as found:
             if is_wait(found):
                 return
@@ -352,12 +323,14 @@ class _Loop:
             if is_new:
                 self._fill_all()  # before the turn of this one is for another file
             error = self._write(exchange)
+        elif error is None and exchange.is_open:
+            error = self._grow(exchange)
         elif error is None:
             nbytes, error = received(exchange, exchange.memory[exchange.nbytes : exchange.size])
             exchange.nbytes += nbytes
         if error is not None:
             self._fail(exchange, error)
-        elif exchange.nbytes == exchange.size:
+        elif exchange.is_over or exchange.nbytes == exchange.size:
             self._finish(exchange)
 
     def _memory(self, nbytes: int) -> memoryview:
@@ -368,6 +341,22 @@ class _Loop:
         memory, self._block = self._block[:nbytes], self._block[nbytes:]
         self._left_nbytes -= nbytes
         return memory
+
+    def _grow(self, exchange: Exchange) -> OSError | None:
+        """Receive what has arrived of a body of unknown length; return what ended it before."""
+        wanted_nbytes = exchange.read.wanted.stop - exchange.read.wanted.start
+        window = self._window = self._window or self._new_memory(_WINDOW_NBYTES)
+        error, nbytes = None, len(window)
+        while nbytes == len(window) and not exchange.is_over and error is None:
+            nbytes, error = received(exchange, window)
+            exchange.grown += window[:nbytes]
+            exchange.nbytes += nbytes
+            if exchange.nbytes > wanted_nbytes and not exchange.is_over:  # no more is wanted
+                exchange.is_over, exchange.is_kept = True, False
+        if exchange.is_over:
+            exchange.memory = memoryview(exchange.grown)
+            exchange.size = min(exchange.nbytes, wanted_nbytes)
+        return error
 
     def _write(self, exchange: Exchange) -> OSError | None:
         """Receive into a file, a window at most, so that the others have their permit.
@@ -394,66 +383,75 @@ class _Loop:
 
     def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
-        if exchange.refusal is not None:
-            refuse(exchange, exchange.refusal, self._scratch)
-        head = received_head(exchange, self._scratch)
-        read, wanted = exchange.read, exchange.read.wanted
-        exchange.permit.status = head.status
-        exchange.permit.answered()
-        retry.note_answer(exchange.server.name)
-        target = head.headers.get("location")
-        if head.status in REDIRECTS and target is not None:
-            if read.num_redirects == MAX_REDIRECTS:
-                raise UnusualError  # `http` says what is wrong
-            read.follow(target)
-            return False
-        length = int(head.headers.get("content-length", -1))
-        if head.status == 401 and read.renew():
-            return False
-        response = Response(head.status, head.headers, iter(()))
-        if head.is_malformed or head.status in wanted.http.left_statuses:
-            raise UnusualError
-        if head.status >= 400:
+        if exchange.refusal is None:
+            head, read = received_head(exchange, self._scratch), exchange.read
+            exchange.permit.status = head.status
+            exchange.permit.answered()
+            retry.note_answer(exchange.server.name)
+            target = head.headers.get("location")
+            if head.status in REDIRECTS and target is not None:
+                read.follow(target)
+                return False
+            if head.status == 401 and read.renew():
+                return False
+            if head.is_malformed:
+                _logger.warning(
+                    "%s: a line of the response's headers has no colon; the lines after it are "
+                    "ignored",
+                    printable(exchange.server.name),
+                )
+            if "transfer-encoding" in head.headers:
+                exchange.chunks = Chunks()
+            if head.status < 300 or head.status == 304:
+                self._begin(exchange, head)
+                return True
             exchange.refusal = head
-            refuse(exchange, head, self._scratch)
-        if length < 0 and head.status in (200, 206):
-            raise UnusualError(self._handed_over(exchange, head))
-        start = self._accept(exchange, response, length)
-        exchange.size = min(start + length, wanted.stop) - wanted.start
+        receive_text(exchange, exchange.refusal, self._scratch)
+        error = refusal_of(exchange, exchange.refusal)
+        if error is not None:
+            raise error
+        return False
+
+    def _begin(self, exchange: Exchange, head: Head) -> None:
+        """Begin to receive the body of a response."""
+        read, wanted = exchange.read, exchange.read.wanted
+        length = int(head.headers.get("content-length", -1))
+        exchange.is_open = length < 0
+        start = self._accept(exchange, head, length)
+        wanted.http.is_proven = True
         exchange.nbytes = exchange.noted_nbytes = start - wanted.start
-        missing_nbytes = exchange.size - exchange.nbytes
-        exchange.is_kept = head.is_kept and length == missing_nbytes >= len(exchange.head)
+        if exchange.is_open:
+            exchange.size = END
+            exchange.is_kept = head.is_kept and exchange.chunks is not None
+            exchange.grown += exchange.memory[: exchange.nbytes]
+            exchange.memory = memoryview(b"")
+        else:
+            exchange.size = min(start + length, wanted.stop) - wanted.start
+            missing_nbytes = exchange.size - exchange.nbytes
+            exchange.is_kept = head.is_kept and length == missing_nbytes >= len(exchange.head)
         if wanted.write is not None:
             exchange.like.note(self._looked_s - exchange.sent_s)
-        elif not exchange.memory:
+        elif not (exchange.is_open or exchange.memory):
             exchange.memory = self._memory(exchange.size)
         if self._limited:
             read.waits("bytes")
-        return True
 
-    def _handed_over(self, exchange: Exchange, head: Head) -> Stream | None:
-        """Return a response of unknown length as a stream; None if it has too little."""
-        wanted = exchange.read.wanted
-        is_too_little = exchange.arrived is not None and head.status == 206
-        if is_too_little or len(self._unusual) >= _MOST_HANDED_OVER:
-            return None  # each that is handed over keeps a connection until a thread reads it
-        on_end = exchange.server.idle.append
-        response = exchange.connection.resumed(head, exchange.head, on_end)
-        exchange.permit.leave()  # a stream has none
-        return stream_of(wanted.url, wanted.start, response)
-
-    def _accept(self, exchange: Exchange, response: Response, length: int) -> int:
+    def _accept(self, exchange: Exchange, head: Head, length: int) -> int:
         """Compare a response with what was requested; return where it begins."""
         read, wanted, arrived = exchange.read, exchange.read.wanted, exchange.arrived
         is_file = wanted.write is not None  # which has room for one answer
         others = [] if read.num_racing == 1 else self._others(exchange)
         start = wanted.start + (0 if arrived is None else arrived.nbytes)
-        stream = stream_of(wanted.url, start, response)
+        stream = wanted.http.stream_of(wanted.url, start, head)
         if arrived is not None:
             is_same = wanted.is_same(stream, arrived.stream)
-            if is_same and stream.start == start and start + length >= wanted.stop:
+            stop = (stream.stop or END) if exchange.is_open else start + length
+            is_enough = stop >= min(wanted.stop, stream.total_nbytes or END)
+            if is_same and stream.start == start and is_enough:
                 exchange.stream, exchange.memory = arrived.stream, arrived.memory
                 if is_file:
+                    if arrived.stream.total_nbytes is None and stream.total_nbytes is not None:
+                        wanted.check(stream, exchange.tag)
                     self._drop(others)
                 return start
             read.arrived = None
@@ -531,14 +529,6 @@ class _Loop:
         self._end_read(read)
         self._take(read.number, error)
 
-    def _leave_to_http(self, read: Read, stream: Stream | None = None) -> None:
-        if read.wanted.write is not None:  # the whole file is
-            raise UnusualError(stream)
-        if not read.is_done:
-            self._unusual[read.number] = stream
-            read.num_racing -= 1
-            self._end_read(read)
-
     def _forget(self, exchange: Exchange) -> None:
         """Wait no longer for a response."""
         if self._busy.get(exchange.number) is exchange:  # its number may be another's now
@@ -557,13 +547,14 @@ class _Loop:
         """Drop a request that failed, and queue its read again or hand out the error."""
         read, spent_s = exchange.read, self._now_s() - exchange.sent_s
         if exchange.refusal is not None and not isinstance(error, WidsError):
-            error = refusal_of(exchange, exchange.refusal)  # without the rest of its text
+            refusal = refusal_of(exchange, exchange.refusal)  # without the rest of its text
+            if refusal is None:
+                self._request_again(exchange)
+                return
+            error = refusal
         if isinstance(error, WidsError):
             self._end(exchange, error)
-            if isinstance(error, PastEndError):
-                self._leave_to_http(read)  # which finds out why
-            else:
-                self._failed(read, error, spent_s)
+            self._failed(read, error, spent_s)
             return
         has_begun = exchange.stream is not None
         read.keep(exchange.stream, exchange.memory, exchange.nbytes)
@@ -621,7 +612,7 @@ class _Loop:
             timeout_s = exchange.read.wanted.http.timeout_s
             if exchange.refusal is not None:
                 timeout_s = min(timeout_s, _TEXT_S)
-            error = exchange.too_slow(now_s, timeout_s)
+            error = exchange.too_slow(self._waited_s, timeout_s)
             if error is not None:
                 self._fail(exchange, error)
             elif exchange.may_hedge:
@@ -630,7 +621,7 @@ class _Loop:
     def _hedge_if_late(self, exchange: Exchange, now_s: float) -> None:
         read, late_s, took_s = exchange.read, exchange.like.late_s, now_s - exchange.sent_s
         left_s = late_s - took_s if late_s and read.wanted.write is None else math.inf
-        silence_s = max(hedging.SILENT_S, late_s) - (now_s - exchange.heard_s)
+        silence_s = max(hedging.SILENT_S, late_s) - (self._waited_s - exchange.heard_s)
         is_late = min(left_s, silence_s) <= 0
         pace = exchange.server.pace
         if is_late and pace.lets_hedge(is_stalled=silence_s <= 0):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from wids.errors import FetchError
 from wids.storage.transport.admission import FIRST_PLACE, Place
+from wids.storage.transport.connections import Head
 from wids.storage.transport.http import Http, Route
 from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Stream
+from wids.storage.transport.urls import redact
+
+_MAX_REDIRECTS: Final = 10
 
 END: Final = sys.maxsize
 """The end of a file of unknown length."""
@@ -24,12 +29,12 @@ class Range:
     Attributes:
         http: How its server is reached.
         url: The file, as messages and admission control name it.
-        address: Where it is requested, which may be signed.
         start: Position of the first byte.
         stop: Position after the last byte; or `END`, which ``check`` then sets.
         tag: Returns the version that it must be of; None for any.
-        check: Called with the head of a response that is not the rest of an earlier one, and with
-            that version; raises `WidsError` if it is of another file.
+        check: Called with the head of a response that is not the rest of an earlier one, or is the
+            first to state the length, and with that version; raises `WidsError` if it is of another
+            file.
         finish: Called with the head and the bytes, which may be fewer; returns what is handed out,
             or raises `WidsError`.
         timeouts: How long to wait.
@@ -44,7 +49,6 @@ class Range:
 
     http: Http
     url: str
-    address: str = field(repr=False)
     start: int
     stop: int
     tag: Callable[[], str | None]
@@ -59,10 +63,11 @@ class Range:
 
     def is_same(self, stream: Stream, other: Stream) -> bool:
         """Whether the answer to the request for the rest of another one is of its version."""
-        # After If-Range, a part needs no tag.
+        # After If-Range, a part needs no tag. A response in chunks need not state the length.
         is_part = stream.stop is not None
         is_tagged = self.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
-        return is_tagged and stream.total_nbytes in (None, other.total_nbytes)
+        lengths = {stream.total_nbytes, other.total_nbytes} - {None}
+        return is_tagged and len(lengths) < 2
 
 
 class Arrived(NamedTuple):
@@ -86,7 +91,8 @@ class Read:
         number: The place of the range among all.
         wanted: The range.
         attempts: What became of its requests.
-        location: Where redirects have led.
+        address: What is requested, before redirects; it may be signed.
+        location: Where redirects have led; None to ask for the address.
         ours: The caller's headers that are sent there; None to ask for them.
         callers: The same, before redirects.
         route: How its next request reaches the server.
@@ -97,9 +103,12 @@ class Read:
         is_done: Whether it was handed out.
         was_hedged: Whether it was requested twice.
         was_renewed: Whether it was requested with newer headers of the caller.
+        was_corrected: Whether it was requested by another address after a refusal.
+        is_replaced: Whether the file has another version than it must: its response says which.
     """
 
     route: Route
+    address: str
     tag: str | None
     callers: Mapping[str, str]
 
@@ -109,13 +118,14 @@ class Read:
         self.attempts = Attempts(wanted.timeouts)
         self.num_racing = 0
         self.is_done = self.was_hedged = self.was_renewed = False
+        self.was_corrected = self.is_replaced = False
         self.arrived: Arrived | None = None
         self._waits_for, self._since_s = "its turn at the server", time.monotonic()
         self.begin()
 
     def begin(self) -> None:
         """Forget where redirects have led."""
-        self.location = self.wanted.address
+        self.location: str | None = None
         self.ours: Mapping[str, str] | None = None
         self.num_redirects = 0
 
@@ -123,13 +133,36 @@ class Read:
         """Have the next request be for what a redirect leads to.
 
         Raises:
-            FetchError: It leads to no address of HTTP.
+            FetchError: It leads to no address of HTTP, or there were too many.
         """
         wanted = self.wanted
+        if self.num_redirects == _MAX_REDIRECTS:
+            raise FetchError(
+                f"{redact(wanted.url)}: expected a response, found more than {_MAX_REDIRECTS} "
+                "redirects; they may form a loop"
+            )
         self.location, self.ours = wanted.http.led_to(
-            wanted.url, self.location, target, self.ours or {}
+            wanted.url, self.location or self.address, target, self.ours or {}
         )
         self.num_redirects += 1
+
+    def refused(self, head: Head, text: str) -> FetchError | None:
+        """Return the error that a response without a file stands for.
+
+        Return None if the next request, which may be another one, has an answer.
+        """
+        wanted = self.wanted
+        if head.status == 412 and not self.is_replaced:
+            # As a server does for If-Range: the whole file, whose tag says that it is another.
+            self.arrived, self.is_replaced = None, True
+            return None
+        error = wanted.http.refusal(
+            wanted.url, self.address, head, text, is_last=self.was_corrected
+        )
+        if error is None:
+            self.was_corrected = True
+            self.begin()
+        return error
 
     def renew(self) -> bool:
         """Have the next request send newer headers; return False if the caller has none."""
@@ -148,6 +181,8 @@ class Read:
             FetchError: The address or the headers cannot be used.
         """
         wanted = self.wanted
+        if self.location is None:
+            self.location = self.address = wanted.http.address(wanted.url)
         if self.ours is None:
             self.ours = self.callers = wanted.http.headers.current()
         start, stop, tag = wanted.start, wanted.stop, wanted.tag()
@@ -155,13 +190,15 @@ class Read:
         if self.arrived is not None:
             start += self.arrived.nbytes
             tag = None if wanted.is_verified else self.arrived.stream.tag
+        elif self.is_replaced:
+            start, stop = 0, END
         elif wanted.is_whole:
             stop = END
         headers = {}
         if start or stop != END:
             headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
             if tag is not None:
-                headers[wanted.http.version_header] = tag
+                headers |= wanted.http.if_version(tag)
         all_headers = wanted.http.with_callers(wanted.url, headers, self.ours)
         self.route = wanted.http.route(wanted.url, self.location, all_headers)
 
@@ -170,9 +207,13 @@ class Read:
         return stream.tag is not None or self.wanted.is_verified
 
     def keep(self, stream: Stream | None, memory: memoryview, nbytes: int) -> None:
-        """Have the next request ask only for what is missing of an answer, if it has a version."""
+        """Have the next request ask only for what is missing of an answer, if it has a version.
+
+        What is collected of one of unknown length has no place yet, and is requested again.
+        """
         is_later = nbytes > (0 if self.arrived is None else self.arrived.nbytes)
-        if stream is not None and is_later and self.keeps(stream):
+        has_place = self.wanted.write is not None or len(memory) >= nbytes
+        if stream is not None and is_later and has_place and self.keeps(stream):
             self.arrived = Arrived(stream, memory, nbytes)
 
     def waits(self, what: str) -> None:

@@ -33,7 +33,7 @@ def noted(method: str, url: str, stream: Stream, sent_s: float) -> Stream:
         sent_s: When it was requested.
     """
     # Not the stream: it would be part of a cycle, and stay open when a reader drops it.
-    chunks, close_stream, status = iter(stream.chunks), stream.close, stream.status
+    chunks, close_stream = iter(stream.chunks), stream.close
     nbytes, error = 0, None
 
     def received() -> Iterator[Data]:
@@ -56,7 +56,7 @@ def noted(method: str, url: str, stream: Stream, sent_s: float) -> Stream:
         try:
             close_stream()
         finally:
-            log_request(method, url, sent_s, status=status, nbytes=nbytes, error=error)
+            log_request(method, url, sent_s, nbytes=nbytes, error=error)
 
     stream.chunks, stream.close = received(), close
     return stream

@@ -250,7 +250,7 @@ class Transports:
         stop: int | None = None,
         tag: str | None = None,
     ) -> Stream:
-        """Open a URL, after rewriting, by the transport of its scheme; see `stream.Transport`."""
+        """Open a URL that is not read by HTTP, after rewriting; see `stream.Transport`."""
         target, transport = self._rewritten(url)
         server = urls.origin(target)
         if not server:
@@ -305,17 +305,9 @@ class Transports:
         # Most datasets never meet such a server, and shards are opened often.
         return not self._whole_file_servers or urls.origin(url) not in self._whole_file_servers
 
-    def nbytes(self, url: str) -> int | None:
-        """Return the length of a file; None if it is not stated, or would cost reading it.
-
-        Raises:
-            NotFoundError: There is no such file.
-            FetchError: The server cannot be asked.
-        """
-        if not self._rewritten(url)[1].states_nbytes:
-            return None
-        with self.open(url, 0, 0) as stream:
-            return stream.total_nbytes
+    def states_nbytes(self, url: str) -> bool:
+        """Return whether the length of a file can be asked without reading the file."""
+        return self._rewritten(url)[1].states_nbytes
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, after rewriting, by the transport of its scheme.

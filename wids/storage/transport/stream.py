@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,6 +79,10 @@ class AccessError(FetchError, PermissionError):
     """A request that the server understands, and refuses."""
 
 
+class NotByHttpError(AccessError):
+    """A refusal of a request by HTTP, of what a driver of the transport may be able to open."""
+
+
 class PastEndError(FetchError):
     """A range that begins past the end of the file."""
 
@@ -98,7 +101,6 @@ class Stream:
         tag: Text that differs between versions of the file, such as an ETag; None from a transport
             without versions.
         close: Releases the connection or the open file.
-        status: The status of a response by HTTP.
     """
 
     chunks: Iterator[Data]
@@ -106,7 +108,6 @@ class Stream:
     total_nbytes: int | None = None
     tag: str | None = None
     close: Callable[[], None] = field(default=lambda: None)
-    status: int | None = None
     stop: int | None = None
 
     @property
@@ -132,7 +133,7 @@ class Stream:
         self.close()
 
 
-class Transport(ABC):
+class Transport:
     """Reads the files of some schemes, and lists their folders.
 
     It asks once: `retry` repeats, and `download` resumes and verifies. Threads can share it, and it
@@ -146,9 +147,8 @@ class Transport(ABC):
     states_nbytes: ClassVar[bool] = True
     prefix: str = ""
 
-    @abstractmethod
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open a file or a part of it.
+        """Open a file or a part of it, which is not read by HTTP.
 
         A transport that cannot begin at ``start`` sends the whole file instead, and says so in
         `Stream.start`. If it cannot end at ``stop``, the reader closes the stream. From 0 to 0 only
@@ -167,12 +167,13 @@ class Transport(ABC):
             TransientError: It cannot be read now.
             FetchError: It cannot be read, or the options cannot be used.
         """
+        raise NotImplementedError
 
-    def by_http(self, url: str) -> tuple[Transport, str] | None:  # noqa: ARG002
-        """Return the `http.Http` that reads a file, and the address it has for that; else None.
+    def by_http(self, url: str) -> Transport | None:  # noqa: ARG002
+        """Return the `http.Http` that reads a file; None if `open` does.
 
         Raises:
-            FetchError: It cannot be signed.
+            FetchError: The options cannot be used.
         """
         return None
 
