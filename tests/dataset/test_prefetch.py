@@ -586,8 +586,8 @@ class Catalog:
     def nbytes(self, number: int) -> int:
         return number + 1
 
-    def fetch(self, number: int, background: Any) -> None:
-        background.received_nbytes = self.nbytes(number)
+    def fetch(self, number: int, report: Any) -> None:
+        report(self.nbytes(number), self.nbytes(number))
         self.fetched.append(number)
 
 

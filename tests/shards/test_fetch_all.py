@@ -9,7 +9,7 @@ from events import wait_for
 from loopback import Server
 
 from wids.shards.counting import fetch_all
-from wids.storage.cache.store import BackgroundFetch
+from wids.storage.download import Report
 from wids.storage.fetch import Fetcher
 
 
@@ -18,7 +18,7 @@ def test_an_interrupt_ends_the_waits_for_servers(server: Server) -> None:
     fetcher, url = Fetcher({"retry_s": 60}), server.page("/a.tar", b"", 503)
     found: list[threading.Thread] = []
 
-    def fetch(number: int, _: BackgroundFetch) -> None:
+    def fetch(number: int, _: Report) -> None:
         found.append(threading.current_thread())
         if number == 0:
             fetcher.read(url, 10)

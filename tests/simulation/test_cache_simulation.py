@@ -27,7 +27,7 @@ from wids.errors import FetchError, MismatchError
 from wids.storage import files, locks
 from wids.storage.cache import cache_names, eviction, leases, store, verified
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy
+from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.download import Download, PartRequests
 from wids.storage.transport import admission, retry
 from wids.storage.transport.retry import Timeouts
@@ -171,7 +171,7 @@ class History:
                 if action < 0.7:
                     held.append((self.open(cache, remote_file, held), bodies))
                 elif action < 0.85:
-                    cache.fetch(remote_file, index_of, BackgroundFetch())
+                    cache.fetch(remote_file, index_of, lambda *_: None)
                 elif action < 0.9:
                     eviction.clear(eviction.clearable(FOLDER))
                 else:
@@ -219,7 +219,7 @@ class History:
         found = bytes(self.system.file(copy.file.fileno()).inode.data)
         assert found in bodies, f"{copy.path}: found {len(found)} bytes: {found[:8]!r}…"
 
-    def save(self, url: str, file: IO[bytes], expected: Any, report: Any, _: Any) -> None:
+    def save(self, url: str, file: IO[bytes], expected: Any, report: Any) -> None:
         """Stand for `Fetcher.save`, with the real comparison of what arrives."""
         process = self.system.current
         assert process is not None

@@ -17,7 +17,7 @@ from transfers import DATA, saved
 from wids.errors import MismatchError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.retry import CancelledError, cancelled_by
 
 LAST = Download.part_nbytes - 1
 
@@ -154,8 +154,8 @@ def test_cancel_ends_a_fetch(server: Server) -> None:
         if received_nbytes:
             cancel.set()
 
-    with raises(CancelledError):
-        Fetcher().save(server.page("/a", DATA), io.BytesIO(), report=report, cancel=cancel)
+    with cancelled_by(cancel), raises(CancelledError):
+        Fetcher().save(server.page("/a", DATA), io.BytesIO(), report=report)
     assert server.num_sent < len(DATA) / 2
-    with raises(CancelledError):
-        Fetcher().save(server.page("/b", DATA, 503), io.BytesIO(), cancel=cancel)
+    with cancelled_by(cancel), raises(CancelledError):
+        Fetcher().save(server.page("/b", DATA, 503), io.BytesIO())

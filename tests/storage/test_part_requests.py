@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -26,7 +27,7 @@ from wids.storage.fetch import Fetcher
 from wids.storage.transport.admission import admission
 from wids.storage.transport.http import Http
 from wids.storage.transport.request_limit import FIRST
-from wids.storage.transport.retry import CancelledError
+from wids.storage.transport.retry import CancelledError, cancelled_by
 from wids.storage.transport.stream import TransientError
 
 PART = 500_000
@@ -258,8 +259,8 @@ def test_cancel_ends_all_parts(server: Server) -> None:
         if received_nbytes:
             cancel.set()
 
-    with raises(CancelledError):
-        Fetcher().save(server.page("/a", DATA), io.BytesIO(), EXPECTED, report, cancel=cancel)
+    with cancelled_by(cancel), raises(CancelledError):
+        Fetcher().save(server.page("/a", DATA), io.BytesIO(), EXPECTED, report)
     assert server.num_sent < len(DATA) / 2
 
 
@@ -354,11 +355,15 @@ def test_a_file_that_a_reader_waits_for_is_first(
     monkeypatch.setattr(known, "takes_another", lambda: known.num_in_flight < 1)
     held = permit_of(admission(), server.url)
     urls = [server.page(path, DATA) for path in ("/ahead", "/later", "/awaited")]
-    cancels = [threading.Event(), threading.Event(), None]
     threads = []
-    for url, cancel in zip(urls, cancels, strict=True):
-        args = (url, io.BytesIO(), EXPECTED, None, cancel)
-        threads.append(threading.Thread(target=Fetcher({"hedge": False}).save, args=args))
+
+    def save(url: str, *, is_ahead: bool) -> None:
+        with cancelled_by(threading.Event()) if is_ahead else nullcontext():
+            Fetcher({"hedge": False}).save(url, io.BytesIO(), EXPECTED)
+
+    for url in urls:
+        about = {"is_ahead": url != urls[-1]}
+        threads.append(threading.Thread(target=save, args=[url], kwargs=about))
         threads[-1].start()
         wait_for(lambda: len(known.waiting) == len(threads), "it waits for its turn")
     held.leave()

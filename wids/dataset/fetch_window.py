@@ -25,10 +25,10 @@ from wids.order.arguments import unwrapped
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import SampleAccess, access_of
 from wids.shards.specs.model import ShardSpec
-from wids.storage.cache.store import BackgroundFetch
 from wids.storage.download import Download
 from wids.storage.transport import urls
 from wids.storage.transport.admission import has_room
+from wids.storage.transport.retry import cancelled_by
 
 _logger = logging.getLogger(__name__)
 
@@ -196,10 +196,11 @@ class FetchWindow:
         self._found: deque[tuple[int, int]] = deque()
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # Those being fetched, with the length of each; a thread has this lock while it waits to
-        # begin, so that shards begin in order.
-        self._fetching: dict[BackgroundFetch, tuple[str, int]] = {}
+        # For those being fetched, whether the server has answered; with the server and the length.
+        # A thread has this lock while it waits to begin, so that shards begin in order.
+        self._fetching: dict[threading.Event, tuple[str, int]] = {}
         self._beginning = threading.Lock()
+        self._cancelled = threading.Event()
         self._lock = lock
         self._is_open = False
         self._closed = threading.Event()
@@ -250,9 +251,7 @@ class FetchWindow:
         atexit.unregister(self.close)
         # One deadline for all threads, so that several servers that hang do not add up.
         until_s = time.monotonic() + _PATIENCE_S
-        # A thread that begins to fetch from now on sees that the window is closed.
-        for fetch in list(self._fetching):
-            fetch.cancelled.set()
+        self._cancelled.set()
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -380,30 +379,36 @@ class FetchWindow:
 
     def _work(self) -> None:
         """Fetch shards from the queue until it yields None."""
-        if not self._is_open:  # the first thread
-            self._open()
-        while (number := self._queue.get()) is not None:
-            fetch, looks = BackgroundFetch(), 0
-            try:
-                reader, number_there = self._shards.locate(number)
-                self._begin(fetch, reader.shards[number_there])
-                while not self._closed.is_set():
-                    if not looks % _LOOKS_A_TRY:
-                        reader.fetch(number_there, fetch)
-                    # What another process fetches arrives before later shards, too.
-                    if fetch.received_nbytes or reader.is_local(number_there):
-                        break
-                    looks += 1
-                    self._closed.wait(_POLL_S)
-            except Exception as error:  # noqa: BLE001 - the pass waits for this thread
-                # The reader of the shard tries again and raises; an error here would go unseen.
-                _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
-            finally:
-                self._fetching.pop(fetch, None)
+        with cancelled_by(self._cancelled):
+            if not self._is_open:  # the first thread
+                self._open()
+            while (number := self._queue.get()) is not None:
+                has_begun = threading.Event()
+                try:
+                    self._fetch(number, has_begun)
+                except Exception as error:  # noqa: BLE001 - the pass waits for this thread
+                    # The reader of the shard tries again and raises; an error here would go unseen.
+                    _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
+                finally:
+                    self._fetching.pop(has_begun, None)
         if not self._fetching:
             atexit.unregister(self.close)
 
-    def _begin(self, fetch: BackgroundFetch, shard: ShardSpec) -> None:
+    def _fetch(self, number: int, has_begun: threading.Event) -> None:
+        """Fetch a shard when it is its turn, or wait until another process has fetched it."""
+        reader, number_there = self._shards.locate(number)
+        self._begin(has_begun, reader.shards[number_there])
+        looks = 0
+        while not self._closed.is_set():
+            if not looks % _LOOKS_A_TRY:
+                reader.fetch(number_there, lambda *_: has_begun.set())
+            # What another process fetches arrives before later shards, too.
+            if has_begun.is_set() or reader.is_local(number_there):
+                return
+            looks += 1
+            self._closed.wait(_POLL_S)
+
+    def _begin(self, has_begun: threading.Event, shard: ShardSpec) -> None:
         """Wait until the server has room for one more shard.
 
         A reader that needs it earlier fetches it, and its parts come before those of others.
@@ -412,7 +417,7 @@ class FetchWindow:
             while not (self._has_room(shard.url) or self._closed.wait(_POLL_S)):
                 pass
             server = urls.origin(urls.rewritten(shard.url))
-            self._fetching[fetch] = server, shard.nbytes or Download.part_nbytes + 1
+            self._fetching[has_begun] = server, shard.nbytes or Download.part_nbytes + 1
         with self._lock:
             self._start_idle_thread()
 
@@ -423,7 +428,7 @@ class FetchWindow:
         if not fetching or not server:  # no admission control counts what commands and files do
             return len(fetching) < _MOST_COMMANDS
         # Nor does one know yet which parts a shard has that just began.
-        latest, (_, nbytes) = fetching[-1]
-        is_known = nbytes <= Download.part_nbytes or latest.received_nbytes > 0
+        has_begun, (_, nbytes) = fetching[-1]
+        is_known = nbytes <= Download.part_nbytes or has_begun.is_set()
         num_files = sum(other == server for _, (other, _) in fetching)
         return is_known and has_room(server, num_files)

@@ -31,8 +31,9 @@ from wids.shards.tars.index import RepeatedNamesError, ShardIndex, TarIdentity, 
 from wids.shards.tars.shard import Shard
 from wids.storage.cache.cache_names import copy_path, local_index_path
 from wids.storage.cache.eviction import CacheFile, clearable
-from wids.storage.cache.store import BackgroundFetch, Cache, CachedCopy, Prepare
+from wids.storage.cache.store import Cache, CachedCopy, Prepare
 from wids.storage.cache.verified import note_path
+from wids.storage.download import Report
 from wids.storage.files import STEM_LENGTH, stem_of_temporary
 from wids.storage.transport import urls
 
@@ -105,9 +106,9 @@ def _index(
     return store_index(store.folder, _index_paths(store, stored, key_split), built, identity)
 
 
-def fetch_copy(facts: ShardFacts, background: BackgroundFetch) -> None:
+def fetch_copy(facts: ShardFacts, report: Report) -> None:
     """Fetch a shard before it is opened; see `Cache.fetch`."""
-    facts.store.fetch(facts.remote_file, _prepare(facts), background)
+    facts.store.fetch(facts.remote_file, _prepare(facts), report)
 
 
 def discard_copy(

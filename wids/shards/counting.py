@@ -16,10 +16,11 @@ from wids.errors import NotFoundError, WidsError
 from wids.shards.costs import download_cost, too_large_error
 from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
-from wids.storage.cache.store import BackgroundFetch
+from wids.storage.download import Report
 from wids.storage.progress import Bar
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.remote_lengths import ask_lengths, check_found
+from wids.storage.transport.retry import check_waits
 
 _logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _WAIT_S: Final = 0.2
 
 
 def fetch_all(
-    fetch: Callable[[int, BackgroundFetch], None],
+    fetch: Callable[[int, Report], None],
     nbytes_of: Mapping[int, int | None],
     *,
     num_threads: int,
@@ -49,18 +50,13 @@ def fetch_all(
     Raises:
         FetchError: A shard cannot be fetched.
     """
-    fetches = {number: BackgroundFetch() for number in nbytes_of}
+    received_nbytes = dict.fromkeys(nbytes_of, 0)
 
     def fetch_one(number: int) -> None:
-        # Otherwise a task that a thread took just before the cancellation would start a download.
-        if not fetches[number].cancelled.is_set():
-            fetch(number, fetches[number])
-            fetches[number].done.set()
-
-    def received(number: int) -> int:
+        check_waits()  # a thread may have taken it just before the others were cancelled
+        fetch(number, lambda nbytes, _: received_nbytes.update({number: nbytes}))
         # If another process fetched it, nothing was received here.
-        is_done = fetches[number].done.is_set()
-        return (is_done and nbytes_of[number]) or fetches[number].received_nbytes
+        received_nbytes[number] = nbytes_of[number] or received_nbytes[number]
 
     if not nbytes_of:
         return
@@ -69,21 +65,15 @@ def fetch_all(
     bar = Bar(description, total_nbytes, "B", wanted=progress)
     # After an error it waits a moment: a download that is cancelled deletes its temporary file.
     with ReadingThreads(num_threads, "wids-fetch") as threads, bar:
-        try:
-            tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
-            pending = set(tasks)
-            while pending:
-                done, pending = wait(pending, _WAIT_S, FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-                num_done = len(tasks) - len(pending)
-                note = f"{num_done:,} of {len(tasks):,} shards"
-                bar.reach(sum(map(received, nbytes_of)), note=note)
-        # Ctrl-C is not an Exception, and must end the downloads too.
-        except BaseException:
-            for background_fetch in fetches.values():
-                background_fetch.cancelled.set()
-            raise
+        tasks = [threads.submit(fetch_one, number) for number in nbytes_of]
+        pending = set(tasks)
+        while pending:
+            done, pending = wait(pending, _WAIT_S, FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            num_done = len(tasks) - len(pending)
+            note = f"{num_done:,} of {len(tasks):,} shards"
+            bar.reach(sum(received_nbytes.values()), note=note)
 
 
 _NUM_THREADS: Final = 4
@@ -223,9 +213,9 @@ def _fetch(
     limit_nbytes = reader.limit_nbytes
     is_small = limit_nbytes is not None and limit_nbytes < _NUM_THREADS * largest_nbytes
 
-    def fetch(number: int, background: BackgroundFetch) -> None:
+    def fetch(number: int, report: Report) -> None:
         with _passing_over(counts, number):
-            reader.fetch(number, background)
+            reader.fetch(number, report)
             # Now: the next downloads may evict the copy.
             counts[number] = open_length(number)
 

@@ -24,7 +24,6 @@ from wids.shards.tars.headers import BLOCK_NBYTES, KeySplit, TarMembers, split_n
 from wids.shards.tars.index import ShardIndex, TarIdentity
 from wids.shards.tars.raw_samples import Raw, TarShard
 from wids.storage.cache.cache_names import save_quietly
-from wids.storage.cache.store import BackgroundFetch
 from wids.storage.fetch import Fetcher
 from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
 from wids.storage.ranges import RangeError
@@ -292,7 +291,7 @@ class ShardLook:
         try:
             self._current(Glimpse.complete)
         except RangeError:
-            self._reader.fetch(self._number, BackgroundFetch())
+            self._reader.fetch(self._number)
         glimpse = self.glimpse
         if glimpse is not None and glimpse.nbytes is not None and glimpse.is_complete:
             blob = index_file.dump(glimpse.index, TarIdentity(glimpse.nbytes))

@@ -38,7 +38,8 @@ from wids.shards.tars.raw_samples import Labels, ReadableShard, TarShard
 from wids.shards.tars.shard import Shard
 from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
-from wids.storage.cache.store import BackgroundFetch, Cache
+from wids.storage.cache.store import Cache
+from wids.storage.download import Report
 from wids.storage.shared_numbers import SharedRows
 from wids.storage.sizes import count_text
 from wids.storage.stages import this_process
@@ -643,7 +644,7 @@ class ShardReader:
             known = known, joint.other.content(joint.entries_of(number))
         return known
 
-    def fetch(self, number: int, background: BackgroundFetch | None = None) -> None:
+    def fetch(self, number: int, report: Report = lambda *_: None) -> None:
         """Fetch a shard and what is joined to it, unless local or fetched by another process.
 
         Raises:
@@ -655,9 +656,9 @@ class ShardReader:
             from wids.shards.copied_shards import fetch_copy
 
             with self.broken.watch(number):
-                fetch_copy(facts, background or BackgroundFetch())
+                fetch_copy(facts, report)
         for side, other in self._needed(number):
-            side.fetch(other, background)
+            side.fetch(other, report)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.

@@ -7,9 +7,8 @@ file if the caller states how to recognise it.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from wids.errors import FetchError
@@ -17,7 +16,7 @@ from wids.storage.download import Download, Expected, Report
 from wids.storage.ranges import RangeReader, read_first
 from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
-from wids.storage.transport.retry import cancelled_by, with_retries
+from wids.storage.transport.retry import with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import Entry, PastEndError, Stream, check_complete
 
@@ -184,7 +183,6 @@ class Fetcher:
         file: IO[bytes],
         expected: Expected = Expected(),  # noqa: B008 - a tuple
         report: Report | None = None,
-        cancel: threading.Event | None = None,
     ) -> None:
         """Write all bytes of a URL to an empty file, and verify them as they arrive.
 
@@ -198,7 +196,6 @@ class Fetcher:
             expected: What is known about it.
             report: Called with the bytes received and the length of the whole file or None: once
                 before the first bytes, and then for each piece, by one thread at a time.
-            cancel: Ends the fetch when it is set.
 
         Raises:
             MismatchError: It is not what was expected.
@@ -208,8 +205,7 @@ class Fetcher:
         from wids.storage.download import PartRequests  # readers of local shards need none
 
         download = Download(url, file, expected, report or (lambda *_: None))
-        with nullcontext() if cancel is None else cancelled_by(cancel):
-            PartRequests(self._transports, download).run()
+        PartRequests(self._transports, download).run()
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:

@@ -35,8 +35,9 @@ from wids.shards.fields.values import decode_json_lines
 from wids.shards.reader import ShardReader
 from wids.shards.sidecars import open_file
 from wids.storage.arrays import IntArray
-from wids.storage.cache.store import BackgroundFetch
+from wids.storage.download import Report
 from wids.storage.transport import urls
+from wids.storage.transport.retry import check_waits
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import PLAIN, Fields, Names, Wanted, own_value, value_fields
 from wids.tables.join_keys import RowKeys
@@ -498,10 +499,10 @@ class FileSide(OtherSide):
         """Whether the file of a shard is on this machine, or was read."""
         return number in self._fetched or urls.is_local(self.url(number))
 
-    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+    def fetch(self, number: int, report: Report) -> None:  # noqa: ARG002 - a small file
         """Read the file of a shard, which stores a remote one in the cache."""
-        if background is None or not background.cancelled.is_set():
-            self._file(number)
+        check_waits()
+        self._file(number)
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process reads the files that it needs.

@@ -21,7 +21,7 @@ from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import IndexedDataset, SampleAccess, required_access
 from wids.storage.arrays import IntArray
-from wids.storage.cache.store import BackgroundFetch
+from wids.storage.download import Report
 from wids.tables.column_values import KEY
 from wids.tables.join_fields import Fields, Names, as_bytes
 
@@ -190,7 +190,7 @@ class OtherSide(ABC):
         """Return how many bytes have to be fetched for the entries of a shard, if known."""
         return 0
 
-    def fetch(self, number: int, background: BackgroundFetch | None) -> None:  # noqa: B027 - nothing
+    def fetch(self, number: int, report: Report) -> None:  # noqa: B027 - nothing
         """Fetch a shard."""
 
     def undecoded(self) -> OtherSide:
@@ -271,9 +271,9 @@ class DatasetSide(OtherSide):
         """Return the length of a shard that is not local."""
         return 0 if self._reader.is_local(number) else self._reader.nbytes(number)
 
-    def fetch(self, number: int, background: BackgroundFetch | None) -> None:
+    def fetch(self, number: int, report: Report) -> None:
         """Fetch a shard."""
-        self._reader.fetch(number, background)
+        self._reader.fetch(number, report)
 
     def undecoded(self) -> DatasetSide:
         """Return the side whose samples are as they are stored."""

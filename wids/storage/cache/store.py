@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -27,7 +26,7 @@ from wids.storage import files, locks, stages
 from wids.storage.cache import cache_names, eviction, leases
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
-from wids.storage.download import Expected
+from wids.storage.download import Expected, Report
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
 from wids.storage.sizes import nbytes_text
@@ -62,21 +61,6 @@ class CachedCopy(NamedTuple):
     is_own: bool
     inode: int
     was_fetched: bool
-
-
-class BackgroundFetch:
-    """The state of a fetch that no reader waits for yet.
-
-    Attributes:
-        cancelled: Set by the owner to stop the fetch.
-        done: Set by the owner when the fetch has ended, in success or failure.
-        received_nbytes: Bytes received so far.
-    """
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.done = threading.Event()
-        self.received_nbytes = 0
 
 
 class _CopyPath(NamedTuple):
@@ -213,17 +197,20 @@ class Cache:
                     return None
             raise FetchError(f"{path}: cannot be read: {reason}") from error
 
-    def fetch(
-        self, remote_file: RemoteFile, prepare: Prepare | None, background: BackgroundFetch
-    ) -> None:
+    def fetch(self, remote_file: RemoteFile, prepare: Prepare | None, report: Report) -> None:
         """Fetch a file ahead of its use, unless there is a copy or another process fetches it.
+
+        Args:
+            remote_file: Its URL, and what is known about it.
+            prepare: As for `open`.
+            report: As for `Fetcher.save`.
 
         Raises:
             FetchError: It cannot be fetched or stored, or the fetch was cancelled.
             MismatchError: Twice it was not what its spec says.
         """
         if self._found(remote_file) is None:
-            self._fetched(remote_file, prepare, background=background)
+            self._fetched(remote_file, prepare, report_ahead=report)
 
     def index_path(self, remote_file: RemoteFile, path: str | None = None) -> str:
         """Return the path of a copy's index: beside it, or among those of local shards."""
@@ -300,11 +287,11 @@ class Cache:
         remote_file: RemoteFile,
         prepare: Prepare | None,
         make_room: Callable[[], None] = lambda: None,
-        background: BackgroundFetch | None = None,
+        report_ahead: Report | None = None,
     ) -> _CopyPath:
         """Fetch a file, or wait for the process that does, and return where it is then.
 
-        A background fetch does not wait for another process.
+        What is fetched ahead of its use does not wait for another process.
         """
         copy = self._candidates(remote_file)[-1]
         path = copy.path
@@ -312,7 +299,7 @@ class Cache:
             lock_path = cache_names.lock_path(self.folder, path)
             with (
                 stages.fetching(),
-                leases.turn(lock_path, path, waits=background is None) as is_ours,
+                leases.turn(lock_path, path, waits=report_ahead is None) as is_ours,
             ):
                 if not is_ours:
                     return copy
@@ -324,7 +311,7 @@ class Cache:
                     leases.sweep(self.folder)
                 for is_last in (False, True):
                     try:
-                        self._fetch_once(remote_file, copy, prepare, make_room, background)
+                        self._fetch_once(remote_file, copy, prepare, make_room, report_ahead)
                     except (MismatchError, ShardFormatError, FileNotFoundError) as error:
                         # Cut or corrupted in transit, or the cache folder was deleted. A FetchError
                         # was retried already, or is final, such as status 404.
@@ -351,7 +338,7 @@ class Cache:
         copy: _CopyPath,
         prepare: Prepare | None,
         make_room: Callable[[], None],
-        background: BackgroundFetch | None,
+        report_ahead: Report | None,
     ) -> None:
         """Fetch a file beside its final name, verify it, index it and rename it."""
         path, is_own = copy
@@ -362,8 +349,8 @@ class Cache:
             os.makedirs(folder, exist_ok=True)
             files.sweep_beside(path)
         name = os.path.basename(urls.path_of(remote_file.url)) or "a shard"
-        # Nobody waits for a background fetch, so it shows no bar.
-        wants_progress = self.wants_progress if background is None else False
+        # Nobody waits for what is fetched ahead, so it shows no bar.
+        wants_progress = self.wants_progress if report_ahead is None else False
         started_s = time.monotonic()
         known = "" if remote_file.nbytes is None else f", {nbytes_text(remote_file.nbytes)}"
         _logger.info("%s: downloading%s", urls.redact(remote_file.url), known)
@@ -379,16 +366,15 @@ class Cache:
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
                 space.cover(received_nbytes, total_nbytes)
                 bar.reach(received_nbytes, total_nbytes)
-                if background is not None:
-                    background.received_nbytes = received_nbytes
+                if report_ahead is not None:
+                    report_ahead(received_nbytes, total_nbytes)
 
             # The lock shows a sweeping process that the temporary file has a writer. It lasts until
             # the disk has the file, since that can take longer than a sweeper waits.
             with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
-                cancel = None if background is None else background.cancelled
                 with files.flushed_early(file):
-                    self.fetcher.save(remote_file.url, file, expected, report, cancel)
+                    self.fetcher.save(remote_file.url, file, expected, report)
                 file.flush()
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.
