@@ -1,7 +1,7 @@
 """Download one URL to one file in parts, resume after a cut, and verify the result.
 
 `Download` is the file: it writes what arrives, in any order, and neither opens URLs nor waits for
-servers. A thread of its own computes the digests over the beginning of the file, as far as it is
+servers. A thread beside it computes the digests over the beginning of the file, as far as it is
 complete. `PartRequests` makes the requests, in one thread: by HTTP for many parts at a time
 (`range_loop`), by other transports for one stream.
 
@@ -17,12 +17,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
 
 from wids.errors import MismatchError
+from wids.storage.files import repeated
 from wids.storage.transport import urls
 from wids.storage.transport.admission import part_nbytes
 from wids.storage.transport.retry import cancellation, check_waits, with_retries
@@ -46,7 +47,9 @@ Report: TypeAlias = Callable[[int, "int | None"], None]
 _PIECE_NBYTES: Final = 1 << 20
 """Bytes to hash at a time."""
 _BEHIND_NBYTES: Final = 2 << 20
-"""Bytes of a file that are not hashed yet and worth a thread."""
+"""Length of a file that is worth a thread that hashes it."""
+_HASH_S: Final = 0.02
+"""How often it looks whether more is complete."""
 
 
 class Expected(NamedTuple):
@@ -91,16 +94,12 @@ class _Hashes:
     Attributes:
         stated: What they must be, by name.
         nbytes: Bytes that they are of.
-        thread: What computes them behind the download.
-        is_over: Whether nothing more is written.
     """
 
     def __init__(self, expected: Expected) -> None:
         stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
         self.stated = {name: digest.lower() for name, digest in stated if digest is not None}
         self.nbytes = 0
-        self.thread: threading.Thread | None = None
-        self.is_over = False
         self._digests = {name: hashlib.new(name, usedforsecurity=False) for name in self.stated}
 
     def update(self, data: Data) -> None:
@@ -144,7 +143,6 @@ class Download:
         self._next_start: int | None = None  # of the part to hand out next
         # Held while the file is written, too: the file has one position, and one end.
         self._lock = threading.Lock()
-        self._written = threading.Condition(self._lock)  # waited for by the thread that hashes
 
     def begin(self, stream: Stream, part: DownloadPart) -> None:
         """Start over with a response that has the first part of the file, or all of it.
@@ -160,7 +158,7 @@ class Download:
             self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
             self.is_single = stream.is_whole
-            self._forget_hashes()
+            self._hashes = _Hashes(self.expected)
             self._next_start = stream.stop
             part.stop, part.position = stream.stop, 0
             self._parts = [part]
@@ -270,51 +268,33 @@ class Download:
             if self.received_nbytes > (self.expected.nbytes or math.inf):
                 self._check_length(self.received_nbytes)
             self.report(self.received_nbytes, self.total_nbytes)
-            self._hash_behind()
 
-    def _hash_behind(self) -> None:
-        """Have a thread hash what is complete; call it with the lock."""
-        hashes = self._hashes
-        if not hashes.stated or self._nbytes_to_hash() < _BEHIND_NBYTES:
-            return
-        if hashes.thread is None:
-            thread = threading.Thread(
-                target=self._hash, args=[hashes], name="wids-hash", daemon=True
-            )
-            with suppress(RuntimeError):  # there can be no more threads: it is done in the end
-                thread.start()
-                hashes.thread = thread
-        self._written.notify()
+    def hashed_behind(self) -> AbstractContextManager[None]:
+        """Have a thread hash what is complete, while the block receives the rest."""
+        nbytes = self.expected.nbytes
+        is_worth_it = self.is_verified and (nbytes is None or nbytes > _BEHIND_NBYTES)
+        return repeated(self._hash, _HASH_S, "wids-hash") if is_worth_it else nullcontext()
 
-    def _nbytes_to_hash(self) -> int:
-        complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
-        return complete_nbytes - self._hashes.nbytes
-
-    def _hash(self, hashes: _Hashes) -> None:
-        """Hash the complete beginning of the file, until nothing more is written."""
+    def _hash(self) -> None:
+        """Hash the complete beginning of the file, as far as it is not hashed."""
         while True:
             with self._lock:
-                while (nbytes := self._nbytes_to_hash()) < _PIECE_NBYTES and not hashes.is_over:
-                    self._written.wait()
-                if nbytes <= 0 or hashes is not self._hashes:
+                hashes = self._hashes
+                complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
+                nbytes = min(complete_nbytes - hashes.nbytes, _PIECE_NBYTES)
+                if nbytes <= 0:
                     return
                 self.file.seek(hashes.nbytes)
-                data = self.file.read(min(nbytes, _PIECE_NBYTES))
+                data = self.file.read(nbytes)
             if not data:  # the digest reveals that the file was truncated meanwhile
                 return
             hashes.update(data)
-
-    def _forget_hashes(self) -> None:
-        """Begin other digests; call it with the lock."""
-        self._hashes.is_over = True
-        self._written.notify_all()
-        self._hashes = _Hashes(self.expected)
 
     def end(self) -> None:
         """Forget what has arrived."""
         with self._lock:
             self._parts, self._next_start = [], None
-            self._forget_hashes()
+            self._hashes = _Hashes(self.expected)
 
     def verify(self) -> None:
         """Compare the file with what was expected.
@@ -323,13 +303,8 @@ class Download:
             MismatchError: Its length or a digest differs.
         """
         hashes = self._hashes
-        with self._lock:
-            hashes.is_over = True
-            self._written.notify_all()
-        if hashes.thread is not None:
-            hashes.thread.join()
         if hashes.stated:
-            self._hash(hashes)  # what the thread has left
+            self._hash()  # what the thread has left
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
         for name, stated in hashes.stated.items():

@@ -205,7 +205,8 @@ class Fetcher:
         from wids.storage.download import PartRequests  # readers of local shards need none
 
         download = Download(url, file, expected, report or (lambda *_: None))
-        PartRequests(self._transports, download).run()
+        with download.hashed_behind():
+            PartRequests(self._transports, download).run()
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:

@@ -26,7 +26,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from io import FileIO
@@ -119,17 +119,26 @@ def delete_unfinished() -> None:
             os.unlink(path)
 
 
-@contextmanager
-def flushed_early(file: IO[bytes]) -> Iterator[None]:
+def flushed_early(file: IO[bytes]) -> AbstractContextManager[None]:
     """Have the disk write a file while the block writes it, so that little is left at the end."""
-    is_over = threading.Event()
 
     def flush() -> None:
-        while not is_over.wait(_FLUSH_S):
-            with suppress(OSError):  # the flush at the end raises it again
-                os.fsync(file.fileno())
+        with suppress(OSError):  # the flush at the end raises it again
+            os.fsync(file.fileno())
 
-    thread = threading.Thread(target=flush, name="wids-flush", daemon=True)
+    return repeated(flush, _FLUSH_S, "wids-flush")
+
+
+@contextmanager
+def repeated(work: Callable[[], None], every_s: float, name: str) -> Iterator[None]:
+    """Call a function again and again in a thread, while the block runs."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield
