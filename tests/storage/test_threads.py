@@ -20,22 +20,37 @@ from wids.storage.reading_threads import ReadingThreads, in_threads
 def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of the machine is the one that is raised, and the other threads end."""
     start, started = threading.Thread.start, []
+    is_refused = threading.Event()
 
     def start_one(thread: threading.Thread) -> None:
         if started:
+            is_refused.set()
             raise RuntimeError("can't start new thread")
         started.append(thread)
         start(thread)
 
     def run_all() -> None:
         with ReadingThreads(4, "test") as threads:
-            list(threads.map(abs, range(8)))
+            list(threads.map(lambda _: is_refused.wait(LONG_S), range(8)))
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         run_all()
     started[0].join(LONG_S)
     assert [thread.is_alive() for thread in started] == [False]
+
+
+def test_an_idle_thread_takes_the_next_task() -> None:
+    """Another one is started only while all are at work."""
+    with ReadingThreads(4, "test") as threads:
+        for _ in range(3):
+            assert threads.submit(int).result(LONG_S) == 0
+            assert threads._idle.acquire(timeout=LONG_S)
+            threads._idle.release()
+        assert len(threads.threads) == 1
+        barrier = threading.Barrier(3)
+        assert sorted(threads.map(lambda _: barrier.wait(LONG_S), range(3))) == [0, 1, 2]
+        assert len(threads.threads) == 3
 
 
 def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:

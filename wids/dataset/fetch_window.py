@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import queue
 import threading
 import time
 from bisect import bisect_right
@@ -24,11 +23,10 @@ from typing import Any, Final, TypeAlias, cast
 from wids.order.arguments import unwrapped
 from wids.shards.reader import ShardReader
 from wids.shards.sample_access import SampleAccess, access_of
-from wids.shards.specs.model import ShardSpec
 from wids.storage.download import Download
+from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import urls
 from wids.storage.transport.admission import has_room
-from wids.storage.transport.retry import cancelled_by
 
 _logger = logging.getLogger(__name__)
 
@@ -137,9 +135,6 @@ remote shard is found when a tenth of the current one has been read."""
 _LOOK_EVERY: Final = 1024
 """Indices returned between two looks ahead."""
 
-_PATIENCE_S: Final = 3.0
-"""How long the end of a pass waits for downloads to notice that they are cancelled."""
-
 _POLL_S: Final = 0.01
 """How often to look whether a shard was opened. Other processes cannot wake a thread here."""
 
@@ -180,7 +175,6 @@ class FetchWindow:
         lock: threading.Lock,
     ) -> None:
         self.limit_nbytes = limit_nbytes
-        self.num_threads = num_threads or _MOST_SHARDS
         self._shards = shards
         self._numbers_of = shards.numbers
         self._ahead = enumerate(map(shards.numbers, ahead))
@@ -194,13 +188,12 @@ class FetchWindow:
         self._num_looked_at = 0
         # Positions and shards that were found and are not ordered yet.
         self._found: deque[tuple[int, int]] = deque()
-        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._ordered: deque[int] = deque()
+        self._threads = ReadingThreads(num_threads or _MOST_SHARDS, "wids-prefetch")
+        # One thread at a time waits to begin, so that shards begin in order.
+        self._is_beginning = False
         # For those being fetched, whether the server has answered; with the server and the length.
-        # A thread has this lock while it waits to begin, so that shards begin in order.
         self._fetching: dict[threading.Event, tuple[str, int]] = {}
-        self._beginning = threading.Lock()
-        self._cancelled = threading.Event()
         self._lock = lock
         self._is_open = False
         self._closed = threading.Event()
@@ -236,24 +229,19 @@ class FetchWindow:
         has_ended = self._closed.is_set() and not (cancels and self._fetching)
         if has_ended or os.getpid() != self._pid:
             return
-        if threading.current_thread() in self._threads:
+        if threading.current_thread() in self._threads.threads:
             # This thread has collected the pass, perhaps while it held a lock that this needs. It
             # would then wait for itself, and the process would never collect garbage again.
             threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
             return
         with self._lock:  # after this no fetch is ordered, and no thread started
             self._closed.set()
-        for _ in self._threads:
-            self._queue.put(None)
         if not cancels and self._fetching:
+            self._threads.shutdown(wait=False)
             return
         # Otherwise this reference would keep each pass of a long program alive.
         atexit.unregister(self.close)
-        # One deadline for all threads, so that several servers that hang do not add up.
-        until_s = time.monotonic() + _PATIENCE_S
-        self._cancelled.set()
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
+        self._threads.shutdown(cancel_futures=True)
 
     def fill(self) -> None:
         """Order the next shards until the window is full; before it is open, find the first."""
@@ -262,8 +250,8 @@ class FetchWindow:
                 self._fill()
                 return
             self._drop_reached()
-            if self._look() and not self._threads:
-                self._start_thread()
+            if self._look() and not self._threads.threads:
+                self._threads.submit(self._open)
 
     def _fill(self) -> None:
         while not self._closed.is_set():
@@ -285,20 +273,14 @@ class FetchWindow:
     def _put(self, number: int) -> None:
         reader, number_there = self._shards.locate(number)
         reader.announce_shards([number_there])
-        self._queue.put(number)
-        self._start_idle_thread()
+        self._ordered.append(number)
+        self._begin_next()
 
-    def _start_idle_thread(self) -> None:
-        """Start a thread for the next shard, if the others fetch; call it with the lock."""
-        num_threads = len(self._threads)
-        if len(self._fetching) >= num_threads < self.num_threads and not self._closed.is_set():
-            self._start_thread()
-
-    def _start_thread(self) -> None:
-        # A daemon, so that a server that hangs does not keep the process from ending.
-        thread = threading.Thread(target=self._work, name="wids-prefetch", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _begin_next(self) -> None:
+        """Have a thread wait for its turn with the next shard, if none does; call with the lock."""
+        if self._ordered and not self._is_beginning and not self._closed.is_set():
+            self._threads.submit(self._fetch, *self._shards.locate(self._ordered.popleft()))
+            self._is_beginning = True
 
     def _look(self) -> bool:
         """Find the next shards to fetch, if none is known; return whether one is near."""
@@ -377,49 +359,42 @@ class FetchWindow:
             # It is found again if more of its samples come.
             self._looked_at.pop(self._found.popleft()[1], None)
 
-    def _work(self) -> None:
-        """Fetch shards from the queue until it yields None."""
-        with cancelled_by(self._cancelled):
-            if not self._is_open:  # the first thread
-                self._open()
-            while (number := self._queue.get()) is not None:
-                has_begun = threading.Event()
-                try:
-                    self._fetch(number, has_begun)
-                except Exception as error:  # noqa: BLE001 - the pass waits for this thread
-                    # The reader of the shard tries again and raises; an error here would go unseen.
-                    _logger.info("shard %d could not be fetched ahead: %r", number, str(error))
-                finally:
-                    self._fetching.pop(has_begun, None)
-        if not self._fetching:
+    def _fetch(self, reader: ShardReader, number: int) -> None:
+        """Fetch a shard when it is its turn, or wait until another process has done so."""
+        has_begun, looks = threading.Event(), 0
+        try:
+            self._begin(has_begun, reader, number)
+            while not self._closed.is_set():
+                if not looks % _LOOKS_A_TRY:
+                    reader.fetch(number, lambda *_: has_begun.set())
+                # What another process fetches arrives before later shards, too.
+                if has_begun.is_set() or reader.is_local(number):
+                    break
+                looks += 1
+                self._closed.wait(_POLL_S)
+        except Exception as error:  # noqa: BLE001 - there is the next shard
+            # The reader of the shard tries again and raises; an error here would go unseen.
+            _logger.info("a shard could not be fetched ahead: %r", str(error))
+        finally:
+            self._fetching.pop(has_begun, None)
+        if self._closed.is_set() and not self._fetching:
             atexit.unregister(self.close)
 
-    def _fetch(self, number: int, has_begun: threading.Event) -> None:
-        """Fetch a shard when it is its turn, or wait until another process has fetched it."""
-        reader, number_there = self._shards.locate(number)
-        self._begin(has_begun, reader.shards[number_there])
-        looks = 0
-        while not self._closed.is_set():
-            if not looks % _LOOKS_A_TRY:
-                reader.fetch(number_there, lambda *_: has_begun.set())
-            # What another process fetches arrives before later shards, too.
-            if has_begun.is_set() or reader.is_local(number_there):
-                return
-            looks += 1
-            self._closed.wait(_POLL_S)
-
-    def _begin(self, has_begun: threading.Event, shard: ShardSpec) -> None:
+    def _begin(self, has_begun: threading.Event, reader: ShardReader, number: int) -> None:
         """Wait until the server has room for one more shard.
 
         A reader that needs it earlier fetches it, and its parts come before those of others.
         """
-        with self._beginning:
+        try:
+            shard = reader.shards[number]
             while not (self._has_room(shard.url) or self._closed.wait(_POLL_S)):
                 pass
             server = urls.origin(urls.rewritten(shard.url))
             self._fetching[has_begun] = server, shard.nbytes or Download.part_nbytes + 1
-        with self._lock:
-            self._start_idle_thread()
+        finally:
+            with self._lock:
+                self._is_beginning = False
+                self._begin_next()
 
     def _has_room(self, url: str) -> bool:
         """Whether all parts of earlier shards are requested, and one more request is worth it."""

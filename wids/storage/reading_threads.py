@@ -41,23 +41,27 @@ class ReadingThreads(Executor):
     Args:
         num_threads: Maximum number of tasks at a time.
         name: Name of the threads, for debugging.
+
+    Attributes:
+        threads: Those that were started.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
         self._name = name
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._is_over = threading.Event()
+        self._idle = threading.Semaphore(0)  # how many threads wait for a task
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """Run a task in the next free thread."""
         future: Future[_T] = Future()
         self._tasks.put((future, partial(fn, *args, **kwargs)))
-        if len(self._threads) < self._num_threads:
+        if len(self.threads) < self._num_threads and not self._idle.acquire(blocking=False):
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             _start(thread)
-            self._threads.append(thread)
+            self.threads.append(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -78,7 +82,7 @@ class ReadingThreads(Executor):
             self._tasks.put(None)
         # A moment, since most servers answer soon, and what they cut off is then closed here.
         until_s = time.monotonic() + _PATIENCE_S
-        for thread in self._threads if wait else ():
+        for thread in self.threads if wait else ():
             thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -93,6 +97,7 @@ class ReadingThreads(Executor):
             while task := self._tasks.get():
                 _run(*task)
                 del task  # or its result would stay in memory until the next task
+                self._idle.release()
 
 
 def in_threads(tasks: Sequence[Callable[[], _T]], name: str) -> list[_T]:
