@@ -404,6 +404,27 @@ def test_a_refusal_whose_text_does_not_come(monkeypatch: pytest.MonkeyPatch) -> 
             reader(3, 9)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only Linux has the option")
+def test_a_body_that_is_sent_after_its_head_does_not_wait() -> None:
+    """A server that sends them apart, as `http.server` does, waits for an acknowledgement."""
+
+    def respond(connection: socket.socket) -> None:
+        connection.sendall(
+            f"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-7/{len(DATA)}\r\n"
+            'Content-Length: 8\r\nETag: "1"\r\n\r\n'.encode()
+        )
+        connection.sendall(DATA[:8])
+
+    def attempt() -> bool | None:
+        with answering(respond) as url:
+            reader = Fetcher().range_reader(f"{url}/a", len(DATA))
+            started_s = time.monotonic()
+            assert [reader(0, 8) for _ in range(20)] == [DATA[:8]] * 20
+            return time.monotonic() - started_s < 0.4 or None  # 0.8 s if each waits 40 ms
+
+    assert in_time(attempt)
+
+
 def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
     """Its connection is used again after the last chunk."""
     url = server.page("/a", DATA, is_chunked=True, has_ranges=False)

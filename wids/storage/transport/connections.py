@@ -261,6 +261,14 @@ class Chunks:
         self.is_over = not line
 
 
+_QUICK_ACK: Final = getattr(socket, "TCP_QUICKACK", None)
+"""An option of Linux, which it forgets after some packets.
+
+A server that sends a head and then a body, as `http.server` does, waits until the head has been
+acknowledged (Nagle's algorithm); without this option that takes 40 ms from the second request on.
+"""
+
+
 class Connection:
     """A connection to a server or its proxy, for one request after another.
 
@@ -285,6 +293,8 @@ class Connection:
             self._sock.settimeout(0)
         if self._sock.send(request) < len(request):  # though nothing else is on its way
             raise ConnectionError("the request could not be sent at once")
+        if _QUICK_ACK is not None:
+            self._sock.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
         return self._sock
 
     def is_idle(self) -> bool:
