@@ -175,7 +175,7 @@ def test_start_is_quick_and_without_torch(train: Path) -> None:
     assert info < 4 * processor_s("-c", "import numpy")
     code = (
         "import sys; from wids.cli import main; main.main(['info', sys.argv[1]]);"
-        "assert not {'torch', 'PIL', 'urllib3'} & set(sys.modules)"
+        "assert not {'torch', 'PIL', 'http.client'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(train)], capture_output=True, check=True)
 

@@ -58,7 +58,7 @@ def ranges(fetcher: Fetcher, url: str, count: int) -> bool:
 
 
 def test_hundreds_of_threads_read_and_leave_nothing(server: Server) -> None:
-    """256 threads share admission control, and afterwards no turn and no byte is taken."""
+    """256 threads share admission control, and afterwards no permit and no byte is taken."""
     url = server.page("/a", DATA)
     fetcher = Fetcher()
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_a_program_ends_while_requests_are_in_flight(
 
 @pytest.mark.long
 def test_cancelled_reads_end(server: Server) -> None:
-    """Threads that wait for bytes or for their turn notice it; none is left."""
+    """Threads that wait for bytes or for their permit notice it; none is left."""
     read = Fetcher().range_reader(stalled(server), len(DATA))
     event, cancelled_s = threading.Event(), []
 

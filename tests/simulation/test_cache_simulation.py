@@ -234,7 +234,7 @@ class History:
             transport: Any = SimpleNamespace(by_http=lambda _: None)
             plan = Plan(url, transport, Timeouts("http://server", 5.0), may_hedge=False)
             transports: Any = SimpleNamespace(open=self.open_url, plan=lambda _: plan)
-            PartRequests(transports, download).run()
+            PartRequests(transports, download, is_ahead=False).run()
             download.verify()
         finally:
             if process in others:

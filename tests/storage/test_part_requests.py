@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -358,8 +357,9 @@ def test_a_file_that_a_reader_waits_for_is_first(
     threads = []
 
     def save(url: str, *, is_ahead: bool) -> None:
-        with cancelled_by(threading.Event()) if is_ahead else nullcontext():
-            Fetcher({"hedge": False}).save(url, io.BytesIO(), EXPECTED)
+        with cancelled_by(threading.Event()):  # as for all tasks of `in_threads`
+            fetcher = Fetcher({"hedge": False})
+            fetcher.save(url, io.BytesIO(), EXPECTED, is_ahead=is_ahead)
 
     for url in urls:
         about = {"is_ahead": url != urls[-1]}

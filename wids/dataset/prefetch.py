@@ -180,7 +180,7 @@ class Prefetcher(Sampler[T]):
 
     def __repr__(self) -> str:
         inner, nbytes = type(self.sampler).__name__, nbytes_text(self.ahead_nbytes)
-        bound = "" if self.num_threads is None else f", {self.num_threads} threads"
+        bound = "" if self.num_threads is None else f", {self.num_threads} shards at a time"
         return f"<Prefetcher of {inner}: {nbytes} ahead{bound}>"
 
     def __len__(self) -> int:

@@ -164,8 +164,8 @@ class ShardListDataset(TorchDataset):
             expire) and ``timeout`` for HTTP; ``retry_s``, the seconds to wait for a server that is
             away (by default ``$WIDS_RETRY_S``, or 300); ``deadline_s``, the seconds that a read may
             take in all (``$WIDS_DEADLINE_S``, or no limit); ``hedge``, whether late requests are
-            sent twice (``$WIDS_HEDGE``, or true); and what fsspec's file systems take for
-            other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
+            sent twice (``$WIDS_HEDGE``, or true); and options of object stores and of the drivers
+            of other schemes; or dicts of those by URL prefix. Once a document is read from a URL,
             options without a prefix, except these three, go to its server only.
             None for the JSON of ``$WIDS_STORAGE_OPTIONS``; ``{}`` for none at all.
         handlers: For each scheme a callable that returns an open binary file for a URL.
@@ -899,7 +899,8 @@ class ShardListDataset(TorchDataset):
                 too. ``__index__`` (position in the whole dataset) and ``__key__`` are always there.
             errors: ``"raise"``, or ``"null"`` for null in place of a value that cannot be decoded,
                 that is damaged, or that has another type than most values of the column.
-            executor: Where to read; any `concurrent.futures.Executor`. None for this thread.
+            executor: Where to read; any `concurrent.futures.Executor`. None for this
+                process.
             progress: Whether to show a progress bar; None for in terminals and notebooks only.
 
         Raises:

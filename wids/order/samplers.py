@@ -252,7 +252,7 @@ class ChunkedSampler(EpochSampler[int]):
                 warn(f"{type(self).__name__}: {remark}")
 
     def _remarks(self, dataset: Any, ahead_nbytes: int) -> Iterator[str]:
-        """Yield what `check_fit` warns of."""
+        """Yield what `_check_fit` warns of."""
         _, num_replicas = self._replica()
         yield from fit.remarks(dataset, self.settings, num_replicas, ahead_nbytes, self._num_peers)
 

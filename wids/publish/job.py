@@ -1,9 +1,9 @@
 """Work on shards in pieces: whole, in parts on several machines, or merged from them.
 
 A job has a task for each shard. A task makes one record, which is in the journal as soon as the
-shard is complete, and what has no record is done. So resuming, working in parts and merging are the
-same: a run of all tasks, or of those of a part, that does what is missing. At the end of all tasks
-the job publishes what is made of their records.
+shard is complete, and what has none is still to be done. So resuming, working in parts and merging
+are the same: a run of all tasks, or of those of a part, that does what is missing. At the end of
+all tasks the job publishes what is made of their records.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The journal of an output ``X`` is the folder ``X.partial``. Whoever finishes a shard writes its
 record, whole, under a name that is a digest of the shard and of what it was made from. So a record
 is true whichever run wrote it, and resuming, working in parts on several machines and merging are
-the same: what has no record is done.
+the same: whatever has no record is still to be done.
 
 Work in one piece locks the journal, and each part of divided work locks its number. On file systems
 whose locks do not work, or not between machines, two runs may do the same work: both write the same

@@ -3,7 +3,7 @@
 `field_remarks` counts fields: it reads the indexes in sequence, and keeps a few numbers for each
 field. `repeated_keys` finds keys that occur in several shards, of which a lookup finds only the
 first: the hashes in a dataset index have the candidates, and the keys of those that are named are
-compared. `table_problems` compares the table of shards with its document.
+compared.
 """
 
 from __future__ import annotations

@@ -188,9 +188,9 @@ class TarWriter(BlockWriter):
     left, once it is a minute old. Not safe to share between threads.
 
     Args:
-        target: Path of the shard; its URL, of a scheme that fsspec can write, to which the complete
-            file is uploaded from the folder for temporary files (``TMPDIR``); or a binary stream to
-            write to, which stays open.
+        target: Path of the shard; its URL, in an object store or of a scheme that fsspec can
+            write, to which the complete file is uploaded from the folder for temporary files
+            (``TMPDIR``); or a binary stream to write to, which stays open.
         encoder: How values become bytes: None or True for the table of encoders, chosen by the
             extension of a field; a dict of encoders by extension, which take precedence over that
             table; False for no encoding, so that every value has to be bytes; or a callable from a

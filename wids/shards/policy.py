@@ -1,4 +1,4 @@
-"""Decide how a shard is read: this is the only place that does.
+"""Decide how a shard is read.
 
 A file of this machine is mapped, and so is a copy in the cache. For the others it depends on what
 is wanted, on ``access``, and on what is known of the shard:
@@ -14,7 +14,8 @@ if enough of it was read by range (`wids.shards.range_budget`). With ``access="r
 fetched for samples: without an index, opening it is an error.
 
 One sample and a batch differ only in the bytes that are counted, and a pass is `MOST` where it
-reads a quarter of a shard or more.
+reads a quarter of a shard or more. What a read costs is known only where it is made: there
+`wids.shards.range_budget` and `wids.tables.table` may have the shard fetched instead.
 """
 
 from __future__ import annotations

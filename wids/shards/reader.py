@@ -1,6 +1,6 @@
 """Open the shards of a dataset, keep at most *n* of them open, and find samples by position.
 
-`ShardReader.open` is how every sample, field and index is reached: it returns an open shard by its
+`ShardReader.open` is how samples and fields are reached: it returns an open shard by its
 number, or opens it in the way that the policy chooses (`wids.shards.policy`). The prefetcher, the
 preview, the page and the command line ask the reader which shards are local, where keys are and
 what indexes contain, and have it fetch shards. It applies no view, transformation or decoder.
@@ -386,12 +386,13 @@ class ShardReader:
         ranged = {n: local_indices for n, _, local_indices in groups if self._may_range(n)}
         if not ranged:
             return groups, self.open
-        from wids.shards.remote_shard import fly  # only remote shards need it
+        from wids.shards.remote_shard import read_together  # only remote shards need it
 
-        landed, open_other = fly(ranged, self._ranged, self._held.entries.__contains__), self.open
+        received = read_together(ranged, self._ranged, self._held.entries.__contains__)
+        open_other = self.open
 
         def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
-            shard = landed.get(number)
+            shard = received.get(number)
             if isinstance(shard, WidsError):
                 raise shard
             if shard is not None:

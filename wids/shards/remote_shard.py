@@ -2,7 +2,7 @@
 
 Only the members of the requested samples are read, each with the headers before it. What arrived is
 sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
-ranges. What a batch needs of all its shards is requested together (`fly`).
+ranges. What a batch needs of all its shards is requested together (`read_together`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class RemoteShard(TarShard):
     def read(
         self,
         local_index: int,
-        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        verify: bool = True,  # noqa: ARG002 - the index has checksums to compare, or none
         labels: Labels | None = None,
     ) -> RawSample:
         """Return one sample; see `ReadableShard.read`."""
@@ -140,7 +140,7 @@ class RemoteShard(TarShard):
         self,
         local_indices: Sequence[int],
         *,
-        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        verify: bool = True,  # noqa: ARG002 - the index has checksums to compare, or none
         labels: Labels | None = None,
     ) -> list[RawSample]:
         """Return samples in the order of ``local_indices``; neighbors share a request.
@@ -187,7 +187,7 @@ class RemoteShard(TarShard):
         self,
         members: IntArray,
         *,
-        verify: bool = True,  # noqa: ARG002 - all that comes over a network is compared
+        verify: bool = True,  # noqa: ARG002 - the index has checksums to compare, or none
     ) -> list[bytes]:
         """Return the bytes of members, given in ascending order; neighbors share a request.
 
@@ -318,7 +318,7 @@ def _taken(part: Part, arrived: Arrived) -> dict[Span, bytes]:
     return {span: bytes(view[span[0] - start : span[1] - start]) for span in part.spans}
 
 
-def fly(
+def read_together(
     wanted: Mapping[int, Sequence[int]],
     open_ranges: Callable[[int], RemoteShard | None],
     is_open: Callable[[int], bool],

@@ -26,7 +26,7 @@ from wids.errors import MismatchError
 from wids.storage.files import repeated
 from wids.storage.transport import urls
 from wids.storage.transport.admission import part_nbytes
-from wids.storage.transport.retry import cancellation, check_waits, with_retries
+from wids.storage.transport.retry import check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import (
     Data,
@@ -333,17 +333,17 @@ class PartRequests:
     Args:
         transports: Open the URL.
         download: The file.
+        is_ahead: Whether nobody waits for it: it comes after what a reader waits for.
     """
 
-    def __init__(self, transports: Transports, download: Download) -> None:
+    def __init__(self, transports: Transports, download: Download, *, is_ahead: bool) -> None:
         self._transports = transports
         self._download = download
         self._plan = transports.plan(download.url)
         nbytes = download.expected.nbytes
         self._in_parts = nbytes is None or nbytes > download.part_nbytes
         self._whole = DownloadPart()
-        # What is fetched ahead comes after what a reader waits for.
-        self._place = cancellation() is not None, time.monotonic()
+        self._place = is_ahead, time.monotonic()
 
     def run(self) -> None:
         """Receive the whole file; what was received before is received again if it was replaced.

@@ -46,12 +46,12 @@ class Fetcher:
             is the number of seconds that a read waits for a server that has answered before, by
             default ``$WIDS_RETRY_S``, or 300; ``deadline_s`` the number that it may take in all, by
             default ``$WIDS_DEADLINE_S``, or no limit; ``hedge`` whether late requests are sent
-            twice, by default ``$WIDS_HEDGE``, or true; the others go to the fsspec file systems of
-            other schemes. Or a dict of such dicts by URL prefix, ``{"https://host/": {"headers":
-            …}, "s3://": {…}}``; the longest matching prefix is used. Once a document has been read
-            from a URL, options without a prefix go only to the server of the first such document,
-            except for these three. None for what ``$WIDS_STORAGE_OPTIONS`` states as
-            JSON.
+            twice, by default ``$WIDS_HEDGE``, or true; the others are those of object stores
+            (docs/object-stores.md) and of the drivers of other schemes. Or a dict of such dicts by
+            URL prefix, ``{"https://host/": {"headers": …}, "s3://": {…}}``; the longest matching
+            prefix is used. Once a document has been read from a URL, options without a prefix go
+            only to the server of the first such document, except for these three. None for what
+            ``$WIDS_STORAGE_OPTIONS`` states as JSON.
         handlers: A callable for each scheme, which opens a URL as a binary file and replaces the
             transport of that scheme.
         scratch: Folder for the files of ``pipe:`` commands; None for the system's.
@@ -183,12 +183,15 @@ class Fetcher:
         file: IO[bytes],
         expected: Expected = Expected(),  # noqa: B008 - a tuple
         report: Report | None = None,
+        *,
+        is_ahead: bool = False,
     ) -> None:
         """Write all bytes of a URL to an empty file, and verify them as they arrive.
 
         By HTTP a long file arrives in parts, several at a time, if the server can send parts of the
-        same version. Otherwise it arrives as one stream. After a cut, what is missing is requested
-        if a tag or a digest tells versions apart; else the file starts over.
+        same version. Otherwise it arrives as one response, or from other transports as one stream.
+        After a cut, what is missing is requested if a tag or a digest tells versions apart; else
+        the file starts over.
 
         Args:
             url: Path or URL.
@@ -196,6 +199,7 @@ class Fetcher:
             expected: What is known about it.
             report: Called with the bytes received and the length of the whole file or None: once
                 before the first bytes, and then for each piece, by one thread at a time.
+            is_ahead: Whether nobody waits for it yet; what somebody waits for comes first.
 
         Raises:
             MismatchError: It is not what was expected.
@@ -206,7 +210,7 @@ class Fetcher:
 
         download = Download(url, file, expected, report or (lambda *_: None))
         with download.hashed_behind():
-            PartRequests(self._transports, download).run()
+            PartRequests(self._transports, download, is_ahead=is_ahead).run()
         download.verify()
 
     def entries(self, folder: str) -> list[Entry]:

@@ -47,7 +47,7 @@ def publishing(
     end. If the block or the upload fails, also because of Ctrl-C, a previous file stays.
 
     Args:
-        target: Path, or URL of a scheme that fsspec can write.
+        target: Path, or URL in an object store, or of a scheme that fsspec can write.
         mode: Permissions of a local file, less those that the process's umask removes.
         is_new: Whether to raise FileExistsError, rather than replace what has the name.
         replaces: The version that may be replaced, as `read` returns it; see `ReplacedError`.

@@ -45,8 +45,8 @@ def joined_reader(
 
     Args:
         view: The dataset.
-        other: A second dataset as a `DatasetKeys`, a table, a frame, a mapping, an array, or a
-            pattern.
+        other: A second dataset as a `DatasetKeys`, a table, a frame, a mapping, an array, or the
+            name of a file, or of one for each shard.
         missing: How to treat samples whose key the other side does not have.
         prefix: Comes before the names of the other side's fields.
         on: The column of the other side that has the keys.

@@ -307,7 +307,7 @@ _MAX_TASKS: Final = 256
 """Most tasks of an executor; each receives the reader of all shards."""
 
 _MAX_TOGETHER: Final = 64
-"""Most shards that are read by range at the same time."""
+"""Most shards of a group, of which `in_threads` reads 32 at a time."""
 
 _MAX_SAMPLES: Final = 1024
 """Samples that are read at a time, where a shard has no index of all their fields."""

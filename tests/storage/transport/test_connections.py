@@ -195,7 +195,7 @@ def test_sizes_of_chunks_are_hexadecimal_digits(size: bytes) -> None:
 
 
 def test_malformed_headers_are_logged_without_the_url(caplog: pytest.LogCaptureFixture) -> None:
-    """urllib3 would log the URL with its signature (SEC-38)."""
+    """No line of the log has the signature of the URL (SEC-38)."""
 
     def respond(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nno colon\r\nX: y\r\n\r\nok")
@@ -225,7 +225,7 @@ def test_a_redirect_to_a_malformed_address_shows_no_secret(
 def test_retries_are_logged_without_the_url(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The library retries by itself and logs that, so that urllib3 has nothing to log (SEC-38)."""
+    """No line of the log has the query of the URL (SEC-38)."""
     url = server.page("/a", b"", 503) + "?SECRET"
 
     with caplog.at_level(logging.INFO), pytest.raises(FetchError):

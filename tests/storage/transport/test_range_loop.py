@@ -73,7 +73,7 @@ def test_what_fails_is_requested_again(server: Server, name: str) -> None:
     wait_for(lambda: admission().server(server.url, is_awaited=True).num_in_flight == 0)
 
 
-def test_no_more_requests_are_in_flight_than_the_gate_allows(server: Server) -> None:
+def test_no_more_requests_are_in_flight_than_the_limit_allows(server: Server) -> None:
     """And as many connections are made, each for many requests."""
     url = server.page("/a", DATA)
     check_all([Fetcher().range_reader(url, len(DATA))], 200)
@@ -213,7 +213,7 @@ def test_a_late_request_is_sent_again_by_the_thread_that_waits(
 def test_a_second_request_that_is_not_needed_any_more_is_not_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is answered while the second waits for its turn: it gives its turn up."""
+    """The first is answered while the second waits for its permit: it gives it up."""
     monkeypatch.setenv("WIDS_HEDGE", "1")
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
     check_all([reader])

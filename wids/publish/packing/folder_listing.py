@@ -1,6 +1,6 @@
 """List the files in a folder that can be packed, and read the rows of its metadata.
 
-The listing looks only at names, types and permissions.
+The listing looks only at names, types, permissions, lengths and times.
 
 A row of ``metadata.csv`` or ``metadata.jsonl`` names files in the columns ``file_name`` and
 ``…_file_name``, and lists of them in ``file_names`` and ``…_file_names``. Its other columns are

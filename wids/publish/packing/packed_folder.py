@@ -1,7 +1,7 @@
 """Pack a folder into shards, with their spec and dataset index, on any executor.
 
-What is wrong with the folder is an error before anything is written. Tasks are a pure function of
-keys, lengths, limits and seed, so the same samples make the same shards.
+What is wrong with the folder is an error before anything is written. Which samples a shard has is
+a pure function of keys, lengths, limits and seed, so the same samples make the same shards.
 
 Files are read once, in pieces, and must be as they were listed. The shard is not read again: its
 digest, its checksums and its index are made while it is written.
@@ -215,7 +215,7 @@ def pack_folder(
         folder: The folder.
         output: Beginning of the paths that are written: ``"out/train"`` for
             ``out/train-000000.tar``, …, ``out/train.json`` and ``out/train.index``. Missing folders
-            are made. A URL, such as ``"s3://bucket/train"``, if fsspec can write it.
+            are made. Or a URL, such as ``"s3://bucket/train"``.
         maxcount: Maximum number of samples in a shard.
         maxsize: Maximum length of a shard, in bytes or as ``"500MB"``, unless a single sample is
             larger.

@@ -303,7 +303,7 @@ class DatasetSpec:
         URLs in it have a user or a query.
 
         Args:
-            path: Path, or URL of a scheme that fsspec can write.
+            path: Path, or URL in an object store, or of a scheme that fsspec can write.
             storage_options: As for `ShardListDataset`.
 
         Raises:

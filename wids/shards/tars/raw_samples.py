@@ -1,4 +1,4 @@
-"""Define raw samples, and what an open shard offers; local, remote and joined shards share this.
+"""Define raw samples, and what an open shard offers; all kinds of shards share this.
 
 What reads samples needs a `ReadableShard`. `wids.shards.tars.shard.Shard` and
 `wids.shards.remote_shard.RemoteShard` are more: each is an open tar, a `TarShard`. Fields, headers,
@@ -110,7 +110,7 @@ class ReadableShard:
         Args:
             local_index: Its index, which must be 0 or more.
             verify: Whether to compare its members with the checksums in the index, if it has any.
-                Ranges are always compared.
+                What is read by range is always compared, unless the dataset has ``verify="never"``.
             labels: What to add to the sample.
 
         Raises:

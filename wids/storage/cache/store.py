@@ -373,8 +373,9 @@ class Cache:
             # the disk has the file, since that can take longer than a sweeper waits.
             with locks.holding(file.name):
                 expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
+                is_ahead = report_ahead is not None
                 with files.flushed_early(file):
-                    self.fetcher.save(remote_file.url, file, expected, report)
+                    self.fetcher.save(remote_file.url, file, expected, report, is_ahead=is_ahead)
                 file.flush()
                 if prepare is not None:
                     # Before the rename, so that a copy that can be found has its index beside it.

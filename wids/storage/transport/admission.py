@@ -37,8 +37,8 @@ _logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
 _PART_S: Final = 0.5
-"""How long a part of a file is to take. What is requested later has the network for as long at most
-before what is read earlier, however many requests share it."""
+"""How long a part of a file is to take. A part that is read earlier, and requested later, waits for
+the others at most so long."""
 _FIRST_PART_NBYTES: Final = CHUNK_NBYTES
 _PART_GROWTH: Final = 4
 """Times the bytes of an earlier part that one may have at most."""

@@ -80,7 +80,7 @@ class Exchange:
         memory: Where the bytes are received.
         size: The length of the range, or as much of it as the server has.
         nbytes: How many of its bytes have arrived, by this request and those before it.
-        noted_nbytes: How many of them admission control need not be told of.
+        noted_nbytes: How many of them admission control knows, or an earlier request has told it.
     """
 
     stream: Stream | None = None

@@ -6,7 +6,7 @@ docs/object-stores.md lists. fsspec is used where the caller asks for it, where 
 has no counterpart in obstore, and where only its driver is installed.
 
 obstore cannot be used in a process that was forked from one that has used it, such as the workers
-of a DataLoader on Linux.
+of a DataLoader on Linux before Python 3.14.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Bucket(Http):
         return self._store
 
     def address(self, url: str) -> str:
-        """Return the address of an object, which is good for half an hour.
+        """Return the address of an object, which is replaced after half an hour.
 
         Raises:
             FetchError: There are no credentials.
@@ -292,7 +292,7 @@ class ObjectStores(Transport):
         return {**self.__dict__, "_buckets": {}}
 
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
-        """Open an object or a part of it by a driver."""
+        """Open an object or a part of it by obstore or a driver."""
         bucket = self.by_http(url)
         driver = self.driver(url)
         if driver is not None:
@@ -303,7 +303,7 @@ class ObjectStores(Transport):
         return stream
 
     def by_http(self, url: str) -> Bucket | None:
-        """Return the bucket of an object that is read by HTTP; None if a driver reads it."""
+        """Return the bucket of an object that is read by HTTP; None if obstore or a driver does."""
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
         if "?" in url or "::" in url or self._settings_of(url) is None:
             return None

@@ -321,7 +321,7 @@ class _Loop:
             return
         if error is None and is_file:
             if is_new:
-                self._fill_all()  # before the turn of this one is for another file
+                self._fill_all()  # before it writes: another request may pass now
             error = self._write(exchange)
         elif error is None and exchange.is_open:
             error = self._grow(exchange)
@@ -359,7 +359,7 @@ class _Loop:
         return error
 
     def _write(self, exchange: Exchange) -> OSError | None:
-        """Receive into a file, a window at most, so that the others have their permit.
+        """Receive into a file, a window at most, so that other responses are received too.
 
         Returns:
             What ended the response before all bytes had arrived.

@@ -137,11 +137,6 @@ def cancelled_by(event: threading.Event) -> Iterator[None]:
         _cancel.reset(token)
 
 
-def cancellation() -> threading.Event | None:
-    """Return the event that ends the waits of this thread, or None."""
-    return _cancel.get()
-
-
 def check_waits() -> None:
     """End the waits of this thread where they must end.
 
@@ -202,7 +197,7 @@ def with_retries(
                 attempts.succeeded()
                 return result
             with waiting_for("the next attempt"):
-                is_cancelled = _pause(min(wait_s, left_s()), cancellation())
+                is_cancelled = _pause(min(wait_s, left_s()), _cancel.get())
             if is_cancelled:
                 raise CancelledError("the fetch was cancelled")
             check_waits()
