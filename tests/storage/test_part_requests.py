@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import pytest
 from conftest import raises
 from events import LONG_S, after, wait_for
 from loopback import Fault, Mirrors, Page, Request, Server
-from transfers import DATA, permit_of, saved
+from transfers import DATA, answering, permit_of, saved
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.download import Download, Expected
@@ -344,6 +345,44 @@ def test_parts_that_wait_for_a_server_log_once(
     server.pages["/a"] = Down(DATA)
     assert saved(server.url + "/a", EXPECTED) == DATA
     assert len([r for r in caplog.records if "waiting up to" in r.message]) == 1
+
+
+def test_bytes_that_were_hashed_are_not_replaced() -> None:
+    """A server that sends other bytes again, in place of the rest, does not pass the digest."""
+    requests = itertools.count()
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(DATA)}\r\n\r\n".encode()
+
+    def respond(connection: socket.socket) -> None:
+        if next(requests):
+            connection.sendall(head + bytes(len(DATA) - 1) + DATA[-1:])
+        else:
+            connection.sendall(head + DATA[:-1])
+            time.sleep(0.2)  # until they are hashed
+            connection.shutdown(socket.SHUT_RDWR)
+
+    with answering(respond) as url:
+        assert saved(f"{url}/a", EXPECTED) == DATA
+    assert next(requests) == 2
+
+
+def test_a_deadline_while_all_requests_fail(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more parts are requested while those before them wait for their next attempts."""
+    monkeypatch.setattr(Download, "part_nbytes", PART // 10)
+    num_calls = itertools.count()
+
+    def headers() -> tuple[dict[str, str], float]:
+        if not next(num_calls):
+            return {}, time.time() + 0.1
+        time.sleep(0.05)
+        raise ConnectionError("the server of the tokens is away")
+
+    server.rate_nbytes = 1_000_000
+    options = {f"{server.url}/": {"headers": headers, "deadline_s": 1, "retry_s": 60}}
+    with raises(FetchError, "deadline_s"):
+        saved(server.page("/a", DATA), EXPECTED, storage_options=options)
+    assert next(num_calls) < 5 * NUM_PARTS
 
 
 def test_a_file_that_a_reader_waits_for_is_first(

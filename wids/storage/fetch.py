@@ -160,7 +160,10 @@ class Fetcher:
                     data = bytes(stream.collected(most_nbytes) if most_nbytes else b"")
             # A cut is retried here; a parser would report a malformed document.
             if most_nbytes and len(data) <= most_nbytes and len(data) < (stop or math.inf):
-                check_complete(url, len(data), stream.total_nbytes)
+                expected_nbytes = stream.total_nbytes
+                if expected_nbytes is None and stream.stop is not None:  # there may be more
+                    expected_nbytes = min(stop or stream.stop, stream.stop + 1)
+                check_complete(url, len(data), expected_nbytes)
             return stream, data
 
         return with_retries(attempt, plan.timeouts)

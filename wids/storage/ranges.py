@@ -131,7 +131,8 @@ class RangeReader:
     def why_past_end(self, error: WidsError) -> WidsError:
         """Return why there is nothing so far behind: the file is encoded, or has another length."""
         try:
-            read_first(self.plan, 1, 0, lambda stream: self._check(0, stream, None))
+            plan = self.plan._replace(timeouts=self.plan.timeouts.again())
+            read_first(plan, 1, 0, lambda stream: self._check(0, stream, None))
         except WidsError as found:
             return found
         return error
@@ -274,6 +275,13 @@ def read_first(
         if stream.stop is None:
             most = most_nbytes + 1
             wanted.stop = most if stream.total_nbytes is None else min(stream.total_nbytes, most)
+        elif stop is None and stream.stop != stream.total_nbytes:
+            raise FetchError(
+                f"{urls.redact(plan.url)}: expected the whole file, found a part of it: the bytes "
+                f"up to {stream.stop} of {stream.total_nbytes or 'an unknown number'}"
+            )
+        else:
+            wanted.stop = min(wanted.stop, stream.stop, max(most_nbytes, stop or 0) + 1)
 
     def finish(stream: Stream, data: memoryview) -> memoryview:
         found.append((stream, bytes(data)))

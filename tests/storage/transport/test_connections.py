@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import io
 import logging
+import shutil
 import socket
+import ssl
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
-from conftest import raises
+from conftest import need, raises
+from events import LONG_S
 from loopback import Server
+from objects import new_certificate
 from transfers import answering
 
 from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.transport import http, machine
-from wids.storage.transport.connections import Chunks
+from wids.storage.transport.connections import Chunks, _tls_context, connected, split_url
 from wids.storage.transport.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -146,6 +152,16 @@ def test_endless_headers_are_an_error(head: bytes, again: bytes) -> None:
             fetch.Fetcher({"retry_s": 1}).read(url + "/a", 1 << 20)
 
 
+def test_chunks_with_more_about_them_than_in_them() -> None:
+    """Extensions without end are no file, though each chunk has a byte of it."""
+    chunk, chunks = b"1;" + bytes(900_000).replace(b"\0", b"e") + b"\r\nx\r\n", Chunks()
+    chunks.payload(memoryview(bytearray(chunk)))
+    with pytest.raises(ConnectionError, match="1048576 bytes of headers"):
+        chunks.payload(memoryview(bytearray(chunk)))
+    small, chunks = memoryview(bytearray(b"1;abcdefghi\r\nx\r\n" * 80_000)), Chunks()
+    assert chunks.payload(small) == 80_000
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 def test_chunks_in_pieces_of_any_length(step: int) -> None:
     """The bytes of the file come out of them, up to the end, and no others."""
@@ -262,3 +278,104 @@ def test_bytes_that_arrive_slowly_are_seen() -> None:
     assert file.getvalue() == b"a" * 3000
     assert 0 < next(filter(None, seen)) < 1000
     assert len(requests) == 1
+
+
+PART = b"HTTP/1.1 206 Part\r\nContent-Range: bytes 0-9/"
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        (
+            PART + b"*\r\nContent-Length: 10\r\n\r\n0123456789",
+            "expected the whole file, found a part",
+        ),
+        (PART + b"20\r\nContent-Length: 10\r\n\r\n0123456789", "up to 10 of 20"),
+        (PART + b"10\r\nContent-Length: 1000000000000000\r\n\r\n0123456789", b"0123456789"),
+        (
+            PART + b"10\r\nTransfer-Encoding: chunked\r\n\r\n12\r\n0123456789abcdefgh\r\n",
+            b"0123456789",
+        ),
+    ],
+)
+def test_a_part_that_nobody_asked_for(response: bytes, found: str | bytes) -> None:
+    """It is a document only if it says that it is all of it, and is read no further."""
+    with answering(lambda connection: connection.sendall(response)) as url:
+        if isinstance(found, bytes):
+            assert fetch.Fetcher().read(f"{url}/a", 1000) == found
+        else:
+            with raises(FetchError, found):
+                fetch.Fetcher().read(f"{url}/a", 1000)
+
+
+def test_a_beginning_of_unknown_length_that_is_cut() -> None:
+    """It is no shorter file."""
+    with answering(_sent_and_closed(PART.replace(b"0-9", b"0-99") + b"*\r\n\r\n0123456789")) as url:
+        with raises(FetchError, "expected 100 bytes, found 10"):
+            fetch.Fetcher({"retry_s": 0}).read_start(f"{url}/a", 100)
+
+
+def _sent_and_closed(response: bytes) -> Callable[[socket.socket], None]:
+    def respond(connection: socket.socket) -> None:
+        connection.sendall(response)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    return respond
+
+
+def test_an_encoding_that_is_none() -> None:
+    """The length counts, and no chunk is looked for."""
+    body = b"5\r\nhello and more"
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nTransfer-Encoding: identity\r\n\r\n"
+    with answering(lambda connection: connection.sendall(head.encode() + body)) as url:
+        assert fetch.Fetcher().read(f"{url}/a", 1000) == body
+
+
+@contextmanager
+def _by_tls(folder: Path, respond: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Provide the URL of a server of one connection by TLS, which `respond` is called with."""
+    need(shutil.which("openssl"), "openssl (Debian: openssl)")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(new_certificate(folder))
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            with context.wrap_socket(connection, server_side=True) as inside:
+                while inside.recv(10_000):
+                    respond(inside)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+    thread.join()
+
+
+def test_bytes_that_tls_has_read_are_no_response(tmp_path: Path) -> None:
+    """More bytes than a response states, in one record with it, do not begin the next one."""
+    head = b"HTTP/1.1 206 OK\r\nContent-Length: 2\r\nContent-Range: bytes %d-%d/9\r\n\r\n%s"
+    both = head % (0, 1, b"ab") + head % (2, 3, b"no")
+    with _by_tls(tmp_path, lambda connection: connection.sendall(both)) as url:
+        certificates = (tmp_path / "only.pem").read_bytes()
+        new = connected(split_url(url)[0], None, LONG_S, certificates)
+        sock = new.begin(b"GET / HTTP/1.1\r\n\r\n")
+        sock.settimeout(LONG_S)
+        assert sock.recv(len(both) - 10) == both[:-10]
+        assert not new.is_idle()
+        new.close()
+
+
+def test_a_cut_by_tls_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that ends without the end of TLS has a part of a body without a length."""
+
+    def respond(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nhalf of it")
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with _by_tls(tmp_path, respond) as url:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "only.pem"))
+        _tls_context.cache_clear()
+        with raises(FetchError, "the connection failed: SSLEOFError"):
+            fetch.Fetcher({"retry_s": 0}).read(f"{url}/a", 1000)
+    _tls_context.cache_clear()

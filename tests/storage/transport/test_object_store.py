@@ -471,6 +471,25 @@ def test_a_store_without_tags(server: Server) -> None:
     assert read_both(Fetcher({**KEYS, "endpoint_url": server.url}), server) == [1, 16]
 
 
+@pytest.mark.usefixtures("strict")
+def test_an_object_that_is_replaced_while_its_first_part_arrives(server: Server) -> None:
+    """The part is read again; the store still counts as one that sends parts."""
+    new = bytes(len(DATA))
+
+    class Replaced(StrictPage):
+        def next_fault(self, request: Request) -> Fault | None:
+            fault = super().next_fault(request)
+            if "if-match" in request.headers:
+                self.body = new
+            return fault
+
+    server.pages["/bucket/a.tar"] = Replaced(DATA, faults=[Fault(after_nbytes=5)])
+    fetcher = Fetcher({**KEYS, "endpoint_url": server.url})
+    reader = fetcher.range_reader("s3://bucket/a.tar", len(DATA))
+    assert reader(100, 109) == new[:9]
+    assert fetcher.sends_parts("s3://bucket/a.tar")
+
+
 def test_a_store_that_says_when_to_ask_again(
     server: Server, strict: StrictPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -425,6 +425,40 @@ def test_a_body_that_is_sent_after_its_head_does_not_wait() -> None:
     assert in_time(attempt)
 
 
+def test_two_requests_follow_a_redirect_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both were sent before the first was answered, and the address is relative."""
+    url = server.page("/d/a", b"", location="r/a")
+    server.page("/d/r/a", DATA)
+    reader = Fetcher({"hedge": True}).range_reader(url, len(DATA))
+    check_all([reader], 30)  # so that it is known what is late
+    are_both_sent, answer, paths = threading.Event(), server._answer, list[str]()
+
+    def answer_late(handler: Any, request: Request) -> None:
+        paths.append(request.path)
+        if request.path == "/d/a":
+            if paths.count("/d/a") == 2:
+                are_both_sent.set()
+            are_both_sent.wait(LONG_S)
+        answer(handler, request)
+
+    monkeypatch.setattr(server, "_answer", answer_late)
+    assert reader(5, 9) == DATA[5:9]
+    assert set(paths) == {"/d/a", "/d/r/a"}
+
+
+def test_what_ends_before_a_range_is_said_long_after_the_reader_was_made(server: Server) -> None:
+    """The deadline of that reading has passed, and is not the reason."""
+    url = server.page("/a", DATA, has_tag=False)
+    reader = Fetcher({"deadline_s": 0.5}).range_reader(url, len(DATA))
+    assert reader(3, 9) == DATA[3:9]
+    time.sleep(0.6)
+    server.pages["/a"].body = DATA[:100]
+    with raises(MismatchError, f"expected a file of {len(DATA)} bytes", "found 100"):
+        reader(200, 300)
+
+
 def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
     """Its connection is used again after the last chunk."""
     url = server.page("/a", DATA, is_chunked=True, has_ranges=False)

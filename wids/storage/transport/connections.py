@@ -163,7 +163,8 @@ def parsed_head(data: bytes) -> Head:
             headers[name] += "," + value.strip()
     if "content-length" in headers:
         headers["content-length"] = _length(headers["content-length"])
-    if "transfer-encoding" in headers:  # the length is then that of another message, or wrong
+    # The length is then that of another message, or wrong.
+    if headers.get("transfer-encoding", "").lower() not in ("", "identity"):
         headers.pop("content-length", None)
     connection = headers.get("connection", "").lower()
     is_kept = "close" not in connection and (match[1] == "1" or "keep-alive" in connection)
@@ -186,6 +187,8 @@ MAX_OVERHEAD_NBYTES: Final = 1 << 20
 A hundred headers of 65,536 bytes do not occur."""
 
 _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_MOST_OVERHEAD: Final = 16
+"""Most bytes of sizes and extensions of chunks for each byte in them; a chunk of one byte has 5."""
 _LINE_NBYTES: Final = 4 << 10
 """Where the end of a line is looked for at a time."""
 
@@ -215,7 +218,7 @@ class Chunks:
         self._left_nbytes = 0  # of the chunk that is arriving
         self._line = b""
         self._reads = Chunks._size
-        self._overhead_nbytes = 0
+        self._overhead_nbytes = self._payload_nbytes = 0
 
     def payload(self, data: memoryview) -> int:
         """Move the bytes of the file to the beginning of what has arrived; return their number.
@@ -230,13 +233,14 @@ class Chunks:
                 data[nbytes : nbytes + len(piece)] = piece
                 nbytes += len(piece)
                 self._left_nbytes -= len(piece)
-                self._overhead_nbytes = 0
+                self._payload_nbytes += len(piece)
                 at += len(piece)
                 continue
             text, newline, _ = bytes(data[at : at + _LINE_NBYTES]).partition(b"\n")
             at += len(text + newline)
             self._overhead_nbytes += len(text + newline)
-            if self._overhead_nbytes > MAX_OVERHEAD_NBYTES:
+            most_nbytes = MAX_OVERHEAD_NBYTES + _MOST_OVERHEAD * self._payload_nbytes
+            if self._overhead_nbytes > most_nbytes:
                 raise ConnectionError(f"more than {MAX_OVERHEAD_NBYTES} bytes of headers")
             self._line += text
             if newline:
@@ -299,6 +303,8 @@ class Connection:
 
     def is_idle(self) -> bool:
         """Return whether the server has neither closed the connection nor sent anything."""
+        if getattr(self._sock, "pending", int)():  # what TLS has read the system does not see
+            return False
         if not hasattr(select, "poll"):  # Windows
             return not select.select([self._sock], [], [], 0)[0]
         if self._poll is None:

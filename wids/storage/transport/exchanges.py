@@ -76,6 +76,7 @@ class Exchange:
         is_over: Whether the end of such a body has arrived.
         chunks: What takes it apart; None if it ends with the connection.
         grown: What has arrived of it, or of the text of a refusal, if it is kept in memory.
+        location: Where it was sent.
         arrived: What had arrived when it was prepared, and it did not ask for.
         memory: Where the bytes are received.
         size: The length of the range, or as much of it as the server has.
@@ -106,7 +107,7 @@ class Exchange:
         self.server, self.read, self.permit = server, read, permit
         self.connection, self.sock, self.number = connection, sock, sock.fileno()
         self.is_first = is_first
-        self.tag, self.arrived = read.tag, read.arrived
+        self.tag, self.arrived, self.location = read.tag, read.arrived, read.location
         self.sent_s, self.heard_s = sent_s, waited_s
         self.window = waited_s, 0
         self.grown = bytearray()

@@ -174,7 +174,9 @@ class _Loop:
                     self._fill(server)
                 if server.asked is not None:
                     asked.append(server.asked[1])
-            wanted = None if asked or self._more is None else self._more()
+            # Where requests fail, more of them would fail too, and nobody would look at the time.
+            are_failing = len(self._later) > len(self._busy)
+            wanted = None if asked or are_failing or self._more is None else self._more()
             if wanted is None:
                 return
             self._num_left += 1
@@ -390,7 +392,8 @@ class _Loop:
             retry.note_answer(exchange.server.name)
             target = head.headers.get("location")
             if head.status in REDIRECTS and target is not None:
-                read.follow(target)
+                if exchange.location == read.location:  # or another request was led there too
+                    read.follow(target)
                 return False
             if head.status == 401 and read.renew():
                 return False
@@ -400,7 +403,7 @@ class _Loop:
                     "ignored",
                     printable(exchange.server.name),
                 )
-            if "transfer-encoding" in head.headers:
+            if head.headers.get("transfer-encoding", "").lower() == "chunked":
                 exchange.chunks = Chunks()
             if head.status < 300 or head.status == 304:
                 self._begin(exchange, head)
@@ -423,6 +426,8 @@ class _Loop:
         if exchange.is_open:
             exchange.size = END
             exchange.is_kept = head.is_kept and exchange.chunks is not None
+            if exchange.chunks is None and hasattr(exchange.sock, "suppress_ragged_eofs"):
+                exchange.sock.suppress_ragged_eofs = False  # or a cut by TLS would be its end
             exchange.grown += exchange.memory[: exchange.nbytes]
             exchange.memory = memoryview(b"")
         else:
@@ -498,7 +503,9 @@ class _Loop:
         connection = exchange.connection
         if not exchange.is_kept:
             connection.close()
-        elif not (server.passed and self._use(server, connection, is_first=False)):
+        elif not (
+            server.passed and connection.is_idle() and self._use(server, connection, is_first=False)
+        ):
             server.idle.append(connection)
         self._fill_all()  # before this thread does anything else
         if data is not None:

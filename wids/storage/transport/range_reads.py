@@ -152,6 +152,9 @@ class Read:
         Return None if the next request, which may be another one, has an answer.
         """
         wanted = self.wanted
+        if head.status == 412 and self.arrived is not None and self.tag is None:
+            self.arrived = None  # of the rest of an earlier version: all of the range is read again
+            return None
         if head.status == 412 and not self.is_replaced:
             # As a server does for If-Range: the whole file, whose tag says that it is another.
             self.arrived, self.is_replaced = None, True
