@@ -219,7 +219,9 @@ class History:
         found = bytes(self.system.file(copy.file.fileno()).inode.data)
         assert found in bodies, f"{copy.path}: found {len(found)} bytes: {found[:8]!r}…"
 
-    def save(self, url: str, file: IO[bytes], expected: Any, report: Any) -> None:
+    def save(
+        self, url: str, file: IO[bytes], expected: Any, report: Any, *, is_ahead: bool
+    ) -> None:
         """Stand for `Fetcher.save`, with the real comparison of what arrives."""
         process = self.system.current
         assert process is not None
@@ -234,7 +236,7 @@ class History:
             transport: Any = SimpleNamespace(by_http=lambda _: None)
             plan = Plan(url, transport, Timeouts("http://server", 5.0), may_hedge=False)
             transports: Any = SimpleNamespace(open=self.open_url, plan=lambda _: plan)
-            PartRequests(transports, download, is_ahead=False).run()
+            PartRequests(transports, download, is_ahead=is_ahead).run()
             download.verify()
         finally:
             if process in others:
