@@ -398,6 +398,11 @@ def test_a_length_of_one_byte_that_is_a_lie(monkeypatch: pytest.MonkeyPatch) -> 
     run(1, 1795387261792394877, monkeypatch)
 
 
+def test_a_part_with_more_than_it_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is all of it, or an error. It was found by `test_many_more_servers`."""
+    run(1, 1795967776224120073, monkeypatch)
+
+
 @pytest.mark.seeds
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a minute, with other servers each time."""

@@ -281,9 +281,15 @@ def read_first(
                 f"up to {stream.stop} of {stream.total_nbytes or 'an unknown number'}"
             )
         else:
-            wanted.stop = min(wanted.stop, stream.stop, max(most_nbytes, stop or 0) + 1)
+            most = max(most_nbytes, stop or 0)
+            wanted.stop = min(wanted.stop, stream.stop + 1, most + 1)  # to see that there is more
 
     def finish(stream: Stream, data: memoryview) -> memoryview:
+        if stream.stop is not None and len(data) > stream.stop:
+            raise FetchError(
+                f"{urls.redact(plan.url)}: expected {stream.stop} bytes, as its Content-Range "
+                "says, found more"
+            )
         found.append((stream, bytes(data)))
         return data
 
