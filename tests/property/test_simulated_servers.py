@@ -403,6 +403,13 @@ def test_a_part_with_more_than_it_states(monkeypatch: pytest.MonkeyPatch) -> Non
     run(1, 1795967776224120073, monkeypatch)
 
 
+def test_a_document_that_becomes_longer_while_it_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its second request is for all of it again. It was found by `test_many_more_servers`."""
+    run(1, 1795969233032415321, monkeypatch)
+
+
 @pytest.mark.seeds
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a minute, with other servers each time."""

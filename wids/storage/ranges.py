@@ -272,6 +272,7 @@ def read_first(
 
     def accept(stream: Stream, _: str | None) -> None:
         check(stream)
+        wanted.is_whole = stop is None
         if stream.stop is None:
             most = most_nbytes + 1
             wanted.stop = most if stream.total_nbytes is None else min(stream.total_nbytes, most)
@@ -281,8 +282,8 @@ def read_first(
                 f"up to {stream.stop} of {stream.total_nbytes or 'an unknown number'}"
             )
         else:
-            most = max(most_nbytes, stop or 0)
-            wanted.stop = min(wanted.stop, stream.stop + 1, most + 1)  # to see that there is more
+            most = max(most_nbytes, stop or 0) + 1
+            wanted.stop = min(stop or most, stream.stop + 1, most)  # to see that there is more
 
     def finish(stream: Stream, data: memoryview) -> memoryview:
         if stream.stop is not None and len(data) > stream.stop:
