@@ -188,7 +188,8 @@ class Server:
             disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
-                headers = {name.lower(): value for name, value in self.headers.items()}
+                fields = self.headers
+                headers = {name.lower(): ", ".join(fields.get_all(name, [])) for name in fields}
                 request = Request(self.path, headers, time.monotonic())
                 request.port = self.client_address[1]
                 (server.asked if request.asks_length else server.log).append(request)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import random
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import formatdate
+from functools import partial
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
@@ -31,7 +33,6 @@ from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     Connection,
     SilenceError,
-    request_head,
 )
 from wids.storage.transport.http import Http, Route
 from wids.storage.transport.machine import Machine, Poller
@@ -182,10 +183,10 @@ class SimulatedHttp(Http):
         self,
         url: str,  # noqa: ARG002
         location: str,  # noqa: ARG002
-        headers: Mapping[str, str],
+        ours: Mapping[str, str],
     ) -> Route:
-        head = request_head("/a", headers)
-        return Route(head, self.site.idle, lambda: SimulatedConnection(self.exchange))
+        connect = partial(SimulatedConnection, self.exchange)
+        return Route(b"GET /a HTTP/1.1\r\n", ours, os.getpid(), self.site.idle, connect)
 
     def exchange(self, headers: Mapping[str, str]) -> Answer:
         """Return what the server sends, and how it fails after that."""

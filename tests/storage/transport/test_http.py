@@ -77,6 +77,16 @@ def test_a_user_in_the_url_is_authorized(server: Server) -> None:
     assert saved(url.replace("http://", "http://me:a%20b@")) == DATA
 
 
+def test_a_header_of_the_caller_is_sent_once(server: Server) -> None:
+    """In place of the usual one; but ranges are those of the request, whatever the caller says."""
+    url, given = server.page("/a", DATA), {"RANGE": "bytes=0-1", "host": "h", "user-agent": "me"}
+    reader = Fetcher({"headers": given}).range_reader(url, len(DATA))
+
+    assert reader(5, 9) == DATA[5:9]
+    sent = server.log[-1].headers
+    assert (sent["range"], sent["host"], sent["user-agent"]) == ("bytes=5-8", "h", "me")
+
+
 def test_endless_numbers_are_errors(server: Server) -> None:
     """A number of thousands of digits is refused, and so is a header of two lines."""
     headers = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from wids.storage.transport.connections import (
-    check_headers,
     head_end,
+    header_lines,
     parsed_head,
-    request_head,
     split_url,
 )
 
@@ -47,13 +46,12 @@ def test_malformed_servers_are_refused(url: str) -> None:
 def test_headers_are_one_line_each(headers: dict[str, str]) -> None:
     """A value cannot add a header or end the request, and messages do not show it."""
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-        check_headers(headers)
+        header_lines(headers)
 
 
-def test_a_request_is_its_lines() -> None:
-    """First line, headers, and an empty line."""
-    expected = b"GET /a HTTP/1.1\r\nHost: h\r\nX: \xfc\r\n\r\n"
-    assert request_head("/a", {"Host": "h", "X": "ü"}) == expected
+def test_a_header_is_a_line() -> None:
+    """In Latin-1."""
+    assert header_lines({"Host": "h", "X": "ü"}) == b"Host: h\r\nX: \xfc\r\n"
 
 
 def test_a_head_is_parsed() -> None:

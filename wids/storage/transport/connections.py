@@ -14,7 +14,7 @@ import socket
 import weakref
 from base64 import b64encode
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
@@ -69,7 +69,6 @@ class Head(NamedTuple):
     is_malformed: bool
 
 
-@lru_cache(maxsize=4096)
 def split_url(url: str) -> tuple[Address, str]:
     """Return the server of a URL, and what to ask it for: path and query, percent-encoded.
 
@@ -105,26 +104,20 @@ def _encoded(text: str, more: str) -> str:
     return quote(text, safe="!$&'()*+,;=:@~" + more)
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers that would be more than one line, or are not of Latin-1 text.
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Return headers as they are sent.
 
     Raises:
-        ValueError: One of them is not a valid header. The message does not show its value, which
-            may be a secret.
+        ValueError: One of them would be more than one line, or is not of Latin-1 text. The message
+            does not show its value, which may be a secret.
     """
+    lines = ""
     for name, value in headers.items():
         is_text = isinstance(name, str) and isinstance(value, str)
         if not is_text or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError("not a header")
-        value.encode("latin-1")
-
-
-def request_head(target: str, headers: Mapping[str, str]) -> bytes:
-    """Return the bytes of a request for a target; `check_headers` has checked the headers."""
-    head = f"GET {target} HTTP/1.1\r\n"
-    for name, value in headers.items():
-        head += f"{name}: {value}\r\n"
-    return f"{head}\r\n".encode("latin-1")
+        lines += f"{name}: {value}\r\n"
+    return lines.encode("latin-1")
 
 
 def head_end(data: bytes) -> int:

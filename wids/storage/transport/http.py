@@ -25,7 +25,6 @@ from wids.storage.transport.connections import (
     CutError,
     Head,
     SilenceError,
-    check_headers,
     split_url,
 )
 from wids.storage.transport.stream import (
@@ -113,7 +112,7 @@ def _called(call: Any) -> tuple[dict[str, str], float]:
             f"which it expires; found a {type(found).__name__}"
         )
     try:
-        check_headers(headers)
+        connections.header_lines(headers)
     except ValueError:
         raise FetchError(
             "storage_options: the headers callable must return names and values of one line of "
@@ -145,7 +144,10 @@ _FIRST_CONNECT_S: Final = 4.0
 _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 """A compressed transfer would have another length and no ranges."""
 
-_NO_CALLERS: Final[tuple[None, dict[str, str]]] = None, {}
+_NONE: Final[Mapping[str, str]] = {}
+_OWN_NAMES: Final = frozenset(("range", "if-range", "if-match"))
+"""Headers that each request states for itself."""
+_MOST_ROUTES: Final = 1024
 
 REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -160,15 +162,19 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:
 
 @dataclass(eq=False, repr=False)
 class Route:
-    """How one request reaches its server.
+    """How requests for one address reach its server.
 
     Attributes:
-        head: Its bytes.
+        start: Their bytes up to the headers that are their own.
+        ours: The caller's headers in it.
+        pid: The process that opens the connections.
         idle: The connections of this process to the server that have no request.
         connect: Returns a new connection, or raises `OSError`.
     """
 
-    head: bytes
+    start: bytes
+    ours: Mapping[str, str]
+    pid: int
     idle: list[Connection]
     connect: Callable[[], Connection]
 
@@ -214,11 +220,11 @@ class Http(Transport):
         self._certificates = certificates
         self._idle: dict[tuple[int, str, str, int], list[Connection]] = {}
         self._proxies: dict[tuple[str, str, int], Address | None] = {}
-        self._callers: tuple[Mapping[str, str] | None, dict[str, str]] = _NO_CALLERS
+        self._routes: dict[tuple[str, str], Route] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Sockets cannot be pickled, and another machine may have other proxies.
-        return {**self.__dict__, "_idle": {}, "_proxies": {}, "_callers": _NO_CALLERS}
+        return {**self.__dict__, "_idle": {}, "_proxies": {}, "_routes": {}}
 
     def by_http(self, url: str) -> Http:  # noqa: ARG002
         """Return this one."""
@@ -299,39 +305,29 @@ class Http(Transport):
         # The caller's tokens are for the first server, and below their prefix (SEC-9).
         is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
         is_elsewhere = is_outside or urls.origin(target) != urls.origin(location)
-        return (urls.unsigned(target, location), {}) if is_elsewhere else (target, ours)
+        return (urls.unsigned(target, location), _NONE) if is_elsewhere else (target, ours)
 
-    def with_callers(
-        self, url: str, headers: Mapping[str, str], ours: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Return all headers of a request; the caller's, checked once, come before its own.
+    def route(self, url: str, location: str, ours: Mapping[str, str]) -> Route:
+        """Return how to request ``location``, to which redirects from ``url`` led.
 
-        Raises:
-            FetchError: They cannot be sent.
-        """
-        callers, sent = self._callers
-        try:
-            if callers is not ours:
-                check_headers(ours)
-                names = {name.lower() for name in ours}
-                usual = {name: value for name, value in _USUAL.items() if name.lower() not in names}
-                sent = {**usual, **ours}
-                self._callers = ours, sent
-            check_headers(headers)
-        except ValueError:
-            raise FetchError(
-                f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found "
-                "others; correct the headers in storage_options"
-            ) from None
-        return {**sent, **headers}
-
-    def route(self, url: str, location: str, headers: Mapping[str, str]) -> Route:
-        """Return how to send one request to ``location``, to which redirects from ``url`` led.
+        Args:
+            url: The file.
+            location: The address.
+            ours: The caller's headers that are sent there.
 
         Raises:
-            FetchError: The address cannot be used.
+            FetchError: The address or the headers cannot be used.
         """
         urls.keep_secrets(location, None if location == url else url)
+        route = self._routes.get((url, location))
+        # By process: a forked child that shared a socket would read its parent's responses.
+        if route is None or route.ours is not ours or route.pid != os.getpid():
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            route = self._routes[url, location] = self._new_route(url, location, ours)
+        return route
+
+    def _new_route(self, url: str, location: str, ours: Mapping[str, str]) -> Route:
         urls.check_server(location)
         try:
             address, target = split_url(location)
@@ -339,17 +335,22 @@ class Http(Transport):
             raise FetchError(
                 f"{urls.redact(url)}: expected an address, found {urls.redact(location)}"
             ) from None
-        sent = {"Host": address.host_header, **headers}
-        if address.user is not None and "authorization" not in map(str.lower, headers):
-            sent["Authorization"] = connections.basic(address.user)
+        usual = {"Host": address.host_header, **_USUAL}
+        if address.user is not None:
+            usual["Authorization"] = connections.basic(address.user)
+        lines(url, ours)  # names are text
+        names = {name.lower() for name in ours}
+        sent = {name: value for name, value in usual.items() if name.lower() not in names}
+        sent |= {name: value for name, value in ours.items() if name.lower() not in _OWN_NAMES}
         proxy = self._proxy(address)
         if proxy is not None and address.scheme == "http":
             target = f"http://{address.host_header}{target}"
             sent.update(connections.proxy_headers(proxy))
-        # By process: a forked child that shared a socket would read its parent's responses.
-        idle = self._idle.setdefault((os.getpid(), *address[:3]), [])
+        pid = os.getpid()
+        idle = self._idle.setdefault((pid, *address[:3]), [])
         connect = partial(self._connected, url, address, proxy)
-        return Route(connections.request_head(target, sent), idle, connect)
+        start = f"GET {target} HTTP/1.1\r\n".encode("latin-1") + lines(url, sent)
+        return Route(start, ours, pid, idle, connect)
 
     def _connected(self, url: str, address: Address, proxy: Address | None) -> Connection:
         is_known = retry.has_answered(urls.origin(url))
@@ -415,6 +416,21 @@ def _tag(headers: Mapping[str, str]) -> str | None:
         return None
     # A file that has just been modified may be modified again in the same second.
     return modified if age.total_seconds() >= _MIN_AGE_S else None
+
+
+def lines(url: str, headers: Mapping[str, str]) -> bytes:
+    """Return headers as they are sent to request a file.
+
+    Raises:
+        FetchError: They cannot be sent.
+    """
+    try:
+        return connections.header_lines(headers)
+    except ValueError:
+        raise FetchError(
+            f"{urls.redact(url)}: expected headers of one line of Latin-1 text each, found others; "
+            "correct the headers in storage_options"
+        ) from None
 
 
 def refusal_error(url: str, head: Head, text: str) -> FetchError:

@@ -267,7 +267,7 @@ class _Loop:
         is_first: bool,
     ) -> None:
         try:
-            sock = connection.begin(read.route.head)
+            sock = connection.begin(read.request)
         except OSError as error:
             connection.close()
             permit.leave(error)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from wids.errors import FetchError
 from wids.storage.transport.admission import FIRST_PLACE, Place
 from wids.storage.transport.connections import Head
-from wids.storage.transport.http import Http, Route
+from wids.storage.transport.http import Http, Route, lines
 from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Stream
 from wids.storage.transport.urls import redact
@@ -96,6 +96,7 @@ class Read:
         ours: The caller's headers that are sent there; None to ask for them.
         callers: The same, before redirects.
         route: How its next request reaches the server.
+        request: The bytes of that request.
         tag: The version that it must be of.
         arrived: What that request need not ask for; None for nothing.
         num_redirects: How many redirects there were.
@@ -108,6 +109,7 @@ class Read:
     """
 
     route: Route
+    request: bytes
     address: str
     tag: str | None
     callers: Mapping[str, str]
@@ -197,13 +199,13 @@ class Read:
             start, stop = 0, END
         elif wanted.is_whole:
             stop = END
-        headers = {}
+        self.route = wanted.http.route(wanted.url, self.location, self.ours)
+        own = b""
         if start or stop != END:
-            headers["Range"] = f"bytes={start}-{'' if stop == END else stop - 1}"
+            own = b"Range: bytes=%d-%b\r\n" % (start, b"" if stop == END else b"%d" % (stop - 1))
             if tag is not None:
-                headers |= wanted.http.if_version(tag)
-        all_headers = wanted.http.with_callers(wanted.url, headers, self.ours)
-        self.route = wanted.http.route(wanted.url, self.location, all_headers)
+                own += lines(wanted.url, wanted.http.if_version(tag))
+        self.request = self.route.start + own + b"\r\n"
 
     def keeps(self, stream: Stream) -> bool:
         """Return whether the rest of an answer can be requested."""

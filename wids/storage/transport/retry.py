@@ -91,6 +91,8 @@ class Timeouts:
 
     def again(self) -> Timeouts:
         """Return the same for a read that begins now."""
+        if math.isinf(self.deadline_s):
+            return self
         return Timeouts(self.server, self.retry_s, self.deadline_s, self.url)
 
     @property
