@@ -12,36 +12,43 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import math
 import os
 import random
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from email.utils import formatdate
-from functools import partial
 from types import SimpleNamespace
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 import pytest
 
 from wids.errors import WidsError
 from wids.storage.download import Download, Expected
 from wids.storage.fetch import Fetcher
-from wids.storage.transport import admission, http, machine, retry
+from wids.storage.ranges import Arrived, read_all
+from wids.storage.transport import admission, hedging, http, machine, range_loop, retry
 from wids.storage.transport.connecting import Connecting
 from wids.storage.transport.connections import (
     Connection,
     SilenceError,
 )
+from wids.storage.transport.exchanges import Exchange
 from wids.storage.transport.http import Http, Route
 from wids.storage.transport.machine import Machine, Poller
+from wids.storage.transport.range_loop import _Loop
+from wids.storage.transport.range_reads import Range
 
 _NOW_S = 1_700_000_000
 _PROGRESS_NBYTES = 500
 _RETRY_S = 2.0
 _MOST_ATTEMPTS = 30
 """More are hardly possible in that time: the waits double up to ten seconds."""
+_LONGEST_S = 10_000.0
+"""Simulated time in which whatever is checked ends."""
 
 
 class Body(io.BytesIO):
@@ -82,6 +89,7 @@ class Site:
         self.current = 0
         self.num_requests = 0
         self.idle: list[Connection] = []
+        self.made: list[SimulatedConnection] = []
 
     @property
     def body(self) -> bytes:
@@ -118,8 +126,8 @@ class SimulatedConnection(Connection):
     """A connection whose other end has answered as soon as the request is sent."""
 
     def __init__(self, exchange: Callable[[Mapping[str, str]], Answer]) -> None:
-        near, self.far = socket.socketpair()
-        super().__init__(near)
+        self.near, self.far = socket.socketpair()
+        super().__init__(self.near)
         self.exchange_with = exchange
 
     def begin(self, request: bytes) -> socket.socket:
@@ -146,12 +154,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.until_s = math.inf
 
     def monotonic(self) -> float:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+        assert self.now_s < self.until_s, "it waits for what does not come"
 
     def poller(self) -> Poller:
         """Return a poller that waits by this clock."""
@@ -160,7 +170,7 @@ class Clock:
         class Waits(selectors.DefaultSelector):
             def poll(self, timeout: float, /) -> list[tuple[int, int]]:
                 found = super().select(0)
-                clock.now_s += 0 if found else timeout
+                clock.sleep(0 if found else timeout)
                 return [(key.fd, events) for key, events in found]
 
         return Waits()
@@ -185,8 +195,11 @@ class SimulatedHttp(Http):
         location: str,  # noqa: ARG002
         ours: Mapping[str, str],
     ) -> Route:
-        connect = partial(SimulatedConnection, self.exchange)
-        return Route(b"GET /a HTTP/1.1\r\n", ours, os.getpid(), self.site.idle, connect)
+        return Route(b"GET /a HTTP/1.1\r\n", ours, os.getpid(), self.site.idle, self.connect)
+
+    def connect(self) -> SimulatedConnection:
+        self.site.made.append(SimulatedConnection(self.exchange))
+        return self.site.made[-1]
 
     def exchange(self, headers: Mapping[str, str]) -> Answer:
         """Return what the server sends, and how it fails after that."""
@@ -275,11 +288,11 @@ class OpenedFile(Body):
         return super().seek(offset, whence)
 
 
-def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
-    """Return a fetcher of the site, which is HTTP or what a handler opens."""
-    if site.random.random() < 0.8:
+def fetcher_of(site: Site, monkeypatch: pytest.MonkeyPatch, *, is_http: bool) -> Fetcher:
+    """Return a fetcher of the site, which is HTTP or, unless it must not, what a handler opens."""
+    if is_http or site.random.random() < 0.8:
         monkeypatch.setattr(http, "transport_for", lambda *_: SimulatedHttp(site))
-        return Fetcher({"retry_s": _RETRY_S})
+        return Fetcher({"retry_s": _RETRY_S, "hedge": is_http})
 
     def open_file(_: str) -> IO[bytes]:
         site.begin_request()
@@ -347,6 +360,59 @@ def check_ranges(site: Site, fetcher: Fetcher) -> bool:
     return is_complete
 
 
+def check_many(site: Site, fetcher: Fetcher) -> bool:
+    """Read parts of the first version at once; maybe the reader is interrupted."""
+    site.is_liar = False
+    draw, nbytes = site.random.randrange, len(site.body)
+    starts = [draw(nbytes) for _ in range(draw(1, 24))]
+    spans = [(start, draw(start, nbytes) + 1) for start in starts]
+    num_left = draw(2 * len(spans))
+
+    def use(_: int, arrived: Arrived) -> Arrived:
+        nonlocal num_left
+        num_left -= 1
+        if num_left == 0:
+            raise KeyboardInterrupt
+        return arrived
+
+    reader, found = fetcher.range_reader("http://h/a", nbytes), []
+    with suppress(KeyboardInterrupt):
+        found = read_all([(reader, *span) for span in spans], use)
+    pace = hedging.pace_of("http://h")
+    assert (pace._num_hedges - 1) * 20 <= pace.num_requests, "too many were sent twice"
+    assert not admission.admission().server("http://h", is_awaited=True).num_in_flight
+    is_open = [each.near.fileno() >= 0 for each in site.made if each not in site.idle]
+    assert not any(is_open), "the connection of a request that was dropped is open"
+    versions, possible = site.versions, set(range(len(site.versions)))
+    for (start, stop), part in zip(spans, found, strict=bool(found)):
+        if not isinstance(part, WidsError):
+            of = {number for number, body in enumerate(versions) if body[start:stop] == part}
+            assert of, "these bytes are of no version"
+            if site.tags in ("strong", "date"):
+                possible &= of
+    assert possible, "parts of several versions"
+    return any(not isinstance(part, WidsError) for part in found)
+
+
+def check_places(site: Site, _: Fetcher) -> bool:
+    """Let requests pass by their places, in whatever order they are asked for and end."""
+    control, draw = admission.Admission(), site.random
+    waiting: list[admission.Permit] = []
+    passed: list[admission.Permit] = []
+    for _ in range(100):
+        if draw.random() < 0.6:
+            place = draw.random() < 0.5, float(draw.randrange(5))
+            waiting.append(control.ask("http://h", 1, ("GET", "/a"), place=place))
+        elif passed:
+            passed.pop(draw.randrange(len(passed))).leave()
+        now = [permit for permit in waiting if permit.is_counted]
+        waiting = [permit for permit in waiting if not permit.is_counted]
+        passed += now
+        for permit in now:
+            assert all(permit.place <= other.place for other in waiting), "a later one has passed"
+    return True
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """To collect the warnings of thousands of servers would take longer than to check these."""
@@ -355,8 +421,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+CHECKS: Final = [check_save, check_save, check_read, check_ranges]
+
+
 def run(
-    num_servers: int, first_seed: int, monkeypatch: pytest.MonkeyPatch, seconds: float = 1e9
+    num_servers: int,
+    first_seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float = 1e9,
+    checks: Sequence[Callable[[Site, Fetcher], bool]] = CHECKS,
 ) -> int:
     """Check servers, for some seconds at most; return how many gave what was asked for."""
     clock = Clock()
@@ -372,14 +445,17 @@ def run(
         if time.monotonic() - started_s > seconds:
             break
         site = Site(seed)
-        check = site.random.choice([check_save, check_save, check_read, check_ranges])
+        check = site.random.choice(checks)
+        clock.until_s = clock.now_s + _LONGEST_S
+        hedging._paces.clear()
         monkeypatch.setattr(Download, "part_nbytes", site.random.choice([100, 300, 1000, 8000]))
         try:
-            num_complete += check(site, fetcher_of(site, monkeypatch))
+            fetcher = fetcher_of(site, monkeypatch, is_http=check not in CHECKS)
+            num_complete += check(site, fetcher)
         except BaseException as error:
             raise AssertionError(f"the server with seed {seed}, {check.__name__}") from error
         finally:
-            for connection in site.idle:
+            for connection in site.made:
                 connection.close()
         # Each further piece of a file allows as many more failures.
         assert site.num_requests <= 4 * _MOST_ATTEMPTS * (1 + 3000 // _PROGRESS_NBYTES), seed
@@ -411,10 +487,63 @@ def test_a_document_that_becomes_longer_while_it_is_requested(
     run(1, 1795969233032415321, monkeypatch)
 
 
+def test_many_parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is of the one version, wherever the reader is interrupted, and nothing stays behind."""
+    assert run(400, 0, monkeypatch, checks=[check_many]) > 100
+
+
+def test_requests_pass_by_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read first comes first."""
+    run(50, 0, monkeypatch, checks=[check_places])
+
+
+_BUFFER = bytearray(1 << 20)
+
+
+def _in_one_buffer(_: object, nbytes: int) -> memoryview:
+    return memoryview(_BUFFER)[:nbytes]
+
+
+def _closed(loop: _Loop, exchange: Exchange, _: object = None) -> None:
+    loop._forget(exchange)
+    exchange.connection.close()
+
+
+MUTANTS = [
+    pytest.param(
+        *(admission, "insort", lambda all_, one, **_: all_.append(one), check_places),
+        id="places are ignored",
+    ),
+    pytest.param(range_loop, "heappush", lambda *_: None, check_many, id="a retry is forgotten"),
+    pytest.param(*(_Loop, "_end", _closed, check_many), id="what ends by an error stays in flight"),
+    pytest.param(
+        *(_Loop, "_memory", _in_one_buffer, check_many), id="bytes arrive in another's buffer"
+    ),
+    pytest.param(*(Range, "is_same", lambda *_: True, check_many), id="the rest is of any version"),
+    pytest.param(
+        *(hedging.Pace, "lets_hedge", lambda *_, **__: True, check_many), id="all may be sent twice"
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "name", "mutant", "check"), MUTANTS)
+def test_a_broken_loop_is_found(
+    place: Any,
+    name: str,
+    mutant: object,
+    check: Callable[[Site, Fetcher], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checks are not empty: each of these mistakes fails at some server."""
+    monkeypatch.setattr(place, name, mutant)
+    with pytest.raises(AssertionError, match="the server with seed"):
+        run(2000, 0, monkeypatch, checks=[check])
+
+
 @pytest.mark.seeds
 def test_many_more_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for a minute, with other servers each time."""
-    run(1_000_000, time.time_ns(), monkeypatch, seconds=60)
+    run(1_000_000, time.time_ns(), monkeypatch, seconds=60, checks=[*CHECKS, check_many])
 
 
 def test_endless_starting_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

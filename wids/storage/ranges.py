@@ -223,6 +223,7 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
 
     requests: dict[int, Range] = {}
     others: set[int] = set()
+    past_end: dict[int, PastEndError] = {}
     for number, (call, start, stop) in enumerate(parts):
         request = call.request(start, stop) if isinstance(call, RangeReader) else None
         if request is None:
@@ -233,18 +234,20 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
 
     def take(place: int, arrived: Arrived) -> None:
         number = numbers[place]
-        reader = parts[number][0]
         if isinstance(arrived, NotByHttpError):
             others.add(number)
-            return
-        if isinstance(arrived, PastEndError) and isinstance(reader, RangeReader):
-            arrived = reader.why_past_end(arrived)
-        made[number] = use(number, arrived)
+        elif isinstance(arrived, PastEndError):
+            past_end[number] = arrived
+        else:
+            made[number] = use(number, arrived)
 
     if requests:
         from wids.storage.transport.range_loop import read_ranges
 
         read_ranges(list(requests.values()), take)
+    for number, error in past_end.items():  # its request would wait for those in flight
+        reader = cast("RangeReader", parts[number][0])
+        made[number] = use(number, reader.why_past_end(error))
     if others:
         in_threads([partial(read, number) for number in sorted(others)], "wids-ranges")
     return list(map(made.__getitem__, range(len(parts))))

@@ -459,6 +459,30 @@ def test_what_ends_before_a_range_is_said_long_after_the_reader_was_made(server:
         reader(200, 300)
 
 
+class Hesitant(Page):
+    """A page whose parts come late; that it ends before them is said at once."""
+
+    def answer(self, request: Request, fault: Fault | None) -> Any:
+        found = super().answer(request, fault)
+        time.sleep(0.3 if found[0] == 206 else 0)
+        return found
+
+
+def test_what_ends_before_a_range_does_not_wait_for_others(server: Server) -> None:
+    """All requests that may be in flight are, and their thread asks how long the file is."""
+    server.pages["/a"] = Hesitant(DATA[:100])
+    reader = Fetcher().range_reader(f"{server.url}/a", len(DATA))
+    parts = [(reader, 200, 300), *[(reader, start, start + 1) for start in range(30)]]
+
+    def attempt() -> bool | None:
+        started_s = time.monotonic()
+        found = read_all(parts, lambda _, arrived: arrived)
+        assert all(isinstance(arrived, MismatchError) for arrived in found)
+        return True if time.monotonic() - started_s < 1.5 else None
+
+    in_time(attempt)
+
+
 def test_a_response_without_a_length_is_requested_once(server: Server) -> None:
     """Its connection is used again after the last chunk."""
     url = server.page("/a", DATA, is_chunked=True, has_ranges=False)

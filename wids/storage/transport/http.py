@@ -187,6 +187,7 @@ class Route:
                 return None
             if connection.is_idle():
                 return connection
+            connection.close()
         return None
 
 

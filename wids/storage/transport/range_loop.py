@@ -491,7 +491,7 @@ class _Loop:
 
     def _finish(self, exchange: Exchange) -> None:
         """Hand out a range, all of which has arrived."""
-        read, stream, server = exchange.read, exchange.stream, exchange.server
+        read, stream = exchange.read, exchange.stream
         if stream is None:
             return
         self._forget(exchange)
@@ -499,17 +499,23 @@ class _Loop:
         if read.wanted.write is None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
-        data = None if read.is_done else self._checked(exchange, stream, buffer)
-        connection = exchange.connection
+        try:
+            data = None if read.is_done else self._checked(exchange, stream, buffer)
+        finally:  # an error may be handed out, and end all
+            self._release(exchange)
+        self._fill_all()  # before this thread does anything else
+        if data is not None:
+            self._take(read.number, data)
+
+    def _release(self, exchange: Exchange) -> None:
+        """Use the connection of a response that has arrived for the next request, or keep it."""
+        connection, server = exchange.connection, exchange.server
         if not exchange.is_kept:
             connection.close()
         elif not (
             server.passed and connection.is_idle() and self._use(server, connection, is_first=False)
         ):
             server.idle.append(connection)
-        self._fill_all()  # before this thread does anything else
-        if data is not None:
-            self._take(read.number, data)
 
     def _checked(self, exchange: Exchange, stream: Stream, buffer: memoryview) -> memoryview | None:
         """End a read all of whose bytes have arrived; return them, or None if they are wrong."""
