@@ -627,15 +627,15 @@ def test_time_in_which_nobody_looks_is_no_silence(
 
 def test_parts_arrive_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long part that has arrived one window is taken, and then of the others."""
-    real, taken = range_loop._Loop._write, []
+    real, taken = range_loop.write, []
 
-    def noted(loop: Any, exchange: Any) -> OSError | None:
+    def noted(exchange: Any, window: memoryview) -> OSError | None:
         before = exchange.nbytes
-        error = real(loop, exchange)
+        error = real(exchange, window)
         taken.append(exchange.nbytes - before)
         return error
 
-    monkeypatch.setattr(range_loop._Loop, "_write", noted)
+    monkeypatch.setattr(range_loop, "write", noted)
     monkeypatch.setattr(range_loop, "_WINDOW_NBYTES", 20_000)
     saved = io.BytesIO()
     Fetcher().save(server.page("/a", DATA), saved)

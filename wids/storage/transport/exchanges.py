@@ -21,6 +21,7 @@ from wids.storage.transport.connections import (
 )
 from wids.storage.transport.hedging import Pace
 from wids.storage.transport.range_reads import Read
+from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import Stream
 
 _MIN_NBYTES_PER_S: Final = 1000
@@ -198,6 +199,48 @@ def _received_open(exchange: Exchange, into: memoryview) -> tuple[int, OSError |
     except OSError as error:
         return nbytes, None if is_wait(error) else freed(error)
     return nbytes, None
+
+
+def grow(exchange: Exchange, window: memoryview) -> OSError | None:
+    """Receive what has arrived of a body of unknown length, through a window; return what ended it.
+
+    It is kept in memory.
+    """
+    wanted = exchange.read.wanted
+    wanted_nbytes = wanted.stop - wanted.start
+    error, nbytes = None, len(window)
+    while nbytes == len(window) and not exchange.is_over and error is None:
+        nbytes, error = received(exchange, window)
+        exchange.grown += window[:nbytes]
+        exchange.nbytes += nbytes
+        if exchange.nbytes > wanted_nbytes and not exchange.is_over:  # no more is wanted
+            exchange.is_over, exchange.is_kept = True, False
+    if exchange.is_over:
+        exchange.memory = memoryview(exchange.grown)
+        exchange.size = min(exchange.nbytes, wanted_nbytes)
+    return error
+
+
+def write(exchange: Exchange, window: memoryview) -> OSError | None:
+    """Receive what has arrived of a body, and write it to its file; return what ended it before.
+
+    It receives a window at most, so that the loop receives other responses too.
+    """
+    wanted, most_nbytes = exchange.read.wanted, len(window)
+    error: OSError | None = None
+    while exchange.nbytes < exchange.size and most_nbytes and wanted.write is not None:
+        piece = window[: min(most_nbytes, exchange.size - exchange.nbytes)]
+        nbytes, error = received(exchange, piece)
+        # The poller does not see what TLS has read.
+        is_over = error is not None or nbytes < len(piece)
+        most_nbytes = 0 if is_over else getattr(exchange.sock, "pending", int)()
+        if nbytes:
+            wanted.write(wanted.start + exchange.nbytes, piece[:nbytes])
+            exchange.nbytes += nbytes
+            exchange.noted_nbytes += nbytes
+            exchange.permit.note(nbytes)
+            check_waits()
+    return error
 
 
 def is_wait(error: Exception) -> bool:

@@ -32,11 +32,13 @@ from wids.storage.transport.exchanges import (
     Exchange,
     Server,
     freed,
+    grow,
     is_wait,
     receive_text,
     received,
     received_head,
     refusal_of,
+    write,
 )
 from wids.storage.transport.http import (
     REDIRECTS,
@@ -321,12 +323,11 @@ class _Loop:
         if is_again:
             self._request_again(exchange)
             return
-        if error is None and is_file:
-            if is_new:
-                self._fill_all()  # before it writes: another request may pass now
-            error = self._write(exchange)
-        elif error is None and exchange.is_open:
-            error = self._grow(exchange)
+        if error is None and is_file and is_new:
+            self._fill_all()  # before it writes: another request may pass now
+        if error is None and (is_file or exchange.is_open):
+            self._window = self._window or self._new_memory(_WINDOW_NBYTES)
+            error = (write if is_file else grow)(exchange, self._window)
         elif error is None:
             nbytes, error = received(exchange, exchange.memory[exchange.nbytes : exchange.size])
             exchange.nbytes += nbytes
@@ -343,45 +344,6 @@ class _Loop:
         memory, self._block = self._block[:nbytes], self._block[nbytes:]
         self._left_nbytes -= nbytes
         return memory
-
-    def _grow(self, exchange: Exchange) -> OSError | None:
-        """Receive what has arrived of a body of unknown length; return what ended it before."""
-        wanted_nbytes = exchange.read.wanted.stop - exchange.read.wanted.start
-        window = self._window = self._window or self._new_memory(_WINDOW_NBYTES)
-        error, nbytes = None, len(window)
-        while nbytes == len(window) and not exchange.is_over and error is None:
-            nbytes, error = received(exchange, window)
-            exchange.grown += window[:nbytes]
-            exchange.nbytes += nbytes
-            if exchange.nbytes > wanted_nbytes and not exchange.is_over:  # no more is wanted
-                exchange.is_over, exchange.is_kept = True, False
-        if exchange.is_over:
-            exchange.memory = memoryview(exchange.grown)
-            exchange.size = min(exchange.nbytes, wanted_nbytes)
-        return error
-
-    def _write(self, exchange: Exchange) -> OSError | None:
-        """Receive into a file, a window at most, so that other responses are received too.
-
-        Returns:
-            What ended the response before all bytes had arrived.
-        """
-        wanted, most_nbytes = exchange.read.wanted, _WINDOW_NBYTES
-        error: OSError | None = None
-        self._window = self._window or self._new_memory(_WINDOW_NBYTES)
-        while exchange.nbytes < exchange.size and most_nbytes and wanted.write is not None:
-            window = self._window[: min(most_nbytes, exchange.size - exchange.nbytes)]
-            nbytes, error = received(exchange, window)
-            # The poller does not see what TLS has read.
-            is_over = error is not None or nbytes < len(window)
-            most_nbytes = 0 if is_over else getattr(exchange.sock, "pending", int)()
-            if nbytes:
-                wanted.write(wanted.start + exchange.nbytes, window[:nbytes])
-                exchange.nbytes += nbytes
-                exchange.noted_nbytes += nbytes
-                exchange.permit.note(nbytes)
-                check_waits()
-        return error
 
     def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
