@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -22,7 +21,7 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
@@ -64,22 +63,6 @@ _AT_HAND: Final = ("skip_signature", "bearer_token", "sas_key", "account_key")
 """Options that are enough to read without a provider of credentials."""
 
 
-class _Signed(NamedTuple):
-    """An address.
-
-    Attributes:
-        url: What to request.
-        keys: What it was signed with, or None.
-        date_s: The Unix time from which it is good.
-        until_s: When it is replaced, by the monotonic clock.
-    """
-
-    url: str
-    keys: Keys | None
-    date_s: float
-    until_s: float
-
-
 class Bucket(Http):
     """An open bucket, whose objects are read by HTTP, or by obstore.
 
@@ -99,8 +82,8 @@ class Bucket(Http):
         self._settings = store_settings.completed(location, settings)
         config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
-        self._signed: dict[str, _Signed] = {}
-        self._skew_s = 0.0
+        self._signed: dict[str, tuple[tuple[float, Keys | None], str]] = {}
+        self._skew_s = float(-_BACK_S)
         self._store: Store | None = None
         self.is_refused = False
         provider = self._settings.provider
@@ -146,20 +129,19 @@ class Bucket(Http):
         return self._store
 
     def address(self, url: str) -> str:
-        """Return the address of an object, which is replaced after half an hour.
+        """Return the address of an object, which is replaced after half an hour at most.
 
         Raises:
             FetchError: There are no credentials.
         """
-        return self._address(url).url
-
-    def _address(self, url: str) -> _Signed:
-        address, keys = self._signed.get(url), self._keys()
-        if address is None or address.keys != keys or time.monotonic() >= address.until_s:
+        made_by = time.monotonic() // (_LIFE_S / 2), self._keys()
+        found = self._signed.get(url)
+        if found is None or found[0] != made_by:
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
-            address = self._signed[url] = self._new_address(location_of(url).key, keys)
-        return address
+            address = self._new_address(location_of(url).key, made_by[1])
+            found = self._signed[url] = made_by, address
+        return found[1]
 
     def _keys(self) -> Keys | None:
         provider = self._settings.provider
@@ -168,9 +150,8 @@ class Bucket(Http):
         found = provider()
         return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
 
-    def _new_address(self, key: str, keys: Keys | None) -> _Signed:
+    def _new_address(self, key: str, keys: Keys | None) -> str:
         config, (kind, bucket, *_) = self._config, self._location
-        date_s, until_s = time.time() + self._skew_s - _BACK_S, time.monotonic() + _LIFE_S / 2
         region = self._region or config.get("region") or config.get("default_region") or "us-east-1"
         endpoint = config.get("endpoint") or config.get("base_url") or {
             "s3": f"https://s3.{region}.amazonaws.com",
@@ -186,17 +167,17 @@ class Bucket(Http):
         url = f"{scheme}://{host}/{path}"
         if keys is not None:
             payer = {"x_amz_request_payer": "requester"} if config.get("request_payer") else {}
-            url = signed(url, keys, region, date_s, _LIFE_S, **payer)
-        elif config.get("skip_signature"):
-            until_s = math.inf
-        elif "sas_key" in config:
-            url = f"{url}?{config['sas_key']}"
-        elif "account_key" in config:
+            return signed(url, keys, region, time.time() + self._skew_s, _LIFE_S, **payer)
+        if config.get("skip_signature"):
+            return url
+        if "sas_key" in config:
+            return f"{url}?{config['sas_key']}"
+        if "account_key" in config:
             import obstore
 
             call: Any = obstore.sign  # needs no network
-            url = str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
-        return _Signed(url, keys, date_s, until_s)
+            return str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
+        return url
 
     def if_version(self, tag: str) -> dict[str, str]:
         """Return the header, which is another one: S3 has no If-Range."""
@@ -209,9 +190,7 @@ class Bucket(Http):
         if head.status in TRANSIENT_STATUSES:
             return super().refusal(url, address, head, text, is_last=is_last)
         used = self._signed.get(url)
-        if not is_last and (
-            used is None or used.url != address or self._corrects(used, head, text)
-        ):
+        if not is_last and (used is None or used[1] != address or self._corrects(head, text)):
             return None
         found = OSError(f"status code: {head.status}: {text}")
         error = store_error(self._location.kind, url, found)
@@ -221,15 +200,15 @@ class Bucket(Http):
         self.is_refused = True
         return NotByHttpError(str(error))
 
-    def _corrects(self, used: _Signed, head: Head, text: str) -> bool:
+    def _corrects(self, head: Head, text: str) -> bool:
         """Have addresses be as a refusal of one says; return whether that changes anything."""
         if self.moves(text, head.headers.get("x-amz-bucket-region")):
             return True
         with suppress(ValueError, TypeError):  # no date
             date_s = parsedate_to_datetime(head.headers.get("date", "")).timestamp()
-            was_good = used.date_s <= date_s < used.date_s + _LIFE_S
-            if head.status == 403 and self.signs and not was_good:
-                self._skew_s = date_s - time.time()
+            skew_s = date_s - time.time() - _BACK_S
+            if head.status == 403 and self.signs and abs(skew_s - self._skew_s) > _BACK_S:
+                self._skew_s = skew_s
                 self._signed.clear()
                 return True
         return False
