@@ -21,7 +21,7 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from wids.errors import FetchError, NotFoundError
@@ -34,7 +34,7 @@ from wids.storage.transport.retry import Timeouts, check_waits
 from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_errors import right_region, store_error
-from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig, location_of
+from wids.storage.transport.store_settings import ObjectLocation, Store, location_of
 from wids.storage.transport.stream import (
     TRANSIENT_STATUSES,
     AccessError,
@@ -70,15 +70,16 @@ class Bucket(Http):
 
     Args:
         location: The bucket, by any object in it.
-        settings: The caller's.
+        options: The caller's.
 
     Attributes:
         is_by_http: Whether its objects are read by HTTP.
         is_refused: Whether it has refused a signature in an address.
     """
 
-    def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
+    def __init__(self, location: ObjectLocation, options: Mapping[str, Any]) -> None:
         self._location = location._replace(key="")
+        settings = store_settings.config_for(location.kind, options)
         self._settings = store_settings.completed(location, settings)
         config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
@@ -264,8 +265,7 @@ class ObjectStores(Transport):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self._buckets: dict[tuple[int, ObjectLocation], Bucket] = {}
-        self._settings: dict[str, StoreConfig | None] = {}
+        self._buckets: dict[tuple[int, ObjectLocation], Bucket | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
@@ -284,11 +284,8 @@ class ObjectStores(Transport):
     def by_http(self, url: str) -> Bucket | None:
         """Return the bucket of an object that is read by HTTP; None if obstore or a driver does."""
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
-        if "?" in url or "::" in url or self._settings_of(url) is None:
-            return None
-        location = location_of(url)
-        bucket = self._bucket(location)
-        return bucket if bucket.reads(location.key) else None
+        bucket = None if "?" in url or "::" in url else self._bucket(url)
+        return None if bucket is None or not bucket.reads(location_of(url).key) else bucket
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, which ends at the next slash."""
@@ -333,40 +330,41 @@ class ObjectStores(Transport):
                 f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
         is_helpless = not is_read and store_settings.is_forked()
-        by_fsspec = is_odd or not is_plain or self._settings_of(url) is None
+        by_fsspec = is_odd or not is_plain or self._bucket(url) is None
         if by_fsspec or (is_helpless and _has_driver(kind)):
             return fsspec.transport_for(self.options, None)
         return None
 
-    def _settings_of(self, url: str) -> StoreConfig | None:
-        """Return the settings for a URL; None if fsspec is used."""
-        kind = urls.KINDS[urls.scheme(url)]
-        if kind not in self._settings:
+    def _bucket(self, url: str) -> Bucket | None:
+        """Return the open bucket of an object, for this process; None if fsspec is used."""
+        location = location_of(url)
+        place = os.getpid(), location._replace(key="")
+        if place not in self._buckets:
             try:
-                self._settings[kind] = self._settings_for(kind)
+                is_driven = self._is_driven(location.kind)
+                bucket = None if is_driven else Bucket(location, self.options)
             except FetchError as error:
                 raise FetchError(f"{urls.redact(url)}: {error}") from None
-        return self._settings[kind]
+            self._buckets.setdefault(place, bucket)
+        return self._buckets[place]
 
-    def _settings_for(self, kind: str) -> StoreConfig | None:
-        """Return the settings for obstore; None if fsspec is used."""
+    def _is_driven(self, kind: str) -> bool:
+        """Return whether fsspec is used for a kind of store."""
         asked = self.options.get("driver")
-        if asked == "fsspec":
-            return None
-        if asked not in (None, "obstore"):
+        if asked not in (None, "obstore", "fsspec"):
             raise FetchError(
                 f"storage_options: driver: expected obstore or fsspec, found {asked!r:.40}"
             )
-        if find_spec("obstore") is None:
-            if asked is None and _has_driver(kind):
-                driver = _FSSPEC_DRIVERS[kind]
-                _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
-                return None
+        if asked == "fsspec" or find_spec("obstore") is not None:
+            return asked == "fsspec"
+        if asked == "obstore" or not _has_driver(kind):
             raise FetchError(
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "
                 "pass a handler for it"
             )
-        return store_settings.config_for(kind, self.options)
+        driver = _FSSPEC_DRIVERS[kind]
+        _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
+        return True
 
     def asked(
         self,
@@ -399,7 +397,7 @@ class ObjectStores(Transport):
             )
         import obstore
 
-        bucket = self._bucket(location)
+        bucket = cast("Bucket", self._bucket(url))
         for is_last in (False, True):
             store = bucket.store(**client)
             try:
@@ -412,15 +410,6 @@ class ObjectStores(Transport):
                 if is_last or not bucket.moves(str(error)):
                     raise store_error(location.kind, url, error, expected) from None
         raise AssertionError  # the second round returns or raises
-
-    def _bucket(self, location: ObjectLocation) -> Bucket:
-        """Return the open bucket of a location, for this process."""
-        key = (os.getpid(), location._replace(key=""))
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            settings = self._settings[location.kind] or StoreConfig()
-            bucket = self._buckets.setdefault(key, Bucket(location, settings))
-        return bucket
 
 
 def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
