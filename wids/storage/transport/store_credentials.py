@@ -125,19 +125,12 @@ def _by_botocore(profile: str | None) -> Provider | None:
     if credentials is None:
         return None
 
-    def provide() -> dict[str, Any]:
-        try:
-            frozen = credentials.get_frozen_credentials()
-        except Exception as error:  # noqa: BLE001 - of another package
-            raise TransientError(_failure("AWS", error), is_outage=False) from None
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(timezone.utc) + _LIFE,
-        }
+    def find() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()
+        keys = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
+        return {**keys, "token": frozen.token}
 
-    return provide
+    return partial(_provided, "AWS", find)
 
 
 OF_AZURE: Final = {"sas_key": "sas_token", "account_key": "access_key"}
@@ -194,15 +187,20 @@ def of_google(config: Mapping[str, Any]) -> Provider | None:
             return None
         raise FetchError(_failure("Google", error)) from None
 
-    def provide() -> dict[str, Any]:
-        try:
-            if not credentials.valid:
-                credentials.refresh(request)
-        except Exception as error:  # noqa: BLE001 - of another package
-            raise TransientError(_failure("Google", error), is_outage=False) from None
-        return {"token": credentials.token, "expires_at": datetime.now(timezone.utc) + _LIFE}
+    def find() -> dict[str, Any]:
+        if not credentials.valid:
+            credentials.refresh(request)
+        return {"token": credentials.token}
 
-    return provide
+    return partial(_provided, "Google", find)
+
+
+def _provided(whose: str, find: Provider) -> dict[str, Any]:
+    """Return what another package finds, as obstore expects it."""
+    try:
+        return {**find(), "expires_at": datetime.now(timezone.utc) + _LIFE}
+    except Exception as error:  # noqa: BLE001 - of another package
+        raise TransientError(_failure(whose, error), is_outage=False) from None
 
 
 def _failure(whose: str, error: Exception) -> str:
