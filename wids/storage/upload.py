@@ -19,7 +19,7 @@ from wids.storage import files
 from wids.storage.transport import fsspec, object_store, urls
 from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Timeouts, has_answered, note_answer, with_retries
-from wids.storage.transport.schemes import by_prefix, options_for, retry_s
+from wids.storage.transport.schemes import by_prefix, options_for, waits
 from wids.storage.transport.stream import driver_error, error_text
 from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
 
@@ -321,7 +321,7 @@ def _asked(
 ) -> _T:
     """Make an attempt, with retries; its errors and its log name the URL without its secrets."""
     file = _at(url, storage_options)
-    wait_s = retry_s(options_for(url, by_prefix(storage_options)))
+    wait_s = waits(options_for(url, by_prefix(storage_options)))["retry_s"]
 
     def translated() -> _T:
         try:

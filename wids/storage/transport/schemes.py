@@ -27,11 +27,10 @@ _logger = logging.getLogger(__name__)
 
 
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
-RETRY_VARIABLE: Final = "WIDS_RETRY_S"
-DEADLINE_VARIABLE: Final = "WIDS_DEADLINE_S"
-HEDGE_VARIABLE: Final = "WIDS_HEDGE"
-RETRY_S: Final = 300.0
-"""Seconds that a read waits for a server by default."""
+WAITS: Final = {"retry_s": 300.0, "deadline_s": math.inf, "hedge": True}
+"""Options of all reads, with their defaults: how many seconds to wait for a server, how many a read
+may take in all, and whether late requests are sent twice. Variables such as ``WIDS_RETRY_S`` state
+them too."""
 
 Assignment: TypeAlias = "tuple[tuple[str, ...], Any]"
 """The names that lead to an option, and its value."""
@@ -58,49 +57,29 @@ def from_environment() -> dict[str, Any]:
     return options
 
 
-def retry_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read waits for a server: from the options, the environment or the default.
+def waits(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of `WAITS`: from the options, else the environment, else the defaults.
 
     Raises:
-        ValueError: The value is not a number of seconds.
+        ValueError: One is not a number of seconds, or neither true nor false.
     """
-    return _seconds(options, "retry_s", RETRY_VARIABLE, RETRY_S)
+    return {name: _wait(name, options) for name in WAITS}
 
 
-def deadline_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read may take in all, from the options or the environment; else infinity.
-
-    Raises:
-        ValueError: The value is not a number of seconds.
-    """
-    return _seconds(options, "deadline_s", DEADLINE_VARIABLE, math.inf)
-
-
-def hedges(options: Mapping[str, Any]) -> bool:
-    """Return whether late requests are sent twice, from the options or the environment.
-
-    Raises:
-        ValueError: The value is neither true nor false.
-    """
-    label, setting = "storage_options: hedge", options.get("hedge")
-    if setting is None:
-        label, setting = HEDGE_VARIABLE, os.environ.get(HEDGE_VARIABLE, "").strip() or "1"
-    if setting not in (True, False, "1", "0"):
-        raise ValueError(f"{label}: expected true or false, or 1 or 0, found {setting!r:.40}")
-    return setting not in (False, "0")
-
-
-def _seconds(options: Mapping[str, Any], name: str, variable: str, default: float) -> float:
+def _wait(name: str, options: Mapping[str, Any]) -> float:
     label, setting = f"storage_options: {name}", options.get(name)
     if setting is None:
-        label, setting = variable, os.environ.get(variable, "").strip() or default
+        label = f"WIDS_{name.upper()}"
+        setting = os.environ.get(label, "").strip() or WAITS[name]
     try:
-        seconds = float(setting)
+        value = float(setting)
     except (TypeError, ValueError):
-        seconds = -1.0
-    if not seconds >= 0:  # also refuses NaN
-        raise ValueError(f"{label}: expected a number of seconds, found {setting!r:.40}")
-    return seconds
+        value = -1.0
+    is_switch = name == "hedge"
+    if not (value in (0, 1) if is_switch else value >= 0):  # also refuses NaN
+        expected = "true or false, or 1 or 0" if is_switch else "a number of seconds"
+        raise ValueError(f"{label}: expected {expected}, found {setting!r:.40}")
+    return value
 
 
 def header(text: str) -> Assignment:
@@ -216,12 +195,7 @@ class Transports:
     ) -> None:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
-        common = self._options.get("", {})
-        self._common = {
-            "retry_s": retry_s(common),
-            "deadline_s": deadline_s(common),
-            "hedge": hedges(common),
-        }
+        self._common = waits(self._options.get("", {}))
         self._handlers = {
             scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -268,18 +242,13 @@ class Transports:
         retry.note_answer(server)
         return noted(method, target, stream, sent_s)
 
-    def timeouts(self, url: str) -> retry.Timeouts:
-        """Return how long to wait for the server of a URL."""
-        options = self._common | options_for(url, self._options)
-        return retry.Timeouts(
-            urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
-        )
-
     def plan(self, url: str) -> Plan:
-        """Return how parts of a URL are read."""
+        """Return how a URL is read."""
         target, transport = self._rewritten(url)
-        may_hedge = hedges(self._common | options_for(url, self._options))
-        return Plan(target, transport, self.timeouts(url), may_hedge)
+        found = waits(self._common | options_for(url, self._options))
+        server = urls.origin(target)
+        timeouts = retry.Timeouts(server, found["retry_s"], found["deadline_s"], url)
+        return Plan(target, transport, timeouts, bool(found["hedge"]))
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
