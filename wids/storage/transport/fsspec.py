@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
@@ -15,7 +15,7 @@ from wids.storage.transport.stream import (
     TransientError,
     Transport,
     driver_error,
-    file_chunks,
+    file_stream,
 )
 
 _BLOCK_NBYTES: Final = 16 << 20
@@ -62,15 +62,10 @@ class Fsspec(Transport):
             if stop is not None:
                 return _part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)
-            with ExitStack() as stack:
-                file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
-                stack.callback(file.close)
-                if start:
-                    file.seek(start)
-                stack.pop_all()  # from here on the stream closes it
+            file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
-        return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
+        return replace(file_stream(url, file, start, None), total_nbytes=nbytes, tag=tag)
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, by a new listing."""
