@@ -41,7 +41,8 @@ _PLAIN_VALUE: Final = re.compile(r"[a-z]+|[0-9]{1,11}")
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
 # Also that of a chain of fsspec, `simplecache::https://…`, which is not a path (SEC-10).
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
-_LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+# To the last `@`: a password may contain one, and its rest must not be shown (SEC-4).
+_USER = re.compile(r"://[^/]*@")
 
 
 def _kept(function: Callable[[str], _T]) -> Callable[[str], _T]:
@@ -292,15 +293,7 @@ def _without_secrets(url: str) -> str:
         first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
         return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
     stem, mark, _ = url.partition("?")
-    return "::".join(map(_without_user, _LINK.split(stem))) + (mark and "?…")
-
-
-def _without_user(stem: str) -> str:
-    if scheme(stem) in ("", "file"):
-        return stem
-    origin, path, _ = _split(stem)
-    # The last `@`: a password may contain one, and its rest must not be shown (SEC-4).
-    return f"{scheme(stem)}://{origin.partition('://')[2].rpartition('@')[2]}{path}"
+    return _USER.sub("://", stem) + (mark and "?…")
 
 
 def without_secrets(text: str, *known: str) -> str:
