@@ -148,10 +148,9 @@ class ObjectTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes and their version, from one response."""
-        import obstore
 
         def read(store: store_settings.Store, key: str) -> tuple[bytes, str | None]:
-            result = obstore.get(store, key)
+            result = store.get(key)
             return bytes(result.bytes()), result.meta[self._version]
 
         return self._transport.asked(self._url, read)
@@ -168,8 +167,6 @@ class ObjectTarget(Target):
             self.check_length(nbytes)
 
     def _put_at_once(self, path: str, nbytes: int, *, is_new: bool, replaces: str | None) -> None:
-        import obstore
-
         version = {self._version: replaces}
         mode = "create" if is_new else "overwrite" if replaces is None else version
 
@@ -179,15 +176,13 @@ class ObjectTarget(Target):
                 data: Any = b""
                 if nbytes:
                     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                obstore.put(store, key, data, mode=mode, use_multipart=False)
+                store.put(key, data, mode=mode, use_multipart=False)
 
         timeout = f"{max(300, nbytes // _MIN_NBYTES_PER_S)}s"
         times = {"timeout": timeout, "read_timeout": timeout}
         self._transport.asked(self._url, put, "to write it", **times)
 
     def _put_parts(self, path: str, nbytes: int, *, is_new: bool) -> None:
-        import obstore
-
         part_nbytes = max(PART_NBYTES, -(-nbytes // _MAX_PARTS))
         is_over, has_ended = threading.Event(), threading.Event()
 
@@ -204,7 +199,7 @@ class ObjectTarget(Target):
         def put(store: store_settings.Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}
             try:
-                obstore.put(store, key, parts(), use_multipart=True, **sizes)
+                store.put(key, parts(), use_multipart=True, **sizes)
             finally:
                 has_ended.set()
 
@@ -218,16 +213,12 @@ class ObjectTarget(Target):
 
     def move(self, url: str) -> None:
         """Copy the object to another name, and delete it."""
-        import obstore
-
         other = store_settings.location_of(url).key
-        self._transport.asked(self._url, lambda store, key: obstore.rename(store, key, other))
+        self._transport.asked(self._url, lambda store, key: store.rename(key, other))
 
     def remove(self) -> None:
         """Delete the object."""
-        import obstore
-
-        self._transport.asked(self._url, obstore.delete)
+        self._transport.asked(self._url, lambda store, key: store.delete(key))
 
 
 class FsspecTarget(Target):

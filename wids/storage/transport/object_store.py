@@ -299,10 +299,8 @@ class ObjectStores(Transport):
             return driver.entries(folder)
 
         def listed(store: Store, key: str) -> list[Entry]:
-            import obstore
-
             path = key.strip("/")
-            found = obstore.list_with_delimiter(store, f"{path}/" if path else None)
+            found = store.list_with_delimiter(f"{path}/" if path else None)
             infos = [{"name": meta["path"], "size": meta["size"]} for meta in found["objects"]]
             infos += [{"name": each, "type": "directory"} for each in found["common_prefixes"]]
             if path and not infos:
@@ -452,24 +450,21 @@ def _opened(
     """Open an object or a part of it, once."""
     import obstore
 
-    if stop == 0:
-        meta = obstore.head(store, key)
-        return Stream(iter(()), 0, meta["size"], _strong(meta["e_tag"]))
-    options: dict[str, Any] = {}
-    if start or stop is not None:
+    options: dict[str, Any] = {"head": stop == 0}
+    if stop != 0 and (start or stop is not None):
         options["range"] = {"offset": start} if stop is None else (start, stop)
         if tag is not None and tag.startswith('"'):
             options["if_match"] = tag
     try:
-        result = obstore.get(store, key, options=options)
+        result = store.get(key, options=options)
     except (obstore.exceptions.PreconditionError, obstore.exceptions.GenericError) as error:
         is_replaced = isinstance(error, obstore.exceptions.PreconditionError)
-        if not (is_replaced or (options and "NotPartial" in str(error))):
+        if not (is_replaced or ("range" in options and "NotPartial" in str(error))):
             raise
         # As a server does for If-Range: the whole file, whose tag says that it is another.
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
-    end = None if stop is None else result.range[1]
+    end = result.range[1] if stop else None
     pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 
