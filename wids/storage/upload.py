@@ -17,6 +17,7 @@ from typing import IO, Any, Final, TypeAlias, TypeVar
 from wids.errors import FetchError, UploadError
 from wids.storage import files
 from wids.storage.transport import fsspec, object_store, urls
+from wids.storage.transport.object_store import ReplacedError
 from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Timeouts, has_answered, note_answer, with_retries
 from wids.storage.transport.schemes import by_prefix, options_for, waits
@@ -179,10 +180,6 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
     return _asked("LIST", folder, storage_options, lambda file: file.names())
 
 
-class ReplacedError(UploadError):
-    """The file was replaced since it was read, and so it was left as it is."""
-
-
 def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
     """Return the bytes at a path or URL, which is not rewritten.
 
@@ -265,12 +262,10 @@ def upload(
             note_answer(server)  # now, since the attempt may take hours
             has_sent = True
             file.put(path, is_new=is_new, replaces=replaces)
-        except (object_store.RefusedVersionError, FileExistsError, FileNotFoundError) as error:
+        except (ReplacedError, FileExistsError, FileNotFoundError) as error:
             # Drivers repeat requests too, so this very attempt may have stored the file.
             if has_sent and file.has_bytes_of(path):
                 return
-            if isinstance(error, object_store.RefusedVersionError):
-                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
             if isinstance(error, FileExistsError):  # its text may quote the URL with its query
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             raise

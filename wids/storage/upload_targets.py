@@ -108,7 +108,7 @@ class Target(ABC):
 
         Raises:
             FileExistsError: ``is_new``, and the file exists.
-            object_store.RefusedVersionError: It has another version than ``replaces``.
+            object_store.ReplacedError: It has another version than ``replaces``.
         """
 
     @abstractmethod

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
-from wids.errors import FetchError, NotFoundError
+from wids.errors import FetchError, NotFoundError, UploadError
 from wids.storage.transport import fsspec, store_settings, urls
 from wids.storage.transport.connections import Head
 from wids.storage.transport.http import Http
@@ -250,8 +250,8 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> ObjectStor
     return ObjectStores(options)
 
 
-class RefusedVersionError(OSError):
-    """The store does not replace an object, since it has another version than the stated one."""
+class ReplacedError(UploadError):
+    """The file was replaced since it was read, and so it was left as it is."""
 
 
 class ObjectStores(Transport):
@@ -381,7 +381,7 @@ class ObjectStores(Transport):
 
         Raises:
             FileExistsError: The object exists, and the call was for a new one.
-            RefusedVersionError: The object has another version than the call was for.
+            ReplacedError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
         location = location_of(url)
@@ -403,7 +403,7 @@ class ObjectStores(Transport):
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             except obstore.exceptions.PreconditionError:
-                raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
+                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
                 if is_last or not bucket.moves(str(error)):
                     raise store_error(location.kind, url, error, expected) from None
