@@ -185,30 +185,21 @@ def with_retries(
         DeadlineError: The deadline of ``timeouts`` has passed.
         FetchError: It failed too long.
     """
-    with stages.fetching(), _within_deadline(timeouts):
-        attempts = Attempts(timeouts)
-        while True:
-            started_s = time.monotonic()
-            try:
-                result = attempt()
-            except TransientError as error:
-                wait_s = attempts.failed(error, time.monotonic() - started_s, position())
-            else:
-                attempts.succeeded()
-                return result
-            with waiting_for("the next attempt"):
-                is_cancelled = _pause(min(wait_s, left_s()), _cancel.get())
-            if is_cancelled:
-                raise CancelledError("the fetch was cancelled")
-            check_waits()
-
-
-@contextmanager
-def _within_deadline(timeouts: Timeouts) -> Iterator[None]:
-    """End the waits of the block at the deadline, with an error that says what they were for."""
-    token = _limited.set(timeouts)
+    attempts, token = Attempts(timeouts), _limited.set(timeouts)
     try:
-        yield
+        with stages.fetching():
+            while True:
+                started_s = time.monotonic()
+                try:
+                    result = attempt()
+                except TransientError as error:
+                    wait_s = attempts.failed(error, time.monotonic() - started_s, position())
+                else:
+                    attempts.succeeded()
+                    return result
+                with waiting_for("the next attempt"):
+                    _pause(min(wait_s, left_s()), _cancel.get())
+                check_waits()
     except _PassedError:
         raise timeouts.deadline_error() from None
     finally:
@@ -328,12 +319,12 @@ def server_at(server: str, of: slice) -> int:
     return int(of.start + zlib.crc32(server.encode()) % (of.stop - of.start))
 
 
-def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
-    """Wait; return whether the wait was cancelled. Tests replace this function to save time."""
-    if cancel is not None:
-        return cancel.wait(wait_s)
-    time.sleep(wait_s)
-    return False
+def _pause(wait_s: float, cancel: threading.Event | None) -> None:
+    """Wait, until the wait is cancelled. Tests replace this function to save time."""
+    if cancel is None:
+        time.sleep(wait_s)
+    else:
+        cancel.wait(wait_s)
 
 
 def _backoff_s(num_failures: int, longest_s: float) -> float:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.storage import stages
@@ -122,26 +123,19 @@ def merged(options: Mapping[str, Any], assignments: Iterable[Assignment]) -> dic
     """
     result = dict(options)
     for path, value in assignments:
-        _set(result, path, value)
+        inner = result
+        for outer, name in pairwise(path):  # what is inside is copied
+            found = inner.get(outer, {})
+            if not isinstance(found, Mapping):
+                raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
+                    f"{'.'.join(path)}: expected {outer} to be a dict of options, "
+                    f"found a {type(found).__name__}"
+                )
+            # Names of headers have no case: the one that was passed last is the only one.
+            hidden = name.lower() if outer == "headers" else None
+            inner[outer] = inner = {n: each for n, each in found.items() if n.lower() != hidden}
+        inner[path[-1]] = value
     return result
-
-
-def _set(options: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set an option, which may be inside others; what is inside is copied and not modified."""
-    name, *rest = path
-    if not rest:
-        options[name] = value
-        return
-    inner = options.get(name, {})
-    if not isinstance(inner, Mapping):
-        raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
-            f"{'.'.join(path)}: expected {name} to be a dict of options, "
-            f"found a {type(inner).__name__}"
-        )
-    # Names of headers have no case: the one that was passed last is the only one.
-    hidden = rest[0].lower() if name == "headers" else None
-    options[name] = {key: other for key, other in inner.items() if key.lower() != hidden}
-    _set(options[name], tuple(rest), value)
 
 
 def _parsed(text: str) -> Any:

@@ -277,13 +277,12 @@ _FLAGS: Final = ("skip_signature", "request_payer", "virtual_hosted_style_reques
 
 def _of_environment(kind: str) -> dict[str, Any]:
     """Return the options that obstore takes from the environment."""
-    prefix, found = _PREFIXES[kind], {}
+    prefix = _PREFIXES[kind]
     names = {f"{prefix}{name.upper()}": name for name in _CONFIG[kind].split()} | _ALIASES
-    for variable, name in names.items():
-        value = os.environ.get(variable)
-        if value and variable.startswith(prefix):
-            is_true = value.lower() in ("1", "true", "on", "yes", "y")
-            found[name] = is_true if name in _FLAGS else value
+    stated = {v: name for v, name in names.items() if v.startswith(prefix) and os.environ.get(v)}
+    found: Settings = {name: os.environ[variable] for variable, name in stated.items()}
+    for flag in found.keys() & _FLAGS:
+        found[flag] = found[flag].lower() in ("1", "true", "on", "yes", "y")
     return found
 
 
