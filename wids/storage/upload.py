@@ -331,7 +331,9 @@ def _asked(
                 f"exist, found: {error_text(error, url)}; check the name, or create it"
             ) from None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
-            raise driver_error(url, error, "to write it") from None
+            is_read = method in ("GET", "HEAD", "LIST")
+            expected = "a readable file" if is_read else "to write it"
+            raise driver_error(url, error, expected) from None
 
     try:
         return with_retries(translated, Timeouts(urls.origin(url), wait_s))

@@ -26,9 +26,9 @@ from wids.errors import NotFoundError
 from wids.storage import files
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_settings, urls
-from wids.storage.transport.fsspec import Fsspec
+from wids.storage.transport.fsspec import Fsspec, part
 from wids.storage.transport.object_store import ObjectStores
-from wids.storage.transport.stream import TransientError
+from wids.storage.transport.stream import TransientError, check_complete
 
 
 class Target(ABC):
@@ -66,9 +66,7 @@ class Target(ABC):
         """Write the file to a local path."""
         with open(path, "wb") as file, self._transport.open(self._url, 0, None, None) as stream:
             file.writelines(stream.chunks)
-            if stream.total_nbytes not in (None, file.tell()):
-                message = f"{urls.redact(self._url)}: expected all of it, found a part"
-                raise TransientError(message, is_outage=False)
+            check_complete(self._url, file.tell(), stream.total_nbytes)
 
     def names(self) -> list[str]:
         """Return the names in the folder; none if it does not exist."""
@@ -236,12 +234,8 @@ class FsspecTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes, of one version if the server states it."""
-        before = self._transport.open(self._url, 0, 0, None).tag
-        data = bytes(self._system.cat_file(self._path))
-        if self._transport.open(self._url, 0, 0, None).tag != before:
-            message = f"{urls.redact(self._url)}: it changed while it was being read"
-            raise TransientError(message, is_outage=False)
-        return data, None
+        stream = part(self._url, self._system, self._path, 0, None, None)
+        return bytes(next(stream.chunks)), None
 
     def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:  # noqa: ARG002
         """Upload under a temporary name, compare the length, and rename."""

@@ -60,7 +60,7 @@ class Fsspec(Transport):
             if stop == 0:
                 return Stream(iter(()), 0, *_version(system, path))
             if stop is not None:
-                return _part(url, system, path, start, stop, tag)
+                return part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)
             file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
@@ -145,7 +145,7 @@ def _version(system: Any, path: str) -> tuple[int | None, str | None]:
     return info.get("size"), None if tag is None or str(tag).startswith("W/") else str(tag)
 
 
-def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | None) -> Stream:
+def part(url: str, system: Any, path: str, start: int, stop: int | None, tag: str | None) -> Stream:
     """Return the stream of a part of a file, with the tag of the version that it is from.
 
     Bytes and tag are two requests, and the file may be replaced between them. A tag that was known

@@ -102,7 +102,7 @@ def path_of(url: str) -> str:
     kind = scheme(url)
     if kind == "pipe":
         return ""
-    return local_path(url) if kind in ("", "file") else _split(url)[1]
+    return local_path(url) if kind in ("", "file") else split(url)[1]
 
 
 def parent(url: str) -> str:
@@ -112,11 +112,11 @@ def parent(url: str) -> str:
     """
     if is_local(url):
         return os.path.dirname(local_path(url))
-    origin, path, query = _split(url)
+    origin, path, query = split(url)
     return f"{origin}{path.rpartition('/')[0]}/{query}"
 
 
-def _split(url: str) -> tuple[str, str, str]:
+def split(url: str) -> tuple[str, str, str]:
     """Split a remote URL into scheme and host, path, and query with its ``?``.
 
     Any text can be split: `urllib.parse` raises errors for some that servers accept.
@@ -161,7 +161,7 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
             return with_slashes(os.path.normpath(os.path.join(folder, local_path(reference))))
 
     else:
-        origin, path, suffix = _split(base)
+        origin, path, suffix = split(base)
         folder = path.rstrip("/")
         prefix = f"{origin}{folder}/"
 
@@ -236,7 +236,7 @@ def origin(url: str) -> str:
 
 def _authority(url: str) -> str:
     """Return the part of a remote URL between ``://`` and the path: user, server and port."""
-    return _split(url)[0].partition("://")[2]
+    return split(url)[0].partition("://")[2]
 
 
 @_kept
@@ -316,7 +316,7 @@ def unsigned(url: str, location: str) -> str:
         url: Where it leads, on another server.
         location: What was requested.
     """
-    (origin, path, query), ours = _split(url), _split(location)[2][1:].split("&")
+    (origin, path, query), ours = split(url), split(location)[2][1:].split("&")
     pairs = query[1:].split("&")
     if not any(pair.lower().startswith("x-amz-signature=") and pair in ours for pair in pairs):
         return url
@@ -340,7 +340,7 @@ def _secrets(url: str, named: str | None) -> set[str]:
     """Return the parts of a remote URL that nothing may show: as is, decoded and encoded."""
     if scheme(url) in ("", "file", "pipe"):
         return set()
-    origin, path, query = _split(url)
+    origin, path, query = split(url)
     user, query = origin.partition("://")[2].rpartition("@")[0], query[1:]
     pairs = query.split("&")
     values = [*(pair.partition("=")[2] for pair in pairs), *(path.split("/") if named else ())]
