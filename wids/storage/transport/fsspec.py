@@ -152,9 +152,7 @@ def part(url: str, system: Any, path: str, start: int, stop: int | None, tag: st
     before the bytes were read, and is the same afterwards, is theirs. If it differs from a tag that
     the caller knows, the caller compares them.
     """
-    known = tag
-    if known is None:
-        _, known = _version(system, path)
+    known = _version(system, path)[1] if tag is None else tag
     # Drivers that open a file for this would read five megabytes ahead.
     exact = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
     data = system.cat_file(path, start=start, end=stop, **exact)

@@ -65,10 +65,7 @@ def of_aws(
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
     keys = {name.removeprefix("aws_"): value for name, value in (section or {}).items()}
-    provider = _static(options) or _static(keys)
-    if provider is not None:
-        return keys.get("region"), provider
-    provider = _by_botocore(named)
+    provider = _static(options) or _static(keys) or _by_botocore(named)
     more = set(section or ()) - {"region", "output", "s3"}
     if provider is None and more:
         raise FetchError(

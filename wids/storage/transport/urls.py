@@ -429,7 +429,9 @@ def _rule_error(rule: str, reason: str = "") -> SpecError:
 
 def _check_rewriting(url: str, result: str) -> None:
     """Refuse to let a URL, which a stranger may have written, run commands or leave a folder."""
-    if is_local(result) and not is_local(url) and ".." in _components(url):
+    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
+    parts = re.split(r"[/\\]", unquote(url))
+    if is_local(result) and not is_local(url) and ".." in parts:
         raise SpecError(
             f"{redact(url)}: expected a URL without .., because WDS_REWRITE turns it into a "
             "path, which could lead anywhere"
@@ -440,8 +442,3 @@ def _check_rewriting(url: str, result: str) -> None:
             f"{redact(url)}: expected a URL of plain characters, because WDS_REWRITE turns it "
             "into a command; found characters that a shell may interpret"
         )
-
-
-def _components(url: str) -> list[str]:
-    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
-    return re.split(r"[/\\]", unquoted(url))
