@@ -72,11 +72,14 @@ def _wait(name: str, options: Mapping[str, Any]) -> float:
     if setting is None:
         label = f"WIDS_{name.upper()}"
         setting = os.environ.get(label, "").strip() or WAITS[name]
+    return _number(label, setting, is_switch=name == "hedge")
+
+
+def _number(label: str, setting: Any, *, is_switch: bool = False) -> float:
     try:
         value = float(setting)
     except (TypeError, ValueError):
         value = -1.0
-    is_switch = name == "hedge"
     if not (value in (0, 1) if is_switch else value >= 0):  # also refuses NaN
         expected = "true or false, or 1 or 0" if is_switch else "a number of seconds"
         raise ValueError(f"{label}: expected {expected}, found {setting!r:.40}")
@@ -322,13 +325,33 @@ def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     options = from_environment() if options is None else options
     is_prefix = ["://" in name for name in options]
     if not any(is_prefix):
-        return {"": dict(options)}
-    if not all(is_prefix):
+        options = {"": options}
+    elif not all(is_prefix):
         raise ValueError(
             "storage_options: expected options, or options by URL prefix, found both: "
             + ", ".join(map(urls.redact, options))
         )
-    return {prefix: dict(some) for prefix, some in options.items()}
+    return {prefix: _checked(some) for prefix, some in options.items()}
+
+
+def _checked(options: Any) -> dict[str, Any]:
+    """Return options of which `headers` and `timeout` can be used.
+
+    Raises:
+        ValueError: They cannot; the error does not show the headers.
+    """
+    if not isinstance(options, Mapping):
+        raise _no_dict_error("storage_options", options)
+    headers, timeout = options.get("headers"), options.get("timeout")
+    if not (headers is None or callable(headers) or isinstance(headers, Mapping)):
+        raise _no_dict_error("storage_options: headers", headers)
+    if timeout is None:
+        return dict(options)
+    return {**options, "timeout": _number("storage_options: timeout", timeout)}
+
+
+def _no_dict_error(label: str, value: Any) -> ValueError:
+    return ValueError(f"{label}: expected a dict, found a {type(value).__name__}")
 
 
 def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
