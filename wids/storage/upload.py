@@ -133,7 +133,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked("HEAD", target, storage_options, Target.exists)
+    return _asked("HEAD", target, storage_options, lambda file: file.exists())
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:

@@ -84,8 +84,8 @@ class Bucket(Http):
         config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
         self._signed: dict[str, tuple[tuple[float, Keys | None], str]] = {}
-        self._skew_s = float(-_BACK_S)
-        self._store: Store | None = None
+        self._skew_s = float(-_BACK_S)  # from now to the date of a signature
+        self._stores: dict[Any, Store] = {}
         self.is_refused = False
         provider = self._settings.provider
         self.is_by_http = (
@@ -122,12 +122,12 @@ class Bucket(Http):
         Args:
             client: Options of the HTTP client that replace the others.
         """
-        location, settings = self._location, self._settings
-        if client:
-            return store_settings.new_store(location, settings, self._region, **client)
-        if self._store is None:
-            self._store = store_settings.new_store(location, settings, self._region)
-        return self._store
+        place = self._region, *client.items()
+        if place not in self._stores:
+            self._stores[place] = store_settings.new_store(
+                self._location, self._settings, self._region, **client
+            )
+        return self._stores[place]
 
     def address(self, url: str) -> str:
         """Return the address of an object, which is replaced after half an hour at most.
@@ -169,11 +169,9 @@ class Bucket(Http):
         if keys is not None:
             payer = {"x_amz_request_payer": "requester"} if config.get("request_payer") else {}
             return signed(url, keys, region, time.time() + self._skew_s, _LIFE_S, **payer)
-        if config.get("skip_signature"):
-            return url
-        if "sas_key" in config:
+        if "sas_key" in config and not config.get("skip_signature"):
             return f"{url}?{config['sas_key']}"
-        if "account_key" in config:
+        if "account_key" in config and not config.get("skip_signature"):
             import obstore
 
             call: Any = obstore.sign  # needs no network
@@ -225,11 +223,10 @@ class Bucket(Http):
         if self._location.kind != "s3" or region is None:
             return False
         region = region or stated or _asked_region(self._location, self._config.get("endpoint"))
-        if not region:
-            return False
-        self._region, self._store = region, None
-        self._signed.clear()
-        return True
+        if region:
+            self._region = region
+            self._signed.clear()
+        return bool(region)
 
 
 def _with_token(headers: Mapping[str, str], provider: Provider) -> tuple[dict[str, str], float]:
