@@ -201,11 +201,7 @@ class Transports:
         self._made: dict[tuple[str, str | None], Transport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        shared = {
-            "answered": retry.answered(),
-            "stages": stages.passed_stages(),
-        }
-        return {**self.__dict__, **shared}
+        return {**self.__dict__, "answered": retry.answered(), "stages": stages.passed_stages()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A worker that is started in an outage has not met the servers itself.
@@ -214,13 +210,7 @@ class Transports:
         stages.join_stages(state.pop("stages"))
         self.__dict__.update(state)
 
-    def open(
-        self,
-        url: str,
-        start: int = 0,
-        stop: int | None = None,
-        tag: str | None = None,
-    ) -> Stream:
+    def open(self, url: str, start: int, stop: int | None, tag: str | None = None) -> Stream:
         """Open a URL that is not read by HTTP, after rewriting; see `stream.Transport`."""
         target, transport = self._rewritten(url)
         server = urls.origin(target)
