@@ -16,6 +16,7 @@ from s3 import Bucket
 import wids
 from wids.errors import UploadError
 from wids.storage import upload
+from wids.storage.transport.object_store import ReplacedError
 
 DATA = os.urandom(1000) * 12_000  # two parts of the least size
 
@@ -91,7 +92,7 @@ def test_a_version_that_was_replaced_by_this_very_upload(bucket: Bucket) -> None
     bucket.fault = first("lose", is_data)
     publish(url, b"new", replaces=version, storage_options=options)
     assert bucket.system.cat(url) == b"new"
-    with pytest.raises(upload.ReplacedError):
+    with pytest.raises(ReplacedError):
         publish(url, b"newer", replaces=version, storage_options=options)
     assert bucket.system.cat(url) == b"new"
 

@@ -25,8 +25,7 @@ from transfers import DATA
 from wids.errors import FetchError, MismatchError
 from wids.storage.fetch import Fetcher
 from wids.storage.ranges import RangeError
-from wids.storage.transport.retry import Timeouts
-from wids.storage.transport.schemes import Transports
+from wids.storage.transport.schemes import Plan, Transports
 from wids.storage.transport.stream import CHUNK_NBYTES
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -274,16 +273,16 @@ def test_a_fork_while_another_thread_begins_to_read(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child waits for no thread that it does not have, whichever file that was about to read."""
-    url, timeouts = server.page("/a", DATA), Transports.timeouts
+    url, plan = server.page("/a", DATA), Transports.plan
     has_begun, is_over = threading.Event(), threading.Event()
 
-    def slow(transports: Transports, url: str) -> Timeouts:
+    def slow(transports: Transports, url: str) -> Plan:
         if threading.current_thread() is thread:
             has_begun.set()
             is_over.wait(LONG_S)
-        return timeouts(transports, url)
+        return plan(transports, url)
 
-    monkeypatch.setattr(Transports, "timeouts", slow)
+    monkeypatch.setattr(Transports, "plan", slow)
     thread = threading.Thread(target=lambda: Fetcher().range_reader(url, len(DATA))(0, 9))
     thread.start()
     assert has_begun.wait(LONG_S)

@@ -33,6 +33,7 @@ from wids.storage import files, locks, upload
 from wids.storage.fetch import Fetcher
 from wids.storage.sizes import first_of
 from wids.storage.transport import urls
+from wids.storage.transport.object_store import ReplacedError
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,7 @@ def publish_appended(
                 "shardlist": [*old.document["shardlist"], *entries(old, shards, base)],
             }
             # Another process may have been faster: start again from its result.
-            with suppress(upload.ReplacedError):
+            with suppress(ReplacedError):
                 return _publish(old, document, indexes, on_problem, storage_options)
     raise OSError(f"{urls.redact(target)}: others replaced it {_MAX_ATTEMPTS} times meanwhile")
 
@@ -350,7 +351,7 @@ def _publish(
             for problem in dataset_problems(joined, spec.shards, spec.name):
                 on_problem(problem)
             if upload.read(old.target, storage_options)[0] != old.data:
-                raise upload.ReplacedError(old.target)
+                raise ReplacedError(old.target)
     else:
         text = "the spec names no dataset index, so keys of new and old shards were not compared"
         on_problem(Problem(spec.name, text, "remark"))

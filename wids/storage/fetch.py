@@ -223,7 +223,7 @@ class Fetcher:
             NotFoundError: There is no such folder.
             FetchError: It cannot be listed.
         """
-        timeouts = self._transports.timeouts(folder)
+        timeouts = self._transports.plan(folder).timeouts
         return with_retries(lambda: self._transports.entries(folder), timeouts)
 
     def nbytes(self, url: str) -> int | None:

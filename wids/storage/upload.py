@@ -17,9 +17,10 @@ from typing import IO, Any, Final, TypeAlias, TypeVar
 from wids.errors import FetchError, UploadError
 from wids.storage import files
 from wids.storage.transport import fsspec, object_store, urls
+from wids.storage.transport.object_store import ReplacedError
 from wids.storage.transport.request_log import logged
 from wids.storage.transport.retry import Timeouts, has_answered, note_answer, with_retries
-from wids.storage.transport.schemes import by_prefix, options_for, retry_s
+from wids.storage.transport.schemes import by_prefix, options_for, waits
 from wids.storage.transport.stream import driver_error, error_text
 from wids.storage.upload_targets import FsspecTarget, ObjectTarget, Target
 
@@ -132,7 +133,7 @@ def exists(target: str, storage_options: Options = None) -> bool:
     """
     if is_local(target):
         return os.path.lexists(target)
-    return _asked("HEAD", target, storage_options, Target.exists)
+    return _asked("HEAD", target, storage_options, lambda file: file.exists())
 
 
 def move(source: str, target: str, storage_options: Options = None) -> None:
@@ -177,10 +178,6 @@ def file_names(folder: str, storage_options: Options = None) -> list[str]:
         return os.listdir(folder)
 
     return _asked("LIST", folder, storage_options, lambda file: file.names())
-
-
-class ReplacedError(UploadError):
-    """The file was replaced since it was read, and so it was left as it is."""
 
 
 def read(target: str, storage_options: Options = None) -> tuple[bytes, str | None]:
@@ -265,12 +262,10 @@ def upload(
             note_answer(server)  # now, since the attempt may take hours
             has_sent = True
             file.put(path, is_new=is_new, replaces=replaces)
-        except (object_store.RefusedVersionError, FileExistsError, FileNotFoundError) as error:
+        except (ReplacedError, FileExistsError, FileNotFoundError) as error:
             # Drivers repeat requests too, so this very attempt may have stored the file.
             if has_sent and file.has_bytes_of(path):
                 return
-            if isinstance(error, object_store.RefusedVersionError):
-                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
             if isinstance(error, FileExistsError):  # its text may quote the URL with its query
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             raise
@@ -321,7 +316,7 @@ def _asked(
 ) -> _T:
     """Make an attempt, with retries; its errors and its log name the URL without its secrets."""
     file = _at(url, storage_options)
-    wait_s = retry_s(options_for(url, by_prefix(storage_options)))
+    wait_s = waits(options_for(url, by_prefix(storage_options)))["retry_s"]
 
     def translated() -> _T:
         try:
@@ -336,7 +331,9 @@ def _asked(
                 f"exist, found: {error_text(error, url)}; check the name, or create it"
             ) from None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
-            raise driver_error(url, error, "to write it") from None
+            is_read = method in ("GET", "HEAD", "LIST")
+            expected = "a readable file" if is_read else "to write it"
+            raise driver_error(url, error, expected) from None
 
     try:
         return with_retries(translated, Timeouts(urls.origin(url), wait_s))

@@ -17,21 +17,20 @@ import glob
 import mmap
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from wids.errors import NotFoundError
 from wids.storage import files
 from wids.storage.reading_threads import ReadingThreads
 from wids.storage.transport import store_settings, urls
-from wids.storage.transport.fsspec import Fsspec
+from wids.storage.transport.fsspec import Fsspec, part
 from wids.storage.transport.object_store import ObjectStores
-from wids.storage.transport.stream import TransientError
+from wids.storage.transport.stream import TransientError, check_complete
 
 
-class Target(ABC):
+class _Target:
     """A file, or a folder, at a URL.
 
     Methods raise FileNotFoundError if it does not exist, and other errors of any kind.
@@ -43,11 +42,11 @@ class Target(ABC):
 
     def __init__(self, transport: Fsspec | ObjectStores, url: str) -> None:
         self._transport = transport
-        self._url = url
+        self.url = url
 
     def nbytes(self) -> int | None:
         """Return the length of the file, or None if the server does not state it."""
-        return self._transport.open(self._url, 0, 0, None).total_nbytes
+        return self._transport.open(self.url, 0, 0, None).total_nbytes
 
     def exists(self) -> bool:
         """Return whether the file exists."""
@@ -64,16 +63,14 @@ class Target(ABC):
 
     def save(self, path: str) -> None:
         """Write the file to a local path."""
-        with open(path, "wb") as file, self._transport.open(self._url, 0, None, None) as stream:
+        with open(path, "wb") as file, self._transport.open(self.url, 0, None, None) as stream:
             file.writelines(stream.chunks)
-            if stream.total_nbytes not in (None, file.tell()):
-                message = f"{urls.redact(self._url)}: expected all of it, found a part"
-                raise TransientError(message, is_outage=False)
+            check_complete(self.url, file.tell(), stream.total_nbytes)
 
     def names(self) -> list[str]:
         """Return the names in the folder; none if it does not exist."""
         with suppress(NotFoundError):
-            return [entry.name for entry in self._transport.entries(self._url)]
+            return [entry.name for entry in self._transport.entries(self.url)]
         return []
 
     def has_bytes_of(self, path: str) -> bool:
@@ -81,43 +78,12 @@ class Target(ABC):
         with (
             suppress(FileNotFoundError),
             open(path, "rb") as file,
-            self._transport.open(self._url, 0, None, None) as stream,
+            self._transport.open(self.url, 0, None, None) as stream,
         ):
             if stream.total_nbytes == os.path.getsize(path):
                 are_same = all(file.read(len(chunk)) == chunk for chunk in stream.chunks)
                 return are_same and not file.read(1)
         return False
-
-    def check_length(self, expected: int) -> None:
-        """Refuse an upload of which only a part has arrived, and delete that."""
-        nbytes = self.nbytes()
-        if nbytes in (None, expected):
-            return
-        if nbytes is not None and nbytes < expected:
-            self.remove()
-        message = f"{urls.redact(self._url)}: expected {expected} bytes after the upload, "
-        raise TransientError(f"{message}found {nbytes}", is_outage=False)
-
-    @abstractmethod
-    def read(self) -> tuple[bytes, str | None]:
-        """Return all bytes, and their version if the server can compare it; else None."""
-
-    @abstractmethod
-    def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:
-        """Upload a complete local file, so that nothing is visible before its last byte.
-
-        Raises:
-            FileExistsError: ``is_new``, and the file exists.
-            object_store.RefusedVersionError: It has another version than ``replaces``.
-        """
-
-    @abstractmethod
-    def move(self, url: str) -> None:
-        """Rename the file, over any file that has the other URL."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Delete the file."""
 
 
 PART_NBYTES: Final = 16 << 20
@@ -136,7 +102,7 @@ _ABORT_S: Final = 1.0
 """How long to wait, after Ctrl-C, until the store has dropped the parts."""
 
 
-class ObjectTarget(Target):
+class ObjectTarget(_Target):
     """An object that obstore writes."""
 
     _transport: ObjectStores
@@ -148,13 +114,12 @@ class ObjectTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes and their version, from one response."""
-        import obstore
 
         def read(store: store_settings.Store, key: str) -> tuple[bytes, str | None]:
-            result = obstore.get(store, key)
+            result = store.get(key)
             return bytes(result.bytes()), result.meta[self._version]
 
-        return self._transport.asked(self._url, read)
+        return self._transport.asked(self.url, read)
 
     def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:
         """Upload, compare the length, and delete what is only a part."""
@@ -165,11 +130,9 @@ class ObjectTarget(Target):
         else:
             self._put_parts(path, nbytes, is_new=is_new)
         with suppress(PermissionError):  # some keys are for writing alone
-            self.check_length(nbytes)
+            _check_length(self, nbytes)
 
     def _put_at_once(self, path: str, nbytes: int, *, is_new: bool, replaces: str | None) -> None:
-        import obstore
-
         version = {self._version: replaces}
         mode = "create" if is_new else "overwrite" if replaces is None else version
 
@@ -179,15 +142,13 @@ class ObjectTarget(Target):
                 data: Any = b""
                 if nbytes:
                     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                obstore.put(store, key, data, mode=mode, use_multipart=False)
+                store.put(key, data, mode=mode, use_multipart=False)
 
         timeout = f"{max(300, nbytes // _MIN_NBYTES_PER_S)}s"
         times = {"timeout": timeout, "read_timeout": timeout}
-        self._transport.asked(self._url, put, "to write it", **times)
+        self._transport.asked(self.url, put, "to write it", **times)
 
     def _put_parts(self, path: str, nbytes: int, *, is_new: bool) -> None:
-        import obstore
-
         part_nbytes = max(PART_NBYTES, -(-nbytes // _MAX_PARTS))
         is_over, has_ended = threading.Event(), threading.Event()
 
@@ -204,13 +165,13 @@ class ObjectTarget(Target):
         def put(store: store_settings.Store, key: str) -> None:
             sizes = {"chunk_size": part_nbytes, "max_concurrency": _NUM_CONNECTIONS}
             try:
-                obstore.put(store, key, parts(), use_multipart=True, **sizes)
+                store.put(key, parts(), use_multipart=True, **sizes)
             finally:
                 has_ended.set()
 
         limit = store_settings.REQUEST_TIMEOUT  # for a part
         try:
-            self._transport.asked(self._url, put, "to write it", timeout=limit, read_timeout=limit)
+            self._transport.asked(self.url, put, "to write it", timeout=limit, read_timeout=limit)
         except (KeyboardInterrupt, SystemExit):
             is_over.set()
             has_ended.wait(_ABORT_S)
@@ -218,19 +179,15 @@ class ObjectTarget(Target):
 
     def move(self, url: str) -> None:
         """Copy the object to another name, and delete it."""
-        import obstore
-
         other = store_settings.location_of(url).key
-        self._transport.asked(self._url, lambda store, key: obstore.rename(store, key, other))
+        self._transport.asked(self.url, lambda store, key: store.rename(key, other))
 
     def remove(self) -> None:
         """Delete the object."""
-        import obstore
-
-        self._transport.asked(self._url, obstore.delete)
+        self._transport.asked(self.url, lambda store, key: store.delete(key))
 
 
-class FsspecTarget(Target):
+class FsspecTarget(_Target):
     """A file that a driver of fsspec writes.
 
     Raises:
@@ -245,21 +202,17 @@ class FsspecTarget(Target):
 
     def read(self) -> tuple[bytes, str | None]:
         """Return all bytes, of one version if the server states it."""
-        before = self._transport.open(self._url, 0, 0, None).tag
-        data = bytes(self._system.cat_file(self._path))
-        if self._transport.open(self._url, 0, 0, None).tag != before:
-            message = f"{urls.redact(self._url)}: it changed while it was being read"
-            raise TransientError(message, is_outage=False)
-        return data, None
+        stream = part(self.url, self._system, self._path, 0, None, None)
+        return bytes(next(stream.chunks)), None
 
     def put(self, path: str, *, is_new: bool, replaces: str | None) -> None:  # noqa: ARG002
         """Upload under a temporary name, compare the length, and rename."""
-        folder, _, name = self._url.rpartition("/")
+        folder, _, name = self.url.rpartition("/")
         url = f"{folder}/{files.temporary_name(name)}"
         temporary = FsspecTarget(self._transport, url)
         try:
             self._system.put_file(path, temporary._path)
-            temporary.check_length(os.path.getsize(path))
+            _check_length(temporary, os.path.getsize(path))
             if is_new:
                 self.check_absent()
             self._system.mv(temporary._path, self._path)
@@ -278,3 +231,17 @@ class FsspecTarget(Target):
             self._system.rm_file(self._path)
         except NotImplementedError:  # of drivers that only delete by pattern
             self._system.rm(glob.escape(self._path))
+
+
+Target: TypeAlias = "ObjectTarget | FsspecTarget"
+
+
+def _check_length(file: Target, expected: int) -> None:
+    """Refuse an upload of which only a part has arrived, and delete that."""
+    nbytes = file.nbytes()
+    if nbytes in (None, expected):
+        return
+    if nbytes is not None and nbytes < expected:
+        file.remove()
+    message = f"{urls.redact(file.url)}: expected {expected} bytes after the upload, "
+    raise TransientError(f"{message}found {nbytes}", is_outage=False)

@@ -21,7 +21,7 @@ from servers import free_port, running
 import wids
 from wids.errors import NotFoundError
 from wids.storage import upload, upload_targets
-from wids.storage.transport.object_store import ObjectStores
+from wids.storage.transport.object_store import ObjectStores, ReplacedError
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -77,7 +77,7 @@ def test_azure(azurite: dict[str, Any], prefix: str, monkeypatch: pytest.MonkeyP
     assert found == data
     with upload.publishing(url, replaces=version, storage_options=azurite) as file:
         file.write(b"new")
-    with pytest.raises(upload.ReplacedError):
+    with pytest.raises(ReplacedError):
         with upload.publishing(url, replaces=version, storage_options=azurite) as file:
             file.write(b"newer")
 

@@ -128,7 +128,7 @@ def test_where_the_deadline_is_stated(server: Server, monkeypatch: pytest.Monkey
     url = server.page("/a", b"abc")
 
     def stated(options: dict[str, object] | None = None) -> float:
-        return Fetcher(options)._transports.timeouts(url).deadline_s
+        return Fetcher(options)._transports.plan(url).timeouts.deadline_s
 
     assert stated() == float("inf")
     monkeypatch.setenv("WIDS_DEADLINE_S", "20")

@@ -103,3 +103,16 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         Fetcher().read("memory://bucket/a", 10)
     with raises(UploadError, *parts):
         upload.exists("memory://bucket/a")
+
+
+def test_a_driver_that_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of what is read before it is written speaks of reading."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("not here")
+
+    MemoryFileSystem().pipe_file("/bucket/spec.json", b"{}")
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with raises(UploadError, "memory://bucket/spec.json: expected a readable file", "not here"):
+        upload.read("memory://bucket/spec.json")

@@ -284,7 +284,7 @@ def test_how_long_to_wait_is_an_option(server: Server, monkeypatch: pytest.Monke
     def retry_s(options: dict[str, object] | None = None) -> float:
         fetcher = Fetcher(options)
         fetcher.bind_options("https://elsewhere/spec.json")  # it is no secret
-        return fetcher._transports.timeouts(f"{server.url}/a").retry_s
+        return fetcher._transports.plan(f"{server.url}/a").timeouts.retry_s
 
     assert retry_s() == 300
     monkeypatch.setenv("WIDS_RETRY_S", "20")

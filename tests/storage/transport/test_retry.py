@@ -17,6 +17,9 @@ from wids.storage.transport import retry
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
+FAILED = retry.Attempts.failed
+"""What `quick_retries` replaces."""
+
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
 def test_a_temporary_failure_is_retried(server: Server, status: int) -> None:
@@ -39,13 +42,12 @@ def test_a_permanent_failure_is_not_retried(server: Server) -> None:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the waits from now on."""
     waits: list[float] = []
-    wait_s = retry.Attempts._wait_s
 
     def noted(*args: Any) -> float:
-        waits.append(wait_s(*args))
-        return waits[-1]
+        waits.append(FAILED(*args))
+        return 0.0
 
-    monkeypatch.setattr(retry.Attempts, "_wait_s", noted)
+    monkeypatch.setattr(retry.Attempts, "failed", noted)
     return waits
 
 

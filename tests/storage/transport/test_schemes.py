@@ -66,6 +66,27 @@ def test_mixed_options_are_refused() -> None:
         Fetcher({"headers": {}, "s3://": {}})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": "soon"}, "options: timeout: expected a number of seconds, found 'soon'"),
+        ({"https://h/": {"timeout": -1}}, "timeout: expected a number of seconds, found -1"),
+        ({"headers": "X-Token: T"}, "storage_options: headers: expected a dict, found a str"),
+        ({"https://h/": "T"}, "storage_options: expected a dict, found a str"),
+    ],
+)
+def test_options_that_no_transport_can_use(options: dict[str, object], message: str) -> None:
+    """The error names the option before anything is requested, and shows no token."""
+    with raises(ValueError, message) as caught:
+        Fetcher(options)
+    assert "T" not in str(caught.value)
+
+
+def test_a_timeout_is_a_number_or_its_text(server: Server) -> None:
+    """Text from a command line or a variable means the same."""
+    assert saved(server.page("/a", DATA), storage_options={"timeout": "9"}) == DATA
+
+
 def test_handlers_of_the_callers_own(tmp_path: Path) -> None:
     """A callable that opens a URL is enough for a scheme; if its files can seek, so is a range."""
     (tmp_path / "a").write_bytes(DATA)

@@ -157,6 +157,14 @@ def test_a_connection_string_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_for("azure", {**ours, "account_key": "other"}).config == expected
 
 
+@pytest.mark.parametrize(("account", "expected"), [("theirs", "theirs"), (None, "ours")])
+def test_the_account_of_a_url_comes_first(account: str | None, expected: str) -> None:
+    """The same container of another account has other bytes."""
+    settings = config_for("azure", {"account_name": "ours", "account_key": "k"})
+    config = completed(ObjectLocation("azure", "data", account, ""), settings).config
+    assert config["account_name"] == expected
+
+
 def test_the_documentation_has_every_option() -> None:
     """The tables in docs/object-stores.md are those of the code."""
     page = DOCS.read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 from wids.errors import FetchError, NotFoundError
@@ -15,7 +15,7 @@ from wids.storage.transport.stream import (
     TransientError,
     Transport,
     driver_error,
-    file_chunks,
+    file_stream,
 )
 
 _BLOCK_NBYTES: Final = 16 << 20
@@ -60,17 +60,12 @@ class Fsspec(Transport):
             if stop == 0:
                 return Stream(iter(()), 0, *_version(system, path))
             if stop is not None:
-                return _part(url, system, path, start, stop, tag)
+                return part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)
-            with ExitStack() as stack:
-                file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
-                stack.callback(file.close)
-                if start:
-                    file.seek(start)
-                stack.pop_all()  # from here on the stream closes it
+            file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
-        return Stream(file_chunks(url, file), start, nbytes, tag, file.close)
+        return replace(file_stream(url, file, start, None), total_nbytes=nbytes, tag=tag)
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, by a new listing."""
@@ -150,16 +145,14 @@ def _version(system: Any, path: str) -> tuple[int | None, str | None]:
     return info.get("size"), None if tag is None or str(tag).startswith("W/") else str(tag)
 
 
-def _part(url: str, system: Any, path: str, start: int, stop: int, tag: str | None) -> Stream:
+def part(url: str, system: Any, path: str, start: int, stop: int | None, tag: str | None) -> Stream:
     """Return the stream of a part of a file, with the tag of the version that it is from.
 
     Bytes and tag are two requests, and the file may be replaced between them. A tag that was known
     before the bytes were read, and is the same afterwards, is theirs. If it differs from a tag that
     the caller knows, the caller compares them.
     """
-    known = tag
-    if known is None:
-        _, known = _version(system, path)
+    known = _version(system, path)[1] if tag is None else tag
     # Drivers that open a file for this would read five megabytes ahead.
     exact = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
     data = system.cat_file(path, start=start, end=stop, **exact)

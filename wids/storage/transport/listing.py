@@ -137,9 +137,7 @@ def _split(pattern: str) -> tuple[str, list[str], str]:
     if urls.is_local(pattern):
         start, path, query, wildcards = "", pattern, "", _WILD_IN_PATH
     else:
-        stem, mark, rest = pattern.partition("?")
-        path, query = urls.path_of(pattern), mark + rest
-        start, wildcards = stem[: len(stem) - len(path)], _WILD_IN_URL
+        (start, path, query), wildcards = urls.split(pattern), _WILD_IN_URL
     parts = path.split("/")
     first = next(n for n, part in enumerate(parts) if re.search(wildcards, part))
     return start + "/".join(parts[:first]) + "/", parts[first:], query

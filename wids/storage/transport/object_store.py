@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -22,10 +21,10 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
-from wids.errors import FetchError, NotFoundError
+from wids.errors import FetchError, NotFoundError, UploadError
 from wids.storage.transport import fsspec, store_settings, urls
 from wids.storage.transport.connections import Head
 from wids.storage.transport.http import Http
@@ -35,7 +34,7 @@ from wids.storage.transport.retry import Timeouts, check_waits
 from wids.storage.transport.signing import Keys, signed
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_errors import right_region, store_error
-from wids.storage.transport.store_settings import ObjectLocation, Store, StoreConfig, location_of
+from wids.storage.transport.store_settings import ObjectLocation, Store, location_of
 from wids.storage.transport.stream import (
     TRANSIENT_STATUSES,
     AccessError,
@@ -64,22 +63,6 @@ _AT_HAND: Final = ("skip_signature", "bearer_token", "sas_key", "account_key")
 """Options that are enough to read without a provider of credentials."""
 
 
-class _Signed(NamedTuple):
-    """An address.
-
-    Attributes:
-        url: What to request.
-        keys: What it was signed with, or None.
-        date_s: The Unix time from which it is good.
-        until_s: When it is replaced, by the monotonic clock.
-    """
-
-    url: str
-    keys: Keys | None
-    date_s: float
-    until_s: float
-
-
 class Bucket(Http):
     """An open bucket, whose objects are read by HTTP, or by obstore.
 
@@ -87,21 +70,22 @@ class Bucket(Http):
 
     Args:
         location: The bucket, by any object in it.
-        settings: The caller's.
+        options: The caller's.
 
     Attributes:
         is_by_http: Whether its objects are read by HTTP.
         is_refused: Whether it has refused a signature in an address.
     """
 
-    def __init__(self, location: ObjectLocation, settings: StoreConfig) -> None:
+    def __init__(self, location: ObjectLocation, options: Mapping[str, Any]) -> None:
         self._location = location._replace(key="")
+        settings = store_settings.config_for(location.kind, options)
         self._settings = store_settings.completed(location, settings)
         config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
-        self._signed: dict[str, _Signed] = {}
-        self._skew_s = 0.0
-        self._store: Store | None = None
+        self._signed: dict[str, tuple[tuple[float, Keys | None], str]] = {}
+        self._skew_s = float(-_BACK_S)  # from now to the date of a signature
+        self._stores: dict[Any, Store] = {}
         self.is_refused = False
         provider = self._settings.provider
         self.is_by_http = (
@@ -138,28 +122,27 @@ class Bucket(Http):
         Args:
             client: Options of the HTTP client that replace the others.
         """
-        location, settings = self._location, self._settings
-        if client:
-            return store_settings.new_store(location, settings, self._region, **client)
-        if self._store is None:
-            self._store = store_settings.new_store(location, settings, self._region)
-        return self._store
+        place = self._region, *client.items()
+        if place not in self._stores:
+            self._stores[place] = store_settings.new_store(
+                self._location, self._settings, self._region, **client
+            )
+        return self._stores[place]
 
     def address(self, url: str) -> str:
-        """Return the address of an object, which is replaced after half an hour.
+        """Return the address of an object, which is replaced after half an hour at most.
 
         Raises:
             FetchError: There are no credentials.
         """
-        return self._address(url).url
-
-    def _address(self, url: str) -> _Signed:
-        address, keys = self._signed.get(url), self._keys()
-        if address is None or address.keys != keys or time.monotonic() >= address.until_s:
+        made_by = time.monotonic() // (_LIFE_S / 2), self._keys()
+        found = self._signed.get(url)
+        if found is None or found[0] != made_by:
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
-            address = self._signed[url] = self._new_address(location_of(url).key, keys)
-        return address
+            address = self._new_address(location_of(url).key, made_by[1])
+            found = self._signed[url] = made_by, address
+        return found[1]
 
     def _keys(self) -> Keys | None:
         provider = self._settings.provider
@@ -168,9 +151,8 @@ class Bucket(Http):
         found = provider()
         return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
 
-    def _new_address(self, key: str, keys: Keys | None) -> _Signed:
+    def _new_address(self, key: str, keys: Keys | None) -> str:
         config, (kind, bucket, *_) = self._config, self._location
-        date_s, until_s = time.time() + self._skew_s - _BACK_S, time.monotonic() + _LIFE_S / 2
         region = self._region or config.get("region") or config.get("default_region") or "us-east-1"
         endpoint = config.get("endpoint") or config.get("base_url") or {
             "s3": f"https://s3.{region}.amazonaws.com",
@@ -186,17 +168,15 @@ class Bucket(Http):
         url = f"{scheme}://{host}/{path}"
         if keys is not None:
             payer = {"x_amz_request_payer": "requester"} if config.get("request_payer") else {}
-            url = signed(url, keys, region, date_s, _LIFE_S, **payer)
-        elif config.get("skip_signature"):
-            until_s = math.inf
-        elif "sas_key" in config:
-            url = f"{url}?{config['sas_key']}"
-        elif "account_key" in config:
+            return signed(url, keys, region, time.time() + self._skew_s, _LIFE_S, **payer)
+        if "sas_key" in config and not config.get("skip_signature"):
+            return f"{url}?{config['sas_key']}"
+        if "account_key" in config and not config.get("skip_signature"):
             import obstore
 
             call: Any = obstore.sign  # needs no network
-            url = str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
-        return _Signed(url, keys, date_s, until_s)
+            return str(call(self.store(), "GET", key, timedelta(seconds=_LIFE_S)))
+        return url
 
     def if_version(self, tag: str) -> dict[str, str]:
         """Return the header, which is another one: S3 has no If-Range."""
@@ -209,9 +189,7 @@ class Bucket(Http):
         if head.status in TRANSIENT_STATUSES:
             return super().refusal(url, address, head, text, is_last=is_last)
         used = self._signed.get(url)
-        if not is_last and (
-            used is None or used.url != address or self._corrects(used, head, text)
-        ):
+        if not is_last and (used is None or used[1] != address or self._corrects(head, text)):
             return None
         found = OSError(f"status code: {head.status}: {text}")
         error = store_error(self._location.kind, url, found)
@@ -221,15 +199,15 @@ class Bucket(Http):
         self.is_refused = True
         return NotByHttpError(str(error))
 
-    def _corrects(self, used: _Signed, head: Head, text: str) -> bool:
+    def _corrects(self, head: Head, text: str) -> bool:
         """Have addresses be as a refusal of one says; return whether that changes anything."""
         if self.moves(text, head.headers.get("x-amz-bucket-region")):
             return True
         with suppress(ValueError, TypeError):  # no date
             date_s = parsedate_to_datetime(head.headers.get("date", "")).timestamp()
-            was_good = used.date_s <= date_s < used.date_s + _LIFE_S
-            if head.status == 403 and self.signs and not was_good:
-                self._skew_s = date_s - time.time()
+            skew_s = date_s - time.time() - _BACK_S
+            if head.status == 403 and self.signs and abs(skew_s - self._skew_s) > _BACK_S:
+                self._skew_s = skew_s
                 self._signed.clear()
                 return True
         return False
@@ -245,11 +223,10 @@ class Bucket(Http):
         if self._location.kind != "s3" or region is None:
             return False
         region = region or stated or _asked_region(self._location, self._config.get("endpoint"))
-        if not region:
-            return False
-        self._region, self._store = region, None
-        self._signed.clear()
-        return True
+        if region:
+            self._region = region
+            self._signed.clear()
+        return bool(region)
 
 
 def _with_token(headers: Mapping[str, str], provider: Provider) -> tuple[dict[str, str], float]:
@@ -270,8 +247,8 @@ def transport_for(options: Mapping[str, Any], scratch: str | None) -> ObjectStor
     return ObjectStores(options)
 
 
-class RefusedVersionError(OSError):
-    """The store does not replace an object, since it has another version than the stated one."""
+class ReplacedError(UploadError):
+    """The file was replaced since it was read, and so it was left as it is."""
 
 
 class ObjectStores(Transport):
@@ -285,8 +262,7 @@ class ObjectStores(Transport):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
-        self._buckets: dict[tuple[int, ObjectLocation], Bucket] = {}
-        self._settings: dict[str, StoreConfig | None] = {}
+        self._buckets: dict[tuple[int, ObjectLocation], Bucket | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buckets": {}}
@@ -305,11 +281,8 @@ class ObjectStores(Transport):
     def by_http(self, url: str) -> Bucket | None:
         """Return the bucket of an object that is read by HTTP; None if obstore or a driver does."""
         # An object's version, and a chain of URLs, which fsspec refuses (SEC-10).
-        if "?" in url or "::" in url or self._settings_of(url) is None:
-            return None
-        location = location_of(url)
-        bucket = self._bucket(location)
-        return bucket if bucket.reads(location.key) else None
+        bucket = None if "?" in url or "::" in url else self._bucket(url)
+        return None if bucket is None or not bucket.reads(location_of(url).key) else bucket
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, which ends at the next slash."""
@@ -323,10 +296,8 @@ class ObjectStores(Transport):
             return driver.entries(folder)
 
         def listed(store: Store, key: str) -> list[Entry]:
-            import obstore
-
             path = key.strip("/")
-            found = obstore.list_with_delimiter(store, f"{path}/" if path else None)
+            found = store.list_with_delimiter(f"{path}/" if path else None)
             infos = [{"name": meta["path"], "size": meta["size"]} for meta in found["objects"]]
             infos += [{"name": each, "type": "directory"} for each in found["common_prefixes"]]
             if path and not infos:
@@ -354,40 +325,41 @@ class ObjectStores(Transport):
                 f"which takes it; pip install {_FSSPEC_DRIVERS[kind]}"
             )
         is_helpless = not is_read and store_settings.is_forked()
-        by_fsspec = is_odd or not is_plain or self._settings_of(url) is None
+        by_fsspec = is_odd or not is_plain or self._bucket(url) is None
         if by_fsspec or (is_helpless and _has_driver(kind)):
             return fsspec.transport_for(self.options, None)
         return None
 
-    def _settings_of(self, url: str) -> StoreConfig | None:
-        """Return the settings for a URL; None if fsspec is used."""
-        kind = urls.KINDS[urls.scheme(url)]
-        if kind not in self._settings:
+    def _bucket(self, url: str) -> Bucket | None:
+        """Return the open bucket of an object, for this process; None if fsspec is used."""
+        location = location_of(url)
+        place = os.getpid(), location._replace(key="")
+        if place not in self._buckets:
             try:
-                self._settings[kind] = self._settings_for(kind)
+                is_driven = self._is_driven(location.kind)
+                bucket = None if is_driven else Bucket(location, self.options)
             except FetchError as error:
                 raise FetchError(f"{urls.redact(url)}: {error}") from None
-        return self._settings[kind]
+            self._buckets.setdefault(place, bucket)
+        return self._buckets[place]
 
-    def _settings_for(self, kind: str) -> StoreConfig | None:
-        """Return the settings for obstore; None if fsspec is used."""
+    def _is_driven(self, kind: str) -> bool:
+        """Return whether fsspec is used for a kind of store."""
         asked = self.options.get("driver")
-        if asked == "fsspec":
-            return None
-        if asked not in (None, "obstore"):
+        if asked not in (None, "obstore", "fsspec"):
             raise FetchError(
                 f"storage_options: driver: expected obstore or fsspec, found {asked!r:.40}"
             )
-        if find_spec("obstore") is None:
-            if asked is None and _has_driver(kind):
-                driver = _FSSPEC_DRIVERS[kind]
-                _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
-                return None
+        if asked == "fsspec" or find_spec("obstore") is not None:
+            return asked == "fsspec"
+        if asked == "obstore" or not _has_driver(kind):
             raise FetchError(
                 f"expected a driver for this scheme, found none; pip install 'wids[{kind}]', or "
                 "pass a handler for it"
             )
-        return store_settings.config_for(kind, self.options)
+        driver = _FSSPEC_DRIVERS[kind]
+        _logger.info("%s is used, which is slower; pip install 'wids[%s]'", driver, kind)
+        return True
 
     def asked(
         self,
@@ -406,7 +378,7 @@ class ObjectStores(Transport):
 
         Raises:
             FileExistsError: The object exists, and the call was for a new one.
-            RefusedVersionError: The object has another version than the call was for.
+            ReplacedError: The object has another version than the call was for.
             FetchError: It failed; or this process was forked, and can only read.
         """
         location = location_of(url)
@@ -420,7 +392,7 @@ class ObjectStores(Transport):
             )
         import obstore
 
-        bucket = self._bucket(location)
+        bucket = cast("Bucket", self._bucket(url))
         for is_last in (False, True):
             store = bucket.store(**client)
             try:
@@ -428,20 +400,11 @@ class ObjectStores(Transport):
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 raise FileExistsError(errno.EEXIST, "already exists", urls.redact(url)) from None
             except obstore.exceptions.PreconditionError:
-                raise RefusedVersionError(f"{urls.redact(url)}: it was replaced") from None
+                raise ReplacedError(f"{urls.redact(url)}: it was replaced meanwhile") from None
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
                 if is_last or not bucket.moves(str(error)):
                     raise store_error(location.kind, url, error, expected) from None
         raise AssertionError  # the second round returns or raises
-
-    def _bucket(self, location: ObjectLocation) -> Bucket:
-        """Return the open bucket of a location, for this process."""
-        key = (os.getpid(), location._replace(key=""))
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            settings = self._settings[location.kind] or StoreConfig()
-            bucket = self._buckets.setdefault(key, Bucket(location, settings))
-        return bucket
 
 
 def _asked_region(location: ObjectLocation, endpoint: str | None) -> str | None:
@@ -484,24 +447,21 @@ def _opened(
     """Open an object or a part of it, once."""
     import obstore
 
-    if stop == 0:
-        meta = obstore.head(store, key)
-        return Stream(iter(()), 0, meta["size"], _strong(meta["e_tag"]))
-    options: dict[str, Any] = {}
-    if start or stop is not None:
+    options: dict[str, Any] = {"head": stop == 0}
+    if stop != 0 and (start or stop is not None):
         options["range"] = {"offset": start} if stop is None else (start, stop)
         if tag is not None and tag.startswith('"'):
             options["if_match"] = tag
     try:
-        result = obstore.get(store, key, options=options)
+        result = store.get(key, options=options)
     except (obstore.exceptions.PreconditionError, obstore.exceptions.GenericError) as error:
         is_replaced = isinstance(error, obstore.exceptions.PreconditionError)
-        if not (is_replaced or (options and "NotPartial" in str(error))):
+        if not (is_replaced or ("range" in options and "NotPartial" in str(error))):
             raise
         # As a server does for If-Range: the whole file, whose tag says that it is another.
         return _opened(url, store, key, 0, None, None)
     meta = result.meta
-    end = None if stop is None else result.range[1]
+    end = result.range[1] if stop else None
     pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
     return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
 

@@ -79,34 +79,26 @@ def _running(url: str, command: str, stdout: int) -> Iterator[Any]:
     Raises:
         TransientError: It failed.
     """
-    process = subprocess.Popen(  # noqa: S602 - `pipe:` means a shell; security.md says who may use it
+    with subprocess.Popen(  # noqa: S602 - `pipe:` means a shell; security.md says who may use it
         command,
         shell=True,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,  # so that one signal reaches every process of a pipeline
-    )
-    try:
-        yield process.stdout
-        if status := process.wait():
-            raise TransientError(
-                f"{urls.redact(url)}: expected the command to exit with status 0, found {status}; "
-                "see its own messages on stderr"
-            )
-    finally:
-        _kill(process)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command that nobody waited for, and everything that it started."""
-    # Before its output is closed, and even if the shell has ended: what it started may still run.
-    # The system does not reuse the number of the group until somebody waits.
-    if process.returncode is None:
-        with suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:  # Windows has no groups: what the shell started ends when its pipe is closed
-                process.kill()
-    if process.stdout is not None:
-        process.stdout.close()
-    process.wait()
+    ) as process:
+        try:
+            yield process.stdout
+            if status := process.wait():
+                raise TransientError(
+                    f"{urls.redact(url)}: expected the command to exit with status 0, found "
+                    f"{status}; see its own messages on stderr"
+                )
+        finally:
+            # Before its output is closed, and even if the shell has ended: what it started may
+            # still run. The system does not reuse the number of the group until somebody waits.
+            if process.returncode is None:
+                with suppress(OSError):
+                    if hasattr(os, "killpg"):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    else:  # Windows has no groups: what the shell started ends with its pipe
+                        process.kill()

@@ -187,30 +187,21 @@ def with_retries(
         DeadlineError: The deadline of ``timeouts`` has passed.
         FetchError: It failed too long.
     """
-    with stages.fetching(), _within_deadline(timeouts):
-        attempts = Attempts(timeouts)
-        while True:
-            started_s = time.monotonic()
-            try:
-                result = attempt()
-            except TransientError as error:
-                wait_s = attempts.failed(error, time.monotonic() - started_s, position())
-            else:
-                attempts.succeeded()
-                return result
-            with waiting_for("the next attempt"):
-                is_cancelled = _pause(min(wait_s, left_s()), _cancel.get())
-            if is_cancelled:
-                raise CancelledError("the fetch was cancelled")
-            check_waits()
-
-
-@contextmanager
-def _within_deadline(timeouts: Timeouts) -> Iterator[None]:
-    """End the waits of the block at the deadline, with an error that says what they were for."""
-    token = _limited.set(timeouts)
+    attempts, token = Attempts(timeouts), _limited.set(timeouts)
     try:
-        yield
+        with stages.fetching():
+            while True:
+                started_s = time.monotonic()
+                try:
+                    result = attempt()
+                except TransientError as error:
+                    wait_s = attempts.failed(error, time.monotonic() - started_s, position())
+                else:
+                    attempts.succeeded()
+                    return result
+                with waiting_for("the next attempt"):
+                    _pause(min(wait_s, left_s()), _cancel.get())
+                check_waits()
     except _PassedError:
         raise timeouts.deadline_error() from None
     finally:
@@ -251,19 +242,6 @@ class Attempts:
         if position - self.reached >= _PROGRESS_NBYTES:
             self.num_failed, self.num_refused, self.waited_s = 0, 0, 0.0
             self.reached = position
-        wait_s = self._wait_s(error, spent_s)
-        stages.count(stages.RETRIES, bool(self.timeouts.server))
-        return wait_s
-
-    def succeeded(self) -> None:
-        """Remember that the server has answered; say so if it was away."""
-        server = self.timeouts.server
-        _answered.add(server)
-        is_away = stages.here.common[_outage_at(server)] > 0
-        if server and is_away and (away_s := _outage_ends(server)):
-            _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
-
-    def _wait_s(self, error: TransientError, spent_s: float) -> float:
         server = self.timeouts.server
         if error.is_answer:
             note_answer(server)
@@ -273,19 +251,27 @@ class Attempts:
         self.num_failed += 1
         longest_s = _MAX_REFUSED_S if error.is_refusal else _MAX_WAIT_S
         wait_s = (error.wait_s or 0.0) + _backoff_s(self.num_failed, longest_s)
-        if not (server and error.is_outage):
+        if server and error.is_outage:
+            limit_s = self._limit_s(error, spent_s)
+            wait_s = min(wait_s, limit_s - self.waited_s)
+            if self.waited_s + wait_s >= _SILENT_S and _turned_s(server, is_away=True):
+                _logger.warning(
+                    "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
+                )
+            self.waited_s += wait_s
+        else:
             self.num_refused += 1
             if self.num_refused >= MAX_FAILURES:
                 raise FetchError(f"{error}; tried {self.num_failed} times") from error
-            return wait_s
-        limit_s = self._limit_s(error, spent_s)
-        wait_s = min(wait_s, limit_s - self.waited_s)
-        if self.waited_s + wait_s >= _SILENT_S and _outage_begins(server):
-            _logger.warning(
-                "%s; waiting up to %s for %s", str(error), _text(limit_s), printable(server)
-            )
-        self.waited_s += wait_s
+        stages.count(stages.RETRIES, bool(server))
         return wait_s
+
+    def succeeded(self) -> None:
+        """Remember that the server has answered; say so if it was away."""
+        server = self.timeouts.server
+        _answered.add(server)
+        if server and (away_s := _turned_s(server, is_away=False)):
+            _logger.warning("%s answers again, after %s", printable(server), _text(away_s))
 
     def _limit_s(self, error: TransientError, spent_s: float) -> float:
         """Return how long to wait in all, or raise the error if that time has passed."""
@@ -305,27 +291,23 @@ class Attempts:
         ) from error
 
 
-def _outage_begins(server: str) -> bool:
-    """Note that a server is away; return whether no thread and no process has noted it before."""
-    at, now_s = _outage_at(server), time.monotonic()
+def _turned_s(server: str, *, is_away: bool) -> float | None:
+    """Note that a server is away, or back; return for how many seconds it was the other.
+
+    Return None if a thread or a process has noted it before, or it was back a moment ago.
+    """
+    at, times_s = _outage_at(server), stages.here.common
+    if not is_away and times_s[at] <= 0:  # without the lock, since each read asks
+        return None
     # Between processes there is no lock: at worst, two of them say the same.
     with shared_numbers.writing:
-        times_s = stages.here.common
-        if times_s[at] > 0 or (times_s[at] and now_s + times_s[at] < _QUIET_S):
-            return False
-        times_s[at] = now_s  # since then; or less than 0, since when it is back
-        return True
-
-
-def _outage_ends(server: str) -> float | None:
-    """Note that a server has answered; return how many seconds it was away, if that was noted."""
-    at = _outage_at(server)
-    with shared_numbers.writing:
-        since_s, now_s = stages.here.common[at], time.monotonic()
-        if since_s <= 0:
+        # Since then it is away; or less than 0, since when it is back.
+        since_s, now_s = times_s[at], time.monotonic()
+        is_new = (since_s > 0) is not is_away
+        if not is_new or (is_away and since_s and now_s + since_s < _QUIET_S):
             return None
-        stages.here.common[at] = -now_s
-        return now_s - since_s
+        times_s[at] = now_s if is_away else -now_s
+        return now_s - abs(since_s)
 
 
 @cache
@@ -339,12 +321,12 @@ def server_at(server: str, of: slice) -> int:
     return int(of.start + zlib.crc32(server.encode()) % (of.stop - of.start))
 
 
-def _pause(wait_s: float, cancel: threading.Event | None) -> bool:
-    """Wait; return whether the wait was cancelled. Tests replace this function to save time."""
-    if cancel is not None:
-        return cancel.wait(wait_s)
-    time.sleep(wait_s)
-    return False
+def _pause(wait_s: float, cancel: threading.Event | None) -> None:
+    """Wait, until the wait is cancelled. Tests replace this function to save time."""
+    if cancel is None:
+        time.sleep(wait_s)
+    else:
+        cancel.wait(wait_s)
 
 
 def _backoff_s(num_failures: int, longest_s: float) -> float:

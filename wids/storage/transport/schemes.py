@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.storage import stages
@@ -27,11 +28,10 @@ _logger = logging.getLogger(__name__)
 
 
 VARIABLE: Final = "WIDS_STORAGE_OPTIONS"
-RETRY_VARIABLE: Final = "WIDS_RETRY_S"
-DEADLINE_VARIABLE: Final = "WIDS_DEADLINE_S"
-HEDGE_VARIABLE: Final = "WIDS_HEDGE"
-RETRY_S: Final = 300.0
-"""Seconds that a read waits for a server by default."""
+WAITS: Final = {"retry_s": 300.0, "deadline_s": math.inf, "hedge": True}
+"""Options of all reads, with their defaults: how many seconds to wait for a server, how many a read
+may take in all, and whether late requests are sent twice. Variables such as ``WIDS_RETRY_S`` state
+them too."""
 
 Assignment: TypeAlias = "tuple[tuple[str, ...], Any]"
 """The names that lead to an option, and its value."""
@@ -58,49 +58,32 @@ def from_environment() -> dict[str, Any]:
     return options
 
 
-def retry_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read waits for a server: from the options, the environment or the default.
+def waits(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of `WAITS`: from the options, else the environment, else the defaults.
 
     Raises:
-        ValueError: The value is not a number of seconds.
+        ValueError: One is not a number of seconds, or neither true nor false.
     """
-    return _seconds(options, "retry_s", RETRY_VARIABLE, RETRY_S)
+    return {name: _wait(name, options) for name in WAITS}
 
 
-def deadline_s(options: Mapping[str, Any]) -> float:
-    """Return how long a read may take in all, from the options or the environment; else infinity.
-
-    Raises:
-        ValueError: The value is not a number of seconds.
-    """
-    return _seconds(options, "deadline_s", DEADLINE_VARIABLE, math.inf)
-
-
-def hedges(options: Mapping[str, Any]) -> bool:
-    """Return whether late requests are sent twice, from the options or the environment.
-
-    Raises:
-        ValueError: The value is neither true nor false.
-    """
-    label, setting = "storage_options: hedge", options.get("hedge")
-    if setting is None:
-        label, setting = HEDGE_VARIABLE, os.environ.get(HEDGE_VARIABLE, "").strip() or "1"
-    if setting not in (True, False, "1", "0"):
-        raise ValueError(f"{label}: expected true or false, or 1 or 0, found {setting!r:.40}")
-    return setting not in (False, "0")
-
-
-def _seconds(options: Mapping[str, Any], name: str, variable: str, default: float) -> float:
+def _wait(name: str, options: Mapping[str, Any]) -> float:
     label, setting = f"storage_options: {name}", options.get(name)
     if setting is None:
-        label, setting = variable, os.environ.get(variable, "").strip() or default
+        label = f"WIDS_{name.upper()}"
+        setting = os.environ.get(label, "").strip() or WAITS[name]
+    return _number(label, setting, is_switch=name == "hedge")
+
+
+def _number(label: str, setting: Any, *, is_switch: bool = False) -> float:
     try:
-        seconds = float(setting)
+        value = float(setting)
     except (TypeError, ValueError):
-        seconds = -1.0
-    if not seconds >= 0:  # also refuses NaN
-        raise ValueError(f"{label}: expected a number of seconds, found {setting!r:.40}")
-    return seconds
+        value = -1.0
+    if not (value in (0, 1) if is_switch else value >= 0):  # also refuses NaN
+        expected = "true or false, or 1 or 0" if is_switch else "a number of seconds"
+        raise ValueError(f"{label}: expected {expected}, found {setting!r:.40}")
+    return value
 
 
 def header(text: str) -> Assignment:
@@ -143,26 +126,19 @@ def merged(options: Mapping[str, Any], assignments: Iterable[Assignment]) -> dic
     """
     result = dict(options)
     for path, value in assignments:
-        _set(result, path, value)
+        inner = result
+        for outer, name in pairwise(path):  # what is inside is copied
+            found = inner.get(outer, {})
+            if not isinstance(found, Mapping):
+                raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
+                    f"{'.'.join(path)}: expected {outer} to be a dict of options, "
+                    f"found a {type(found).__name__}"
+                )
+            # Names of headers have no case: the one that was passed last is the only one.
+            hidden = name.lower() if outer == "headers" else None
+            inner[outer] = inner = {n: each for n, each in found.items() if n.lower() != hidden}
+        inner[path[-1]] = value
     return result
-
-
-def _set(options: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set an option, which may be inside others; what is inside is copied and not modified."""
-    name, *rest = path
-    if not rest:
-        options[name] = value
-        return
-    inner = options.get(name, {})
-    if not isinstance(inner, Mapping):
-        raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
-            f"{'.'.join(path)}: expected {name} to be a dict of options, "
-            f"found a {type(inner).__name__}"
-        )
-    # Names of headers have no case: the one that was passed last is the only one.
-    hidden = rest[0].lower() if name == "headers" else None
-    options[name] = {key: other for key, other in inner.items() if key.lower() != hidden}
-    _set(options[name], tuple(rest), value)
 
 
 def _parsed(text: str) -> Any:
@@ -216,12 +192,7 @@ class Transports:
     ) -> None:
         self._options = by_prefix(storage_options)
         # Kept here, since options without a prefix are later restricted to one server.
-        common = self._options.get("", {})
-        self._common = {
-            "retry_s": retry_s(common),
-            "deadline_s": deadline_s(common),
-            "hedge": hedges(common),
-        }
+        self._common = waits(self._options.get("", {}))
         self._handlers = {
             scheme.lower(): local.Handler(opener) for scheme, opener in (handlers or {}).items()
         }
@@ -230,11 +201,7 @@ class Transports:
         self._made: dict[tuple[str, str | None], Transport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        shared = {
-            "answered": retry.answered(),
-            "stages": stages.passed_stages(),
-        }
-        return {**self.__dict__, **shared}
+        return {**self.__dict__, "answered": retry.answered(), "stages": stages.passed_stages()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A worker that is started in an outage has not met the servers itself.
@@ -243,13 +210,7 @@ class Transports:
         stages.join_stages(state.pop("stages"))
         self.__dict__.update(state)
 
-    def open(
-        self,
-        url: str,
-        start: int = 0,
-        stop: int | None = None,
-        tag: str | None = None,
-    ) -> Stream:
+    def open(self, url: str, start: int, stop: int | None, tag: str | None = None) -> Stream:
         """Open a URL that is not read by HTTP, after rewriting; see `stream.Transport`."""
         target, transport = self._rewritten(url)
         server = urls.origin(target)
@@ -268,18 +229,13 @@ class Transports:
         retry.note_answer(server)
         return noted(method, target, stream, sent_s)
 
-    def timeouts(self, url: str) -> retry.Timeouts:
-        """Return how long to wait for the server of a URL."""
-        options = self._common | options_for(url, self._options)
-        return retry.Timeouts(
-            urls.origin(urls.rewritten(url)), retry_s(options), deadline_s(options), url
-        )
-
     def plan(self, url: str) -> Plan:
-        """Return how parts of a URL are read."""
+        """Return how a URL is read."""
         target, transport = self._rewritten(url)
-        may_hedge = hedges(self._common | options_for(url, self._options))
-        return Plan(target, transport, self.timeouts(url), may_hedge)
+        found = waits(self._common | options_for(url, self._options))
+        server = urls.origin(target)
+        timeouts = retry.Timeouts(server, found["retry_s"], found["deadline_s"], url)
+        return Plan(target, transport, timeouts, bool(found["hedge"]))
 
     def note_whole_files(self, url: str, nbytes: int | None) -> None:
         """Remember that a server sends whole files only; warn about it once.
@@ -359,13 +315,33 @@ def by_prefix(options: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     options = from_environment() if options is None else options
     is_prefix = ["://" in name for name in options]
     if not any(is_prefix):
-        return {"": dict(options)}
-    if not all(is_prefix):
+        options = {"": options}
+    elif not all(is_prefix):
         raise ValueError(
             "storage_options: expected options, or options by URL prefix, found both: "
             + ", ".join(map(urls.redact, options))
         )
-    return {prefix: dict(some) for prefix, some in options.items()}
+    return {prefix: _checked(some) for prefix, some in options.items()}
+
+
+def _checked(options: Any) -> dict[str, Any]:
+    """Return options of which `headers` and `timeout` can be used.
+
+    Raises:
+        ValueError: They cannot; the error does not show the headers.
+    """
+    if not isinstance(options, Mapping):
+        raise _no_dict_error("storage_options", options)
+    headers, timeout = options.get("headers"), options.get("timeout")
+    if not (headers is None or callable(headers) or isinstance(headers, Mapping)):
+        raise _no_dict_error("storage_options: headers", headers)
+    if timeout is None:
+        return dict(options)
+    return {**options, "timeout": _number("storage_options: timeout", timeout)}
+
+
+def _no_dict_error(label: str, value: Any) -> ValueError:
+    return ValueError(f"{label}: expected a dict, found a {type(value).__name__}")
 
 
 def options_for(url: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -65,10 +65,7 @@ def of_aws(
             "none; correct the profile in storage_options or $AWS_PROFILE"
         )
     keys = {name.removeprefix("aws_"): value for name, value in (section or {}).items()}
-    provider = _static(options) or _static(keys)
-    if provider is not None:
-        return keys.get("region"), provider
-    provider = _by_botocore(named)
+    provider = _static(options) or _static(keys) or _by_botocore(named)
     more = set(section or ()) - {"region", "output", "s3"}
     if provider is None and more:
         raise FetchError(
@@ -125,19 +122,12 @@ def _by_botocore(profile: str | None) -> Provider | None:
     if credentials is None:
         return None
 
-    def provide() -> dict[str, Any]:
-        try:
-            frozen = credentials.get_frozen_credentials()
-        except Exception as error:  # noqa: BLE001 - of another package
-            raise TransientError(_failure("AWS", error), is_outage=False) from None
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(timezone.utc) + _LIFE,
-        }
+    def find() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()
+        keys = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
+        return {**keys, "token": frozen.token}
 
-    return provide
+    return partial(_provided, "AWS", find)
 
 
 OF_AZURE: Final = {"sas_key": "sas_token", "account_key": "access_key"}
@@ -194,15 +184,20 @@ def of_google(config: Mapping[str, Any]) -> Provider | None:
             return None
         raise FetchError(_failure("Google", error)) from None
 
-    def provide() -> dict[str, Any]:
-        try:
-            if not credentials.valid:
-                credentials.refresh(request)
-        except Exception as error:  # noqa: BLE001 - of another package
-            raise TransientError(_failure("Google", error), is_outage=False) from None
-        return {"token": credentials.token, "expires_at": datetime.now(timezone.utc) + _LIFE}
+    def find() -> dict[str, Any]:
+        if not credentials.valid:
+            credentials.refresh(request)
+        return {"token": credentials.token}
 
-    return provide
+    return partial(_provided, "Google", find)
+
+
+def _provided(whose: str, find: Provider) -> dict[str, Any]:
+    """Return what another package finds, as obstore expects it."""
+    try:
+        return {**find(), "expires_at": datetime.now(timezone.utc) + _LIFE}
+    except Exception as error:  # noqa: BLE001 - of another package
+        raise TransientError(_failure(whose, error), is_outage=False) from None
 
 
 def _failure(whose: str, error: Exception) -> str:

@@ -29,6 +29,9 @@ _WRONG_REGION: Final = frozenset(
     ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 )
 _BARE_REDIRECT: Final = "redirect without LOCATION"
+_PERMANENT: Final = frozenset(
+    ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
+)
 _MACHINE: Final = ("169.254.169.254", "metadata.google.internal", "fd00:ec2::254")
 """Addresses that only machines of a cloud have, where obstore looks for credentials last."""
 
@@ -66,27 +69,36 @@ def store_error(
     """
     if isinstance(error, FetchError):
         return error
-    text, name = str(error), urls.redact(url)
-    status, code = int(_found(_STATUS, text) or 0), _found(_CODE, text)
+    text, bucket = str(error), urls.origin(url)
+    status, code, region = int(_found(_STATUS, text) or 0), _found(_CODE, text), right_region(text)
+    found = f": {status} {code}".rstrip() if status else f": {_reason(error, text, url)}"
+    make: type[FetchError] | None = FetchError
+    advice, certificate = "", _CERTIFICATE.search(text)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         if code not in ("NoSuchBucket", "ContainerNotFound"):
-            missing = not_found(url)
-        else:
-            missing = NotFoundError(
-                f"{name}: expected the bucket {urls.origin(url)} to exist, found none ({code}); "
-                "check its name and the endpoint, or create it"
-            )
-        return missing
-    if status == 416:
-        return PastEndError(f"{name}: expected a longer file, found that it ends before this part")
-    refusal = _refusal(kind, url, error, status)
-    if refusal is not None:
-        return refusal
-    reason = f"{status} {code}".strip() if status else _reason(error, text, url)
-    message = f"{name}: expected {expected}, found: {reason}"
+            return not_found(url)
+        make, expected, found = NotFoundError, f"the bucket {bucket} to exist", f" none ({code})"
+        advice = "; check its name and the endpoint, or create it"
+    elif status == 416:
+        make, expected, found = PastEndError, "a longer file", " that it ends before this part"
+    elif region is not None:
+        expected, found = f"the region of {bucket}", " another" + (region and f"; it is {region}")
+        advice = '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
+    elif any(address in text for address in _MACHINE):
+        expected, found = f"credentials for {bucket}", " none, also not from the machine"
+        advice = f"; {_KEYS[kind]}"
+    elif status in (401, 403):
+        make, expected, advice = AccessError, f"access to {bucket}", f"; {_KEYS[kind]}"
+        advice += "; if its requester pays, pass requester_pays" if kind != "azure" else ""
+    elif certificate is not None:
+        expected, found = "a certificate that is trusted", f": {certificate[0]}"
+        advice = "; set $SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
     # A value that cannot be used will not become better.
-    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _PERMANENT:
-        return FetchError(message)
+    elif not isinstance(error, (ValueError, TypeError)) and type(error).__name__ not in _PERMANENT:
+        make = None
+    message = f"{urls.redact(url)}: expected {expected}, found{found}{advice}"
+    if make is not None:
+        return make(message)
     is_cut = not status and "request or response body error" in text
     return transient_error(message, error, status, is_cut=is_cut)
 
@@ -95,41 +107,6 @@ def _found(pattern: re.Pattern[str], text: str) -> str:
     """Return what a pattern finds in a text, or nothing."""
     match = pattern.search(text)
     return match[1] if match else ""
-
-
-def _refusal(kind: str, url: str, error: Exception, status: int) -> FetchError | None:
-    """Return the error for a request that credentials or settings would have to change."""
-    text, name, bucket = str(error), urls.redact(url), urls.origin(url)
-    region = right_region(text)
-    if region is not None:
-        return FetchError(
-            f"{name}: expected the region of {bucket}, found another"
-            + (f"; it is {region}" if region else "")
-            + '; pass client_kwargs={"region_name": …} in storage_options, or set $AWS_REGION'
-        )
-    if any(address in text for address in _MACHINE):
-        return FetchError(
-            f"{name}: expected credentials for {bucket}, found none, also not from the machine; "
-            + _KEYS[kind]
-        )
-    if status in (401, 403):
-        found = f"{status} {_found(_CODE, text)}".rstrip()
-        advice = "; if its requester pays, pass requester_pays" if kind != "azure" else ""
-        return AccessError(
-            f"{name}: expected access to {bucket}, found: {found}; {_KEYS[kind]}{advice}"
-        )
-    certificate = _CERTIFICATE.search(text)
-    if certificate is None:
-        return None
-    return FetchError(
-        f"{name}: expected a certificate that is trusted, found: {certificate[0]}; set "
-        "$SSL_CERT_FILE, or for S3 $AWS_CA_BUNDLE, to the file of your certificates"
-    )
-
-
-_PERMANENT: Final = frozenset(
-    ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
-)
 
 
 def _reason(error: Exception, text: str, url: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -162,7 +162,10 @@ def config_for(kind: str, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         FetchError: An option is unknown, which lists those that exist, or its value is.
     """
-    given = dict(_flat(options))
+    given = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    if isinstance(given.get("client_kwargs"), Mapping):
+        inner = given.pop("client_kwargs")
+        given |= {f"client_kwargs.{name}": value for name, value in inner.items()}
     for name in given:
         if name not in NAMES[kind] and name not in OBSTORE[kind]:
             raise FetchError(
@@ -197,15 +200,6 @@ def _translated(label: str, translate: _Translate, value: Any) -> Settings:
             f"{label}: expected {expected}, found {found}; see docs/object-stores.md, or pass "
             'driver="fsspec"'
         ) from None
-
-
-def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a driver, those inside ``client_kwargs`` with dotted names."""
-    for name, value in options.items():
-        if name == "client_kwargs" and isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", each) for inner, each in value.items())
-        elif name not in OWN_OPTIONS:
-            yield name, value
 
 
 _T = TypeVar("_T")
@@ -277,13 +271,12 @@ _FLAGS: Final = ("skip_signature", "request_payer", "virtual_hosted_style_reques
 
 def _of_environment(kind: str) -> dict[str, Any]:
     """Return the options that obstore takes from the environment."""
-    prefix, found = _PREFIXES[kind], {}
+    prefix = _PREFIXES[kind]
     names = {f"{prefix}{name.upper()}": name for name in _CONFIG[kind].split()} | _ALIASES
-    for variable, name in names.items():
-        value = os.environ.get(variable)
-        if value and variable.startswith(prefix):
-            is_true = value.lower() in ("1", "true", "on", "yes", "y")
-            found[name] = is_true if name in _FLAGS else value
+    stated = {v: name for v, name in names.items() if v.startswith(prefix) and os.environ.get(v)}
+    found: Settings = {name: os.environ[variable] for variable, name in stated.items()}
+    for flag in found.keys() & _FLAGS:
+        found[flag] = found[flag].lower() in ("1", "true", "on", "yes", "y")
     return found
 
 
@@ -309,7 +302,7 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
                 n: config[n] for n in config if n in options or n not in store_credentials.OF_AZURE
             }
         if location.account is not None:
-            config["account_name"] = options.get("account_name", location.account)
+            config["account_name"] = location.account
     bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
     is_plain = any(str(config.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
     client = {

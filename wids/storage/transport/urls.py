@@ -41,7 +41,8 @@ _PLAIN_VALUE: Final = re.compile(r"[a-z]+|[0-9]{1,11}")
 _PLAIN = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*")
 # Also that of a chain of fsspec, `simplecache::https://…`, which is not a path (SEC-10).
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:::[A-Za-z][A-Za-z0-9+.:-]*)?://")
-_LINK = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+# To the last `@`: a password may contain one, and its rest must not be shown (SEC-4).
+_USER = re.compile(r"://[^/]*@")
 
 
 def _kept(function: Callable[[str], _T]) -> Callable[[str], _T]:
@@ -101,7 +102,7 @@ def path_of(url: str) -> str:
     kind = scheme(url)
     if kind == "pipe":
         return ""
-    return local_path(url) if kind in ("", "file") else _split(url)[1]
+    return local_path(url) if kind in ("", "file") else split(url)[1]
 
 
 def parent(url: str) -> str:
@@ -111,11 +112,11 @@ def parent(url: str) -> str:
     """
     if is_local(url):
         return os.path.dirname(local_path(url))
-    origin, path, query = _split(url)
+    origin, path, query = split(url)
     return f"{origin}{path.rpartition('/')[0]}/{query}"
 
 
-def _split(url: str) -> tuple[str, str, str]:
+def split(url: str) -> tuple[str, str, str]:
     """Split a remote URL into scheme and host, path, and query with its ``?``.
 
     Any text can be split: `urllib.parse` raises errors for some that servers accept.
@@ -160,7 +161,7 @@ def joiner(base: str, check: Callable[[str, str], object] | None = None) -> Call
             return with_slashes(os.path.normpath(os.path.join(folder, local_path(reference))))
 
     else:
-        origin, path, suffix = _split(base)
+        origin, path, suffix = split(base)
         folder = path.rstrip("/")
         prefix = f"{origin}{folder}/"
 
@@ -235,7 +236,7 @@ def origin(url: str) -> str:
 
 def _authority(url: str) -> str:
     """Return the part of a remote URL between ``://`` and the path: user, server and port."""
-    return _split(url)[0].partition("://")[2]
+    return split(url)[0].partition("://")[2]
 
 
 @_kept
@@ -292,15 +293,7 @@ def _without_secrets(url: str) -> str:
         first = words[0] if words and re.fullmatch(r"[\w./-]+", words[0]) else "…"
         return f"pipe:{first}{' …' if len(words) > 1 and first != '…' else ''}"
     stem, mark, _ = url.partition("?")
-    return "::".join(map(_without_user, _LINK.split(stem))) + (mark and "?…")
-
-
-def _without_user(stem: str) -> str:
-    if scheme(stem) in ("", "file"):
-        return stem
-    origin, path, _ = _split(stem)
-    # The last `@`: a password may contain one, and its rest must not be shown (SEC-4).
-    return f"{scheme(stem)}://{origin.partition('://')[2].rpartition('@')[2]}{path}"
+    return _USER.sub("://", stem) + (mark and "?…")
 
 
 def without_secrets(text: str, *known: str) -> str:
@@ -323,7 +316,7 @@ def unsigned(url: str, location: str) -> str:
         url: Where it leads, on another server.
         location: What was requested.
     """
-    (origin, path, query), ours = _split(url), _split(location)[2][1:].split("&")
+    (origin, path, query), ours = split(url), split(location)[2][1:].split("&")
     pairs = query[1:].split("&")
     if not any(pair.lower().startswith("x-amz-signature=") and pair in ours for pair in pairs):
         return url
@@ -347,7 +340,7 @@ def _secrets(url: str, named: str | None) -> set[str]:
     """Return the parts of a remote URL that nothing may show: as is, decoded and encoded."""
     if scheme(url) in ("", "file", "pipe"):
         return set()
-    origin, path, query = _split(url)
+    origin, path, query = split(url)
     user, query = origin.partition("://")[2].rpartition("@")[0], query[1:]
     pairs = query.split("&")
     values = [*(pair.partition("=")[2] for pair in pairs), *(path.split("/") if named else ())]
@@ -436,7 +429,9 @@ def _rule_error(rule: str, reason: str = "") -> SpecError:
 
 def _check_rewriting(url: str, result: str) -> None:
     """Refuse to let a URL, which a stranger may have written, run commands or leave a folder."""
-    if is_local(result) and not is_local(url) and ".." in _components(url):
+    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
+    parts = re.split(r"[/\\]", unquote(url))
+    if is_local(result) and not is_local(url) and ".." in parts:
         raise SpecError(
             f"{redact(url)}: expected a URL without .., because WDS_REWRITE turns it into a "
             "path, which could lead anywhere"
@@ -447,8 +442,3 @@ def _check_rewriting(url: str, result: str) -> None:
             f"{redact(url)}: expected a URL of plain characters, because WDS_REWRITE turns it "
             "into a command; found characters that a shell may interpret"
         )
-
-
-def _components(url: str) -> list[str]:
-    # Decoded first, because the path may be decoded later: `%2e%2e` is `..` too (SEC-11).
-    return re.split(r"[/\\]", unquoted(url))
