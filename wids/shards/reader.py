@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
@@ -25,7 +26,7 @@ from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import ShardFacts, Wanted, Way, key_split_of, way_to_read
+from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
@@ -143,8 +144,8 @@ class ShardReader:
         """Take the counts as complete. A broken shard, which was not counted, has no samples."""
         edges = self.shards.edges
         if edges is None or isinstance(self.counts, list):
-            counts = [count or 0 for count in self.counts]
-            edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+            counts = (count or 0 for count in self.counts)
+            edges = np.array([*accumulate(counts, initial=0)], np.int64)
         self.edges: IntArray = edges
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
         # takes a third of the time of bisecting a memoryview. That of many shards stays an array.
@@ -268,7 +269,7 @@ class ShardReader:
         try:
             return self._paths[number]
         except KeyError:
-            url = self.shards[number].url
+            url = self.shards.url(number)
             path = urls.local_place(url, rewrite)
             if path is not None:
                 # `localname` may return a cache path, as for remote shards; no local one is there.
@@ -488,8 +489,8 @@ class ShardReader:
         return None if None in sizes else sum(sizes)
 
     def key_split(self, number: int) -> KeySplit:
-        """Return the rule for the names of a shard."""
-        return key_split_of(self.shards[number], self.options)
+        """Return the rule for the names of a shard: the caller's, the spec's, or the first dot."""
+        return self.options.key_split or self.shards.key_split(number) or "first"
 
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
@@ -539,7 +540,7 @@ class ShardReader:
         made.
         """
         wanted = self.options.key_split
-        if wanted not in (None, self.shards[number].key_split or "first"):
+        if wanted not in (None, self.shards.key_split(number) or "first"):
             return False
         return self.dataset_indexes.has_keys_of(number) and self.has_indexed_length(number)
 
@@ -754,7 +755,7 @@ class ShardReader:
             return self.joint.stored_nbytes(numbers, counted)  # type: ignore[no-any-return]
         nbytes: FloatArray = self.all_stored_nbytes[numbers]
         if self.options.may_fetch:
-            names = [self.shards[number].url for number in numbers.tolist()]
+            names = list(map(self.shards.url, numbers.tolist()))
             nbytes[[name in counted for name in names]] = 0
             counted.update(names)
         return nbytes
