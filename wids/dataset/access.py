@@ -154,7 +154,7 @@ _together: ContextVar[tuple[ShardReader, OpenByNumber, Wanted] | None] = Context
 """How the samples of a class that overrides ``__getitem__`` are read inside a batch or a pass."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Access:
     """The samples of a dataset or view. What is derived from it shares the reader.
 

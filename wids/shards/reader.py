@@ -761,7 +761,7 @@ class ShardReader:
         return nbytes
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Held:
     """What readers with the same open shards share in this process.
 
@@ -780,7 +780,7 @@ class _Held:
     keys: KeyLookup | None = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Entry:
     """An open shard, and the number of the access that last used it.
 

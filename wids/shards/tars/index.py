@@ -91,7 +91,7 @@ class TarIdentity(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ShardIndex:
     r"""The samples of one shard.
 
