@@ -293,26 +293,19 @@ class Access:
 
     # Reading.
 
-    def sample(self, position: int) -> Any:
-        """Read, label and transform a single sample, by its position in the dataset."""
-        reader = self.reader
-        number = bisect_right(reader.ends, position)
-        if self.is_overridden and (together := _together.get()) and together[0] is reader:
-            return self.read(position, number, together[2], together[1])
-        return self.read(position, number, _SAMPLES)
-
-    def read(
-        self, position: int, number: int, wanted: Wanted, open_shard: OpenByNumber | None = None
-    ) -> Any:
+    def read(self, position: int, number: int | None = None, wanted: Wanted = _SAMPLES) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
-            number: The number of its shard.
+            number: The number of its shard; None to find it, for a single sample.
             wanted: What is wanted of the shard.
-            open_shard: Opens the shard; None for the reader.
         """
-        reader, transformations = self.reader, self.transformations
+        reader, transformations, open_shard = self.reader, self.transformations, None
+        if number is None:
+            number = bisect_right(reader.ends, position)
+            if self.is_overridden and (together := _together.get()) and together[0] is reader:
+                _, open_shard, wanted = together
         if reader.joint is not None:
             return self._joined(np.array([position]), wanted)[0]
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
