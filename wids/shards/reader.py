@@ -107,9 +107,8 @@ class ShardReader:
         starts, ends: Where each shard begins and ends, as sequences of integers.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
-        joint: What is joined to the samples, so that indexes lack fields: a
-            `wids.tables.joined.Joint`, whose shards are fetched and counted with these; None for
-            nothing.
+        joint: What is joined to the samples, so that indexes lack fields, of a `JoinedReader`; None
+            for nothing.
     """
 
     joint: Any = None
@@ -279,17 +278,12 @@ class ShardReader:
             return path
 
     def close(self) -> None:
-        """Release all open shards, and end what was announced; the next read opens them again.
-
-        What is joined to them is released too.
-        """
+        """Release all open shards, and end what was announced; the next read opens them again."""
         # Left to the garbage collector: another thread may be reading one of them.
         self._held.entries.clear()
         if self._budget is not None:
             self._budget.forget_announced()
         self._held.keys = None
-        for reader in self._others:
-            reader.close()
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with open shards of its own, which fetches none.
@@ -297,31 +291,16 @@ class ShardReader:
         Args:
             fields: The only fields to read, as bytes; None for those of this reader, unchanged.
         """
-        if self.joint is not None:
-            return self.joint.only(fields).reader()  # type: ignore[no-any-return]
-        options = self.options.only(fields)
-        return self._changed(
-            check_opened=None,
-            _budget=None,
-            options=options,
-            fields=options.fields,
-            accesses=SharedRows(0, 0),
-            _held=_Held(),
-        )
-
-    def joined(self, joint: Any) -> ShardReader:
-        """Return a reader of the same open shards, with what is joined to their samples."""
-        return self._changed(joint=joint)
-
-    def _changed(self, **attributes: Any) -> ShardReader:
         reader = object.__new__(ShardReader)
-        vars(reader).update(vars(self), **attributes)
+        vars(reader).update(vars(self))
         vars(reader).pop("all_stored_nbytes", None)
+        reader.options = self.options.only(fields)
+        reader.fields = reader.options.fields
+        reader.check_opened = reader._budget = None
+        reader.accesses, reader._held = SharedRows(0, 0), _Held()
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.joint is not None:
-            return {"joint": self.joint}
         # Another process opens the files itself, and may have another cache folder, with damaged
         # copies of its own.
         self._publish()
@@ -331,9 +310,7 @@ class ShardReader:
         return {**kept, **fresh, "is_counted": hasattr(self, "edges")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "joint" in state:
-            state = vars(state["joint"].reader())
-        is_counted = state.pop("is_counted", False)
+        is_counted = state.pop("is_counted")
         vars(self).update(state)
         if is_counted:
             self.note_counts()
@@ -442,8 +419,6 @@ class ShardReader:
         """
         if self._budget is not None:
             self._budget.announce(numbers)
-        for joint in self._joints:
-            joint.announce(numbers)
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards by range while these are being fetched.
@@ -454,8 +429,6 @@ class ShardReader:
         if self._budget is not None:
             nbytes = int(np.nansum(self.shards.nbytes)) if part else 0
             self._budget.let_ahead(int(nbytes * part))
-        for reader in self._others:
-            reader.let_ahead(part)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -478,15 +451,12 @@ class ShardReader:
     # What is known about a shard.
 
     def is_local(self, number: int) -> bool:
-        """Whether a shard, and what is joined to its samples, can be read without fetching."""
-        is_here = self.path(number) is not None or self.facts(number).has_copy
-        return is_here and all(side.is_local(other) for side, other in self._needed(number))
+        """Whether a shard can be read without fetching it."""
+        return self.path(number) is not None or self.facts(number).has_copy
 
     def nbytes(self, number: int) -> int | None:
-        """Return the length of a shard, and of what has to be fetched with it; None if unknown."""
-        own = self.shards[number].nbytes
-        sizes = [own, *(side.nbytes(other) for side, other in self._needed(number))]
-        return None if None in sizes else sum(sizes)
+        """Return the length of a shard; None if it is not stated."""
+        return self.shards[number].nbytes
 
     def key_split(self, number: int) -> KeySplit:
         """Return the rule for the names of a shard: the caller's, the spec's, or the first dot."""
@@ -606,9 +576,7 @@ class ShardReader:
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.fields
-        own = [field for field in stored if wanted is None or field in wanted]
-        others = [field for joint in self._joints for field in joint.other.fields(None)]
-        return list(dict.fromkeys([*own, *others]))  # `stored` may have those that are joined
+        return [field for field in stored if wanted is None or field in wanted]
 
     def stated_identity(self, number: int) -> tuple[Any, ...] | None:
         """Return facts that change when a shard changes, without reading its index, or None.
@@ -642,12 +610,10 @@ class ShardReader:
             index = self.key_index(number)
             keys, sizes = b"\0".join(index.stored_keys()), np.ascontiguousarray(index.sizes)
             known = index.key_split, zlib.crc32(keys), zlib.crc32(sizes.tobytes())
-        for joint in self._joints:
-            known = known, joint.other.content(joint.entries_of(number))
         return known
 
     def fetch(self, number: int, report: Report = lambda *_: None) -> None:
-        """Fetch a shard and what is joined to it, unless local or fetched by another process.
+        """Fetch a shard, unless it is local or another process fetches it.
 
         Raises:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
@@ -659,8 +625,6 @@ class ShardReader:
 
             with self.broken.watch(number):
                 fetch_copy(facts, report)
-        for side, other in self._needed(number):
-            side.fetch(other, report)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -697,46 +661,22 @@ class ShardReader:
         if not self.broken.are_noted:
             self.broken.begin()
             self._held.entries.clear()  # shards that were opened before would note nothing
-        for reader in self._others:
-            reader.pass_over_broken()
 
     @property
     def num_broken(self) -> int:
         """Number of shards that were noted as broken, in all processes that share the dataset."""
-        return len(self.broken.numbers) + sum(reader.num_broken for reader in self._others)
-
-    # What is joined, at every step of a join of joins.
-
-    @property
-    def _joints(self) -> list[Any]:
-        joint = self.joint
-        return [] if joint is None else [*joint.own.reader._joints, joint]  # noqa: SLF001 - as this
-
-    @property
-    def _others(self) -> list[ShardReader]:
-        """The readers of the datasets that are joined."""
-        sides = [joint.other.dataset for joint in self._joints]
-        return [side.reader for side in sides if side is not None]
-
-    def _needed(self, number: int) -> list[tuple[Any, int]]:
-        """Return the sides of joins, each with one of its shards that samples of a shard need."""
-        return [(joint.other, other) for joint in self._joints for other in joint.needed(number)]
+        return len(self.broken.numbers)
 
     # The cache.
 
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        others = [each for each in self._others if each.cache_folder == self.cache_folder]
-        limits = [each.cache_nbytes for each in others]
-        limits.append(self.store.limit_nbytes if self.options.may_fetch else None)
-        return min((limit for limit in limits if limit is not None), default=None)
+        return self.store.limit_nbytes if self.options.may_fetch else None
 
     @cached_property
     def all_stored_nbytes(self) -> FloatArray:
         """What `stored_nbytes` returns for all shards."""
-        if self.joint is not None:
-            return self.stored_nbytes(np.arange(len(self.shards)), set())
         if self.options.may_fetch:
             return self.shards.remote_nbytes
         return np.zeros(len(self.shards))
@@ -744,15 +684,13 @@ class ShardReader:
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
         """Return the bytes that the cache needs for shards: 0 for local ones, NaN if unknown.
 
-        Shards that are already stored are included, and so is what is joined to them.
+        Shards that are already stored are included.
 
         Args:
             numbers: The shards.
             counted: The URLs that count as 0, because other shards have them too; those of these
                 shards are added.
         """
-        if self.joint is not None:
-            return self.joint.stored_nbytes(numbers, counted)  # type: ignore[no-any-return]
         nbytes: FloatArray = self.all_stored_nbytes[numbers]
         if self.options.may_fetch:
             names = list(map(self.shards.url, numbers.tolist()))
