@@ -21,6 +21,7 @@ import numpy as np
 
 from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.errors import DecodeError, SampleError, ShardFormatError, TransformError, WidsError
+from wids.shards.batches import OpenShard, read_batch
 from wids.shards.policy import Wanted, wanted_instead
 from wids.shards.positions import (
     Positions,
@@ -31,7 +32,7 @@ from wids.shards.positions import (
     select,
     select_batch,
 )
-from wids.shards.reader import OpenByNumber, ShardReader
+from wids.shards.reader import ShardReader
 from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import RangeError
@@ -148,7 +149,7 @@ _SAMPLES: Final = Wanted.SAMPLES  # looking it up takes a fiftieth of the time o
 _MAX_LABELLED: Final = 1024
 """Shards whose labels are kept."""
 
-_together: ContextVar[tuple[ShardReader, OpenByNumber, Wanted] | None] = ContextVar(
+_together: ContextVar[tuple[ShardReader, OpenShard, Wanted] | None] = ContextVar(
     "wids_together", default=None
 )
 """How the samples of a class that overrides ``__getitem__`` are read inside a batch or a pass."""
@@ -376,7 +377,7 @@ class Access:
         reader, transformations = self.reader, self.transformations
         if reader.joint is not None:
             return self._joined(positions, _SAMPLES)
-        groups, open_shard = reader.of_batch(positions)
+        groups, open_shard = read_batch(reader, positions)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         for number, places, local_indices in groups:
             shard = None
@@ -510,9 +511,9 @@ def _reading(reader: ShardReader, positions: IntArray | None = None) -> Iterator
         positions: The samples of a batch, as far as they are known; None for a pass over the whole
             dataset, which fetches its shards.
     """
-    way: tuple[ShardReader, OpenByNumber, Wanted] = reader, reader.open, Wanted.MOST
+    way: tuple[ShardReader, OpenShard, Wanted] = reader, reader.open, Wanted.MOST
     if positions is not None:
-        way = reader, reader.of_batch(positions)[1], Wanted.SAMPLES
+        way = reader, read_batch(reader, positions)[1], Wanted.SAMPLES
     previous = _together.set(way)
     try:
         yield

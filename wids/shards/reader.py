@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -48,20 +48,12 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.key_lookup import KeyLookup
-    from wids.shards.remote_shard import RemoteShard
 
 T = TypeVar("T")
 
 Group: TypeAlias = tuple[int, list[int], list[int]]
 """Samples of one shard: its number, the indices of the samples in a batch, and their indices in the
 shard."""
-
-
-class OpenByNumber(Protocol):
-    """A callable that returns an open shard by its number, as `ShardReader.open` does."""
-
-    def __call__(self, number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
-        """Return the open shard."""
 
 
 _MAX_LISTED: Final = 20_000
@@ -355,45 +347,13 @@ class ShardReader:
         for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
-    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the `groups` of a batch, and the callable that opens the shard of each.
-
-        The samples of remote shards that are read by range are read here, from all shards at once.
-        """
-        groups = list(self.groups(positions))
-        ranged = {n: local_indices for n, _, local_indices in groups if self._may_range(n)}
-        if not ranged:
-            return groups, self.open
-        from wids.shards.remote_shard import read_together  # only remote shards need it
-
-        received = read_together(ranged, self._ranged, self._held.entries.__contains__)
-        open_other = self.open
-
-        def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
-            shard = received.get(number)
-            if isinstance(shard, WidsError):
-                raise shard
-            if shard is not None:
-                return shard
-            # What ranges were to give, and did not, is fetched.
-            return open_other(number, Wanted.MOST if number in ranged else wanted)
-
-        return groups, open_shard
-
-    def _may_range(self, number: int, *, supposes_index: bool = True) -> bool:
+    def may_range(self, number: int, *, supposes_index: bool = True) -> bool:
         """Whether samples of a shard are read by range; see `way_to_read`."""
         entry = self._held.entries.get(number)
         facts = self.facts(number) if entry is None else entry.facts
         if facts is None:
             return False
         return way_to_read(Wanted.SAMPLES, facts, supposes_index=supposes_index) is Way.RANGE
-
-    def _ranged(self, number: int) -> RemoteShard | None:
-        """Open a shard if samples of it are read by range, or return None."""
-        if number not in self._held.entries and not self._may_range(number, supposes_index=False):
-            return None
-        shard = self.open(number, Wanted.SAMPLES)
-        return None if isinstance(shard, Shard) else cast("RemoteShard", shard)
 
     def wanted_of_view(self, number: int, positions: Positions) -> Wanted:
         """Return what reading all positions of a view in turn wants of a shard."""

@@ -2,16 +2,15 @@
 
 Only the members of the requested samples are read, each with the headers before it. What arrived is
 sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
-ranges. What a batch needs of all its shards is requested together (`read_together`).
+ranges. What a batch needs of all its shards is requested together by `wids.shards.batches`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -32,7 +31,6 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
-from wids.storage.reading_threads import in_threads
 from wids.storage.transport.stream import PastEndError
 
 
@@ -130,7 +128,7 @@ class RemoteShard(TarShard):
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
-        self._arrived: Received | None = None
+        self._received: Received | None = None
         self._fields = None if fields is None else frozenset(fields)
         if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
@@ -166,9 +164,9 @@ class RemoteShard(TarShard):
         samples: list[RawSample] = []
         if not len(local_indices):
             return samples
-        if self._arrived is not None:
+        if self._received is not None:
             self.check()
-        source = self._arrived or self._request(self.parts(local_indices))
+        source = self._received or self._request(self.parts(local_indices))
         try:
             self._read(local_indices, labels, samples.append, source)
         except (ShardFormatError, KeyError):  # transient damage, or none of what was requested
@@ -185,10 +183,10 @@ class RemoteShard(TarShard):
         members = sorted(self.index.places(wanted, self._fields))
         return _parts(self._read_range, members, frugal_gap_nbytes(members))
 
-    def with_arrived(self, arrived: Received) -> RemoteShard:
-        """Return the same shard, with spans that were read."""
+    def with_received(self, received: Received) -> RemoteShard:
+        """Return the same shard, of which samples are read by what is received elsewhere."""
         shard = copy(self)
-        shard._arrived = arrived  # noqa: SLF001 - of this class
+        shard._received = received  # noqa: SLF001 - of this class
         return shard
 
     def read_members(
@@ -317,65 +315,3 @@ def _parts(read: Read, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> 
             at += 1
         parts[at].spans.extend(pairwise(edges))
     return parts
-
-
-def read_together(
-    wanted: Mapping[int, Sequence[int]],
-    open_ranges: Callable[[int], RemoteShard | None],
-    is_open: Callable[[int], bool],
-) -> dict[int, RemoteShard | WidsError]:
-    """Read samples of remote shards by range, where that is better than fetching the shards.
-
-    First the indexes of those shards that are not open, then all ranges, are requested at once, so
-    that a batch takes two round trips, whatever the number of its shards and samples.
-
-    Args:
-        wanted: The samples to read, by the number of their shard.
-        open_ranges: Returns a shard to be read by range, by its number; None for one to fetch.
-        is_open: Whether a shard is open already.
-
-    Returns:
-        The shards that were read, by number, or why they could not be opened. Reading one of these
-        samples returns the bytes that arrived, or raises the error of their request.
-    """
-
-    def opened(number: int) -> RemoteShard | WidsError | None:
-        try:
-            return open_ranges(number)
-        except WidsError as error:  # concerns this shard alone
-            return error
-
-    # No thread for those that need no request.
-    others = [number for number in wanted if not is_open(number)]
-    answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
-    shards = dict(zip(others, answers, strict=True))
-    found: dict[int, RemoteShard | WidsError] = {}
-    requested: list[tuple[RemoteShard, Received, int]] = []
-    for number in wanted:
-        shard = shards[number] if number in shards else opened(number)
-        if shard is None:
-            continue
-        if not isinstance(shard, WidsError):
-            try:
-                received = Received(shard.parts(wanted[number]))
-                with shard.watch():  # asks nothing of a broken shard
-                    is_taken = shard.takes_all(received.parts)
-            except WidsError as error:
-                shard = error
-            else:
-                if not is_taken:
-                    continue
-                requested += [(shard, received, at) for at in range(len(received.parts))]
-                shard = shard.with_arrived(received)
-        found[number] = shard
-
-    def use(place: int, arrived: Arrived) -> None:
-        shard, received, number = requested[place]
-        try:
-            with shard.watch():
-                received.take(number, arrived)
-        except WidsError as error:
-            received.note(number, error)
-
-    read_all([received.parts[number][:3] for _, received, number in requested], use)
-    return found
