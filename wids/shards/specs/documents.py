@@ -152,7 +152,7 @@ _DOCUMENT_KEYS: Final = frozenset(
     )
 )
 
-Read: TypeAlias = Callable[[str, int], bytes]
+ReadDocument: TypeAlias = Callable[[str, int], bytes]
 """``read(url, limit_nbytes)``: the bytes of a document."""
 
 
@@ -179,7 +179,7 @@ class Documents:
         infos: The documents of Energon.
     """
 
-    def __init__(self, fetcher: Fetcher, read: Read | None, *, allow_pipe: bool) -> None:
+    def __init__(self, fetcher: Fetcher, read: ReadDocument | None, *, allow_pipe: bool) -> None:
         self.origin = ""
         self.infos: list[str] = []
         self._fetcher = fetcher

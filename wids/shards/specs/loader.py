@@ -19,7 +19,7 @@ from wids.errors import SpecError, WidsError
 from wids.shards.specs.documents import (
     Component,
     Documents,
-    Read,
+    ReadDocument,
     as_component,
     assembled,
     classes_of,
@@ -57,7 +57,7 @@ def load_spec(
     *,
     base: str | os.PathLike[str] | None = None,
     allow_pipe: bool = False,
-    read: Read | None = None,
+    read: ReadDocument | None = None,
     split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetSpec:
@@ -109,7 +109,7 @@ def load_with(
     base: str | os.PathLike[str] | None,
     *,
     allow_pipe: bool,
-    read: Read | None = None,
+    read: ReadDocument | None = None,
     split: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
