@@ -453,15 +453,18 @@ class ShardReader:
         return [self._known_count(number, self.path(number, rewrite)) for number in numbers]
 
     def _known_count(self, number: int, path: str | None) -> int | None:
+        count = None
         if path is not None:
-            with suppress(OSError):
-                key_split = self.key_split(number)
-                paths = index_paths(self.cache_folder, path, key_split)
+            key_split = self.key_split(number)
+            paths = index_paths(self.cache_folder, path, key_split)
+            try:
                 count = stored_count(paths, TarIdentity.of_file(os.stat(path)), key_split)
-                if count is not None:
-                    return count
-        index = self.known_index(number)
-        return None if index is None else len(index)
+            except OSError:  # reported when the shard is opened
+                return None
+        if count is None:
+            index = self.known_index(number)
+            count = None if index is None else len(index)
+        return count
 
     def is_in_dataset_index(self, number: int) -> bool:
         """Whether the dataset index has the keys of this shard, and states its length.

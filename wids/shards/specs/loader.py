@@ -182,15 +182,17 @@ class _Loader:
                 self.documents.bind(spec)
                 return spec
         shards: list[Sequence[ShardSpec]] = []
-        num_shards = 0
+        num_items = num_shards = 0
         parts: list[Component] = []
         dataset_indexes: list[IndexedShards] = []
-        for are_tars, group in groupby(enumerate(items), lambda numbered: _is_tar(numbered[1])):
+        for are_tars, group in groupby(items, _is_tar):
+            some = list(group)
+            num_items += len(some)
             if are_tars:  # together, since there may be 100,000
-                shards.append(named([join(os.fspath(item)) for _, item in group]))
-                num_shards += len(shards[-1])
+                shards.append(named([*map(join, map(os.fspath, some))]))
+                num_shards += len(some)
                 continue
-            for number, item in group:
+            for number, item in enumerate(some, num_items - len(some)):
                 part = self.item(item, f"shards[{number}]", join)
                 if isinstance(part, DatasetSpec):
                     parts.append(Component(part, label=_label_of(item, number)))
