@@ -9,7 +9,6 @@ index after the other.
 
 from __future__ import annotations
 
-import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -464,6 +463,8 @@ class Access:
         """Return what the error of a damaged sample says to do, where it is raised."""
         if self.failures is not None or callable(self.on_error):
             return ""
+        import shlex  # only such an error needs it
+
         number, local_index = self.reader.locate(position)
         url = shlex.quote(urls.redact(self.reader.shards[number].url))
         return (
