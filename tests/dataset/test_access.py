@@ -41,7 +41,7 @@ def test_a_view_is_the_same_class_with_another_access(train: Path) -> None:
 def test_an_access_reads_samples_that_a_subclass_changes(train: Path) -> None:
     """It says that they are changed, and those of a join or of chosen fields are not."""
     with Short(train) as dataset:
-        assert (dataset[4], access_of(dataset[2:]).sample(4)["__key__"]) == (4, "s00004")
+        assert (dataset[4], access_of(dataset[2:]).read(4)["__key__"]) == (4, "s00004")
         assert access_of(dataset).is_overridden
         assert access_of(dataset[1:]).is_overridden
         joined = dataset.join({"s00004": 1}, missing="none", prefix="b")

@@ -17,6 +17,8 @@ from remote_site import EXPECTED, LENGTHS, Site, texts
 
 import wids
 from wids.errors import FetchError, NotFoundError, ShardFormatError
+from wids.shards.batches import read_batch
+from wids.shards.policy import Wanted
 from wids.storage.transport import machine
 from wids.storage.transport.machine import Machine
 
@@ -219,10 +221,10 @@ def test_responses_are_released_when_their_samples_are_cut(
     options: Any = {"access": "range", "raw": raw, "transformations": None}
     with wids.ShardListDataset(site.spec(index="train.index"), **options) as dataset:
         monkeypatch.setattr(machine, "HERE", Machine(memory=block))
-        _, open_shard = dataset.reader.of_batch(np.array([0, 9, 19]))
+        _, open_shard = read_batch(dataset.reader, np.array([0, 9, 19]))
         assert made
         assert [each() for each in made] == [None] * len(made)
-        assert bytes(open_shard(1).read(1)[".txt"]) == b"text 9"
+        assert bytes(open_shard(1, Wanted.SAMPLES).read(1)[".txt"]) == b"text 9"
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wids.shards import policy
-from wids.tables.join_fields import Names, Wanted
+from wids.tables.join_fields import JoinedColumns, Names
 from wids.tables.join_rows import file_rows
 
 
@@ -33,7 +33,7 @@ def test_other_columns_of_parquet_are_not_read() -> None:
     pq.write_table(wide, file)
     file.seek(0)
     file.num_read = 0
-    side = file_rows(file, "a.parquet", Names(""), Wanted("id", ("score",)))
+    side = file_rows(file, "a.parquet", Names(""), JoinedColumns("id", ("score",)))
     assert side.read(np.array([7, 3]), policy.Wanted.SAMPLES) == [
         {".score": 7, "__key__": "7"},
         {".score": 3, "__key__": "3"},

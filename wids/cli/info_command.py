@@ -96,7 +96,7 @@ def _found(
     Raises:
         NotFoundError: None of them exists.
     """
-    from wids.shards.specs.naming import is_document
+    from wids.shards.specs.documents import is_document
     from wids.storage.fetch import Fetcher
     from wids.storage.remote_lengths import ask_lengths, check_found
 
@@ -176,7 +176,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     from wids.dataset.peeking import create_command, peek
     from wids.look.notebook import known_text
     from wids.shards.sample_access import field_stats
-    from wids.shards.specs.naming import is_document
+    from wids.shards.specs.documents import is_document
 
     # What a document says is shown at once; its servers may be slow or down.
     if is_document(path) or spec.all_dataset_indexes():

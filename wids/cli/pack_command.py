@@ -95,8 +95,8 @@ def _classes(options: argparse.Namespace) -> bool | list[str] | None:
     value: bool | str | None = options.classes
     if not isinstance(value, str):
         return value
+    from wids.shards.specs.documents import is_document
     from wids.shards.specs.loader import load_spec
-    from wids.shards.specs.naming import is_document
 
     if is_document(value):
         names = load_spec(value, storage_options=storage_options(options)).classes

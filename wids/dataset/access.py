@@ -9,7 +9,6 @@ index after the other.
 
 from __future__ import annotations
 
-import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ import numpy as np
 
 from wids.dataset.failures import Failures, Indices, Policy, as_failures
 from wids.errors import DecodeError, SampleError, ShardFormatError, TransformError, WidsError
+from wids.shards.batches import OpenShard, read_batch
 from wids.shards.policy import Wanted, wanted_instead
 from wids.shards.positions import (
     Positions,
@@ -31,7 +31,7 @@ from wids.shards.positions import (
     select,
     select_batch,
 )
-from wids.shards.reader import OpenByNumber, ShardReader
+from wids.shards.reader import ShardReader
 from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.ranges import RangeError
@@ -148,13 +148,13 @@ _SAMPLES: Final = Wanted.SAMPLES  # looking it up takes a fiftieth of the time o
 _MAX_LABELLED: Final = 1024
 """Shards whose labels are kept."""
 
-_together: ContextVar[tuple[ShardReader, OpenByNumber, Wanted] | None] = ContextVar(
+_together: ContextVar[tuple[ShardReader, OpenShard, Wanted] | None] = ContextVar(
     "wids_together", default=None
 )
 """How the samples of a class that overrides ``__getitem__`` are read inside a batch or a pass."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Access:
     """The samples of a dataset or view. What is derived from it shares the reader.
 
@@ -293,26 +293,19 @@ class Access:
 
     # Reading.
 
-    def sample(self, position: int) -> Any:
-        """Read, label and transform a single sample, by its position in the dataset."""
-        reader = self.reader
-        number = bisect_right(reader.ends, position)
-        if self.is_overridden and (together := _together.get()) and together[0] is reader:
-            return self.read(position, number, together[2], together[1])
-        return self.read(position, number, _SAMPLES)
-
-    def read(
-        self, position: int, number: int, wanted: Wanted, open_shard: OpenByNumber | None = None
-    ) -> Any:
+    def read(self, position: int, number: int | None = None, wanted: Wanted = _SAMPLES) -> Any:
         """Read, label and transform one sample.
 
         Args:
             position: Its position in the dataset.
-            number: The number of its shard.
+            number: The number of its shard; None to find it, for a single sample.
             wanted: What is wanted of the shard.
-            open_shard: Opens the shard; None for the reader.
         """
-        reader, transformations = self.reader, self.transformations
+        reader, transformations, open_shard = self.reader, self.transformations, None
+        if number is None:
+            number = bisect_right(reader.ends, position)
+            if self.is_overridden and (together := _together.get()) and together[0] is reader:
+                _, open_shard, wanted = together
         if reader.joint is not None:
             return self._joined(np.array([position]), wanted)[0]
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
@@ -383,7 +376,7 @@ class Access:
         reader, transformations = self.reader, self.transformations
         if reader.joint is not None:
             return self._joined(positions, _SAMPLES)
-        groups, open_shard = reader.of_batch(positions)
+        groups, open_shard = read_batch(reader, positions)
         verify = reader.verifies_decoded if transformations else reader.verifies_raw
         for number, places, local_indices in groups:
             shard = None
@@ -470,6 +463,8 @@ class Access:
         """Return what the error of a damaged sample says to do, where it is raised."""
         if self.failures is not None or callable(self.on_error):
             return ""
+        import shlex  # only such an error needs it
+
         number, local_index = self.reader.locate(position)
         url = shlex.quote(urls.redact(self.reader.shards[number].url))
         return (
@@ -517,9 +512,9 @@ def _reading(reader: ShardReader, positions: IntArray | None = None) -> Iterator
         positions: The samples of a batch, as far as they are known; None for a pass over the whole
             dataset, which fetches its shards.
     """
-    way: tuple[ShardReader, OpenByNumber, Wanted] = reader, reader.open, Wanted.MOST
+    way: tuple[ShardReader, OpenShard, Wanted] = reader, reader.open, Wanted.MOST
     if positions is not None:
-        way = reader, reader.of_batch(positions)[1], Wanted.SAMPLES
+        way = reader, read_batch(reader, positions)[1], Wanted.SAMPLES
     previous = _together.set(way)
     try:
         yield

@@ -21,9 +21,10 @@ from wids.errors import printable
 from wids.shards.glimpse import Glimpse, ShardLook
 from wids.shards.read_options import ReadOptions, cache_folder, cache_limit
 from wids.shards.reader import ShardReader
+from wids.shards.specs.documents import is_document
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.specs.naming import dataset_name, is_document
+from wids.shards.specs.naming import dataset_name
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.raw_samples import position
 from wids.storage.cache.store import Cache

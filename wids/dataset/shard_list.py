@@ -365,9 +365,9 @@ class ShardListDataset(TorchDataset):
         if type(position) is not int:  # an array yields a numpy integer
             position = int(position)
         if this_process.num_watchers:
-            return access.watched(access.sample, position)
+            return access.watched(access.read, position)
         this_process.num_samples += 1
-        return access.sample(position)
+        return access.read(position)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[Any]) -> list[Any]:
         """Return a batch: exactly ``[dataset[i] for i in indices]``, with each shard opened once.

@@ -28,9 +28,9 @@ from typing import Any, Final, Literal, get_args
 from wids.errors import SpecError, WidsError
 from wids.publish.journal import Journal, is_journal
 from wids.publish.tar_writer import check_target
+from wids.shards.specs.documents import is_document
 from wids.shards.specs.loader import load_spec
 from wids.shards.specs.model import DatasetSpec
-from wids.shards.specs.naming import is_document
 from wids.storage import files, locks, upload
 from wids.storage.fetch import Fetcher
 from wids.storage.sizes import count_text

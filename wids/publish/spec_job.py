@@ -25,9 +25,10 @@ from wids.publish.output import unfinished_path
 from wids.publish.problems import Problem, log_problem
 from wids.shards.costs import DownloadCost
 from wids.shards.foreign.foreign_counts import with_stated_counts
+from wids.shards.specs.documents import is_document, is_list
 from wids.shards.specs.loader import load_with
 from wids.shards.specs.model import COUNTS_FROM, DatasetSpec, ShardSpec, check_references
-from wids.shards.specs.naming import dataset_name, is_document, is_list, tar_urls
+from wids.shards.specs.naming import dataset_name, tar_urls
 from wids.shards.specs.saved_document import private_mode, save_document
 from wids.shards.specs.saving import name_with_query
 from wids.shards.specs.shard_columns import columns_of

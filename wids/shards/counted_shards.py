@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from difflib import SequenceMatcher
 from typing import Final
 
 import numpy as np
@@ -158,6 +157,8 @@ def _fields(reader: ShardReader, number: int) -> set[str] | None:
 
 def _nearest_first(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
     """Return names, those most similar to a wanted one first."""
+    from difflib import SequenceMatcher  # 1 ms, for an error
+
     return sorted(
         names, key=lambda name: (-max(SequenceMatcher(None, name, w).ratio() for w in wanted), name)
     )

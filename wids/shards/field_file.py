@@ -39,12 +39,12 @@ def open_field(
     number, local_index = place
     shard = open_shard(number, Wanted.PART)
     index, saver = shard.index, None
+    member = index.member(local_index, field, f"shard {number}")
+    nbytes = int(index.sizes[member])
     if cache_folder is not None and len(index.payload_crcs):
-        member = index.member(local_index, field, f"shard {number}")
-        facts = index.member_name(member), int(index.payload_crcs[member]), int(index.sizes[member])
+        facts = index.member_name(member), int(index.payload_crcs[member]), nbytes
         path = cache_names.frames_path(cache_folder, shard.name, *facts)
         saver = partial(cache_names.saved_or_made, path)
-    _, nbytes = shard.index.place(local_index, field, f"shard {number}")
     left_nbytes = limit_nbytes
 
     def read(start: int, stop: int) -> bytes:

@@ -30,7 +30,6 @@ from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import AccessMode, ReadOptions
 from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
-from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
@@ -102,7 +101,7 @@ class ShardFacts:
         self.options, self.store, self.budget = options, store, budget
         self.dataset_indexes = dataset_indexes
         self.access: Final = options.access
-        self.key_split: Final = key_split_of(spec, options)
+        self.key_split: Final = options.key_split or spec.key_split or "first"
         self.remote_file: Final = remote_file(spec)
         self._copy_paths: list[str] | None = None
         self._range_index: tuple[ShardIndex, int] | None = None
@@ -156,11 +155,6 @@ class ShardFacts:
         if record is None or record[0].key_split != self.key_split:
             return None
         return (record[0], record[1].nbytes) if nbytes in (None, record[1].nbytes) else None
-
-
-def key_split_of(shard_spec: ShardSpec, options: ReadOptions) -> KeySplit:
-    """Return the rule for the names of a shard: the caller's, or the spec's, or the first dot."""
-    return options.key_split or shard_spec.key_split or "first"
 
 
 def remote_file(shard_spec: ShardSpec) -> RemoteFile:

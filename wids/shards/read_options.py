@@ -30,7 +30,7 @@ AccessMode = Literal["auto", "download", "range"]
 Verify = Literal["auto", "always", "never"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReadOptions:
     """How shards are opened and samples are read.
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
-from wids.shards.policy import ShardFacts, Wanted, Way, key_split_of, way_to_read
+from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
@@ -47,20 +48,12 @@ from wids.storage.transport import urls
 
 if TYPE_CHECKING:
     from wids.shards.key_lookup import KeyLookup
-    from wids.shards.remote_shard import RemoteShard
 
 T = TypeVar("T")
 
 Group: TypeAlias = tuple[int, list[int], list[int]]
 """Samples of one shard: its number, the indices of the samples in a batch, and their indices in the
 shard."""
-
-
-class OpenByNumber(Protocol):
-    """A callable that returns an open shard by its number, as `ShardReader.open` does."""
-
-    def __call__(self, number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
-        """Return the open shard."""
 
 
 _MAX_LISTED: Final = 20_000
@@ -106,9 +99,8 @@ class ShardReader:
         starts, ends: Where each shard begins and ends, as sequences of integers.
         verifies_raw, verifies_decoded: Whether to compare samples with their checksums if they
             stay undecoded, or if they will be decoded.
-        joint: What is joined to the samples, so that indexes lack fields: a
-            `wids.tables.joined.Joint`, whose shards are fetched and counted with these; None for
-            nothing.
+        joint: What is joined to the samples, so that indexes lack fields, of a `JoinedReader`; None
+            for nothing.
     """
 
     joint: Any = None
@@ -143,8 +135,8 @@ class ShardReader:
         """Take the counts as complete. A broken shard, which was not counted, has no samples."""
         edges = self.shards.edges
         if edges is None or isinstance(self.counts, list):
-            counts = [count or 0 for count in self.counts]
-            edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+            counts = (count or 0 for count in self.counts)
+            edges = np.array([*accumulate(counts, initial=0)], np.int64)
         self.edges: IntArray = edges
         # Every read of a sample looks these up, so they are in the fastest form: bisecting a list
         # takes a third of the time of bisecting a memoryview. That of many shards stays an array.
@@ -268,7 +260,7 @@ class ShardReader:
         try:
             return self._paths[number]
         except KeyError:
-            url = self.shards[number].url
+            url = self.shards.url(number)
             path = urls.local_place(url, rewrite)
             if path is not None:
                 # `localname` may return a cache path, as for remote shards; no local one is there.
@@ -278,17 +270,12 @@ class ShardReader:
             return path
 
     def close(self) -> None:
-        """Release all open shards, and end what was announced; the next read opens them again.
-
-        What is joined to them is released too.
-        """
+        """Release all open shards, and end what was announced; the next read opens them again."""
         # Left to the garbage collector: another thread may be reading one of them.
         self._held.entries.clear()
         if self._budget is not None:
             self._budget.forget_announced()
         self._held.keys = None
-        for reader in self._others:
-            reader.close()
 
     def only(self, fields: Collection[str] | None) -> ShardReader:
         """Return a reader of the same shards with open shards of its own, which fetches none.
@@ -296,31 +283,16 @@ class ShardReader:
         Args:
             fields: The only fields to read, as bytes; None for those of this reader, unchanged.
         """
-        if self.joint is not None:
-            return self.joint.only(fields).reader()  # type: ignore[no-any-return]
-        options = self.options.only(fields)
-        return self._changed(
-            check_opened=None,
-            _budget=None,
-            options=options,
-            fields=options.fields,
-            accesses=SharedRows(0, 0),
-            _held=_Held(),
-        )
-
-    def joined(self, joint: Any) -> ShardReader:
-        """Return a reader of the same open shards, with what is joined to their samples."""
-        return self._changed(joint=joint)
-
-    def _changed(self, **attributes: Any) -> ShardReader:
         reader = object.__new__(ShardReader)
-        vars(reader).update(vars(self), **attributes)
+        vars(reader).update(vars(self))
         vars(reader).pop("all_stored_nbytes", None)
+        reader.options = self.options.only(fields)
+        reader.fields = reader.options.fields
+        reader.check_opened = reader._budget = None
+        reader.accesses, reader._held = SharedRows(0, 0), _Held()
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.joint is not None:
-            return {"joint": self.joint}
         # Another process opens the files itself, and may have another cache folder, with damaged
         # copies of its own.
         self._publish()
@@ -330,9 +302,7 @@ class ShardReader:
         return {**kept, **fresh, "is_counted": hasattr(self, "edges")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "joint" in state:
-            state = vars(state["joint"].reader())
-        is_counted = state.pop("is_counted", False)
+        is_counted = state.pop("is_counted")
         vars(self).update(state)
         if is_counted:
             self.note_counts()
@@ -377,45 +347,13 @@ class ShardReader:
         for number, start, stop in cuts:
             yield number, indices[start:stop], local_indices[start:stop]
 
-    def of_batch(self, positions: IntArray) -> tuple[Iterable[Group], OpenByNumber]:
-        """Return the `groups` of a batch, and the callable that opens the shard of each.
-
-        The samples of remote shards that are read by range are read here, from all shards at once.
-        """
-        groups = list(self.groups(positions))
-        ranged = {n: local_indices for n, _, local_indices in groups if self._may_range(n)}
-        if not ranged:
-            return groups, self.open
-        from wids.shards.remote_shard import read_together  # only remote shards need it
-
-        received = read_together(ranged, self._ranged, self._held.entries.__contains__)
-        open_other = self.open
-
-        def open_shard(number: int, wanted: Wanted = Wanted.FILE) -> ReadableShard:
-            shard = received.get(number)
-            if isinstance(shard, WidsError):
-                raise shard
-            if shard is not None:
-                return shard
-            # What ranges were to give, and did not, is fetched.
-            return open_other(number, Wanted.MOST if number in ranged else wanted)
-
-        return groups, open_shard
-
-    def _may_range(self, number: int, *, supposes_index: bool = True) -> bool:
+    def may_range(self, number: int, *, supposes_index: bool = True) -> bool:
         """Whether samples of a shard are read by range; see `way_to_read`."""
         entry = self._held.entries.get(number)
         facts = self.facts(number) if entry is None else entry.facts
         if facts is None:
             return False
         return way_to_read(Wanted.SAMPLES, facts, supposes_index=supposes_index) is Way.RANGE
-
-    def _ranged(self, number: int) -> RemoteShard | None:
-        """Open a shard if samples of it are read by range, or return None."""
-        if number not in self._held.entries and not self._may_range(number, supposes_index=False):
-            return None
-        shard = self.open(number, Wanted.SAMPLES)
-        return None if isinstance(shard, Shard) else cast("RemoteShard", shard)
 
     def wanted_of_view(self, number: int, positions: Positions) -> Wanted:
         """Return what reading all positions of a view in turn wants of a shard."""
@@ -441,8 +379,6 @@ class ShardReader:
         """
         if self._budget is not None:
             self._budget.announce(numbers)
-        for joint in self._joints:
-            joint.announce(numbers)
 
     def let_ahead(self, part: float) -> None:
         """Let batches read shards by range while these are being fetched.
@@ -453,8 +389,6 @@ class ShardReader:
         if self._budget is not None:
             nbytes = int(np.nansum(self.shards.nbytes)) if part else 0
             self._budget.let_ahead(int(nbytes * part))
-        for reader in self._others:
-            reader.let_ahead(part)
 
     def find(self, key: str, number: int | None = None) -> Iterator[int]:
         """Yield the positions of a key, one for each shard that has it, in ascending order.
@@ -477,19 +411,16 @@ class ShardReader:
     # What is known about a shard.
 
     def is_local(self, number: int) -> bool:
-        """Whether a shard, and what is joined to its samples, can be read without fetching."""
-        is_here = self.path(number) is not None or self.facts(number).has_copy
-        return is_here and all(side.is_local(other) for side, other in self._needed(number))
+        """Whether a shard can be read without fetching it."""
+        return self.path(number) is not None or self.facts(number).has_copy
 
     def nbytes(self, number: int) -> int | None:
-        """Return the length of a shard, and of what has to be fetched with it; None if unknown."""
-        own = self.shards[number].nbytes
-        sizes = [own, *(side.nbytes(other) for side, other in self._needed(number))]
-        return None if None in sizes else sum(sizes)
+        """Return the length of a shard; None if it is not stated."""
+        return self.shards[number].nbytes
 
     def key_split(self, number: int) -> KeySplit:
-        """Return the rule for the names of a shard."""
-        return key_split_of(self.shards[number], self.options)
+        """Return the rule for the names of a shard: the caller's, the spec's, or the first dot."""
+        return self.options.key_split or self.shards.key_split(number) or "first"
 
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard would have to be fetched to build it."""
@@ -522,15 +453,18 @@ class ShardReader:
         return [self._known_count(number, self.path(number, rewrite)) for number in numbers]
 
     def _known_count(self, number: int, path: str | None) -> int | None:
+        count = None
         if path is not None:
-            with suppress(OSError):
-                key_split = self.key_split(number)
-                paths = index_paths(self.cache_folder, path, key_split)
+            key_split = self.key_split(number)
+            paths = index_paths(self.cache_folder, path, key_split)
+            try:
                 count = stored_count(paths, TarIdentity.of_file(os.stat(path)), key_split)
-                if count is not None:
-                    return count
-        index = self.known_index(number)
-        return None if index is None else len(index)
+            except OSError:  # reported when the shard is opened
+                return None
+        if count is None:
+            index = self.known_index(number)
+            count = None if index is None else len(index)
+        return count
 
     def is_in_dataset_index(self, number: int) -> bool:
         """Whether the dataset index has the keys of this shard, and states its length.
@@ -539,7 +473,7 @@ class ShardReader:
         made.
         """
         wanted = self.options.key_split
-        if wanted not in (None, self.shards[number].key_split or "first"):
+        if wanted not in (None, self.shards.key_split(number) or "first"):
             return False
         return self.dataset_indexes.has_keys_of(number) and self.has_indexed_length(number)
 
@@ -605,9 +539,7 @@ class ShardReader:
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.fields
-        own = [field for field in stored if wanted is None or field in wanted]
-        others = [field for joint in self._joints for field in joint.other.fields(None)]
-        return list(dict.fromkeys([*own, *others]))  # `stored` may have those that are joined
+        return [field for field in stored if wanted is None or field in wanted]
 
     def stated_identity(self, number: int) -> tuple[Any, ...] | None:
         """Return facts that change when a shard changes, without reading its index, or None.
@@ -641,12 +573,10 @@ class ShardReader:
             index = self.key_index(number)
             keys, sizes = b"\0".join(index.stored_keys()), np.ascontiguousarray(index.sizes)
             known = index.key_split, zlib.crc32(keys), zlib.crc32(sizes.tobytes())
-        for joint in self._joints:
-            known = known, joint.other.content(joint.entries_of(number))
         return known
 
     def fetch(self, number: int, report: Report = lambda *_: None) -> None:
-        """Fetch a shard and what is joined to it, unless local or fetched by another process.
+        """Fetch a shard, unless it is local or another process fetches it.
 
         Raises:
             FetchError: The shard cannot be fetched, or the fetch was cancelled.
@@ -658,8 +588,6 @@ class ShardReader:
 
             with self.broken.watch(number):
                 fetch_copy(facts, report)
-        for side, other in self._needed(number):
-            side.fetch(other, report)
 
     def replaces(self, number: int, shard: ReadableShard, error: WidsError) -> bool:
         """Release a damaged copy of a remote shard; return whether to open the shard again.
@@ -696,46 +624,22 @@ class ShardReader:
         if not self.broken.are_noted:
             self.broken.begin()
             self._held.entries.clear()  # shards that were opened before would note nothing
-        for reader in self._others:
-            reader.pass_over_broken()
 
     @property
     def num_broken(self) -> int:
         """Number of shards that were noted as broken, in all processes that share the dataset."""
-        return len(self.broken.numbers) + sum(reader.num_broken for reader in self._others)
-
-    # What is joined, at every step of a join of joins.
-
-    @property
-    def _joints(self) -> list[Any]:
-        joint = self.joint
-        return [] if joint is None else [*joint.own.reader._joints, joint]  # noqa: SLF001 - as this
-
-    @property
-    def _others(self) -> list[ShardReader]:
-        """The readers of the datasets that are joined."""
-        sides = [joint.other.dataset for joint in self._joints]
-        return [side.reader for side in sides if side is not None]
-
-    def _needed(self, number: int) -> list[tuple[Any, int]]:
-        """Return the sides of joins, each with one of its shards that samples of a shard need."""
-        return [(joint.other, other) for joint in self._joints for other in joint.needed(number)]
+        return len(self.broken.numbers)
 
     # The cache.
 
     @property
     def cache_nbytes(self) -> int | None:
         """Most bytes in the cache; None if it has no limit, or whole shards are never fetched."""
-        others = [each for each in self._others if each.cache_folder == self.cache_folder]
-        limits = [each.cache_nbytes for each in others]
-        limits.append(self.store.limit_nbytes if self.options.may_fetch else None)
-        return min((limit for limit in limits if limit is not None), default=None)
+        return self.store.limit_nbytes if self.options.may_fetch else None
 
     @cached_property
     def all_stored_nbytes(self) -> FloatArray:
         """What `stored_nbytes` returns for all shards."""
-        if self.joint is not None:
-            return self.stored_nbytes(np.arange(len(self.shards)), set())
         if self.options.may_fetch:
             return self.shards.remote_nbytes
         return np.zeros(len(self.shards))
@@ -743,24 +647,22 @@ class ShardReader:
     def stored_nbytes(self, numbers: IntArray, counted: set[str]) -> FloatArray:
         """Return the bytes that the cache needs for shards: 0 for local ones, NaN if unknown.
 
-        Shards that are already stored are included, and so is what is joined to them.
+        Shards that are already stored are included.
 
         Args:
             numbers: The shards.
             counted: The URLs that count as 0, because other shards have them too; those of these
                 shards are added.
         """
-        if self.joint is not None:
-            return self.joint.stored_nbytes(numbers, counted)  # type: ignore[no-any-return]
         nbytes: FloatArray = self.all_stored_nbytes[numbers]
         if self.options.may_fetch:
-            names = [self.shards[number].url for number in numbers.tolist()]
+            names = list(map(self.shards.url, numbers.tolist()))
             nbytes[[name in counted for name in names]] = 0
             counted.update(names)
         return nbytes
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Held:
     """What readers with the same open shards share in this process.
 
@@ -779,7 +681,7 @@ class _Held:
     keys: KeyLookup | None = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Entry:
     """An open shard, and the number of the access that last used it.
 

@@ -2,16 +2,15 @@
 
 Only the members of the requested samples are read, each with the headers before it. What arrived is
 sliced and compared as the map of a file is, and read once more if it differs. A callable reads the
-ranges. What a batch needs of all its shards is requested together (`read_together`).
+ranges. What a batch needs of all its shards is requested together by `wids.shards.batches`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -32,7 +31,6 @@ from wids.storage.ranges import (
     joined,
     read_all,
 )
-from wids.storage.reading_threads import in_threads
 from wids.storage.transport.stream import PastEndError
 
 
@@ -46,14 +44,27 @@ class Part(NamedTuple):
 
 
 class Received:
-    """The bytes of some spans of a tar; it is sliced as the whole tar would be.
+    """The bytes of some spans of a tar, once they arrived; it is sliced as the whole tar would be.
 
     Args:
-        values: The bytes of each span, or why it could not be read.
+        parts: What is requested.
     """
 
-    def __init__(self, values: Mapping[Span, bytes | WidsError]) -> None:
-        self._values = values
+    def __init__(self, parts: Sequence[Part] = ()) -> None:
+        self.parts = parts
+        self._values: dict[Span, bytes | WidsError] = {}
+
+    def take(self, number: int, arrived: Arrived) -> None:
+        """Take the spans of a part, or raise why it could not be read."""
+        view, (_, start, _, spans) = bytes_of(arrived), self.parts[number]
+        for span in spans:
+            # Copies: parts of what was read would keep the whole range in memory, and have no
+            # hash, since a buffer for received bytes has none.
+            self._values[span] = bytes(view[span[0] - start : span[1] - start])
+
+    def note(self, number: int, error: WidsError) -> None:
+        """Note why a part could not be read, which is raised where its spans are needed."""
+        self._values.update(dict.fromkeys(self.parts[number].spans, error))
 
     def __getitem__(self, span: slice) -> bytes:
         """Return the bytes of a span that was requested, or raise why they were not read."""
@@ -117,14 +128,14 @@ class RemoteShard(TarShard):
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
         self._read_part = read_part or read_range
-        self._arrived: Received | None = None
+        self._received: Received | None = None
         self._fields = None if fields is None else frozenset(fields)
         if len(index.head_crcs) != len(index.blocks):
             raise ValueError(f"{name}: expected an index with checksums, found one without")
         # Each read receives other bytes, so nothing of them is known from the one before.
         unread = bytes(len(index))
         self._read = sample_readers(
-            name, Received({}), index, self._fields, raw, unread, lambda *_: None
+            name, Received(), index, self._fields, raw, unread, lambda *_: None
         )[1]
 
     def read(
@@ -153,15 +164,14 @@ class RemoteShard(TarShard):
         samples: list[RawSample] = []
         if not len(local_indices):
             return samples
-        if self._arrived is not None:
+        if self._received is not None:
             self.check()
-        source = self._arrived or Received(self._request(self.parts(local_indices)))
+        source = self._received or self._request(self.parts(local_indices))
         try:
             self._read(local_indices, labels, samples.append, source)
         except (ShardFormatError, KeyError):  # transient damage, or none of what was requested
             left = local_indices[len(samples) :]
-            again = Received(self._request(self.parts(left)))
-            self._read(left, labels, samples.append, again)
+            self._read(left, labels, samples.append, self._request(self.parts(left)))
         return samples
 
     def parts(self, local_indices: Sequence[int]) -> list[Part]:
@@ -173,14 +183,10 @@ class RemoteShard(TarShard):
         members = sorted(self.index.places(wanted, self._fields))
         return _parts(self._read_range, members, frugal_gap_nbytes(members))
 
-    def takes_all(self, parts: Sequence[Part]) -> bool:
-        """Whether to request parts, rather than to fetch the whole tar."""
-        return self.takes is None or self.takes(sum(part.stop - part.start for part in parts))
-
-    def with_arrived(self, arrived: Received) -> RemoteShard:
-        """Return the same shard, with spans that were read."""
+    def with_received(self, received: Received) -> RemoteShard:
+        """Return the same shard, of which samples are read by what is received elsewhere."""
         shard = copy(self)
-        shard._arrived = arrived  # noqa: SLF001 - of this class
+        shard._received = received  # noqa: SLF001 - of this class
         return shard
 
     def read_members(
@@ -259,8 +265,12 @@ class RemoteShard(TarShard):
         if version is not None:
             self._known_heads[member] = version
 
-    def _request(self, parts: Sequence[Part], *, decides: bool = True) -> dict[Span, bytes]:
-        """Return the spans of parts, which are requested together.
+    def takes_all(self, parts: Sequence[Part]) -> bool:
+        """Whether to request parts, rather than to fetch the whole tar."""
+        return self.takes is None or self.takes(sum(part.stop - part.start for part in parts))
+
+    def _request(self, parts: Sequence[Part], *, decides: bool = True) -> Received:
+        """Request parts together, and return what was received.
 
         Args:
             parts: The parts.
@@ -270,18 +280,15 @@ class RemoteShard(TarShard):
             SpentError: The tar should be fetched instead.
             FetchError: It cannot be read.
         """
-        data_by_span: dict[Span, bytes] = {}
+        received = Received(parts)
         with self.watch() if decides else nullcontext():  # asks nothing of a broken shard
             if not self.takes_all(parts):
                 raise SpentError(
                     f"{self.name}: expected a shard of which little is read, found one of which "
                     "so much was read that it has to be fetched"
                 )
-            read_all(
-                [part[:3] for part in parts],
-                lambda at, arrived: data_by_span.update(_taken(parts[at], arrived)),
-            )
-        return data_by_span
+            read_all([part[:3] for part in parts], received.take)
+        return received
 
     def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
         """Return the bytes of spans; near ones share a request."""
@@ -290,7 +297,7 @@ class RemoteShard(TarShard):
         # member is read then.
         decides = is_compared or not len(self.index.payload_crcs)
         found = self._request(_parts(read, sorted(spans), GAP_NBYTES), decides=decides)
-        return [found[span] for span in spans]
+        return [found[start:stop] for start, stop in spans]
 
 
 def _parts(read: Read, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> list[Part]:
@@ -308,78 +315,3 @@ def _parts(read: Read, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> 
             at += 1
         parts[at].spans.extend(pairwise(edges))
     return parts
-
-
-def _taken(part: Part, arrived: Arrived) -> dict[Span, bytes]:
-    """Return the spans of a part that was requested, or raise why it could not be read."""
-    view, start = bytes_of(arrived), part.start
-    # Copies: parts of what was read would keep the whole range in memory, and have no hash, since a
-    # buffer for received bytes has none.
-    return {span: bytes(view[span[0] - start : span[1] - start]) for span in part.spans}
-
-
-def read_together(
-    wanted: Mapping[int, Sequence[int]],
-    open_ranges: Callable[[int], RemoteShard | None],
-    is_open: Callable[[int], bool],
-) -> dict[int, RemoteShard | WidsError]:
-    """Read samples of remote shards by range, where that is better than fetching the shards.
-
-    First the indexes of those shards that are not open, then all ranges, are requested at once, so
-    that a batch takes two round trips, whatever the number of its shards and samples.
-
-    Args:
-        wanted: The samples to read, by the number of their shard.
-        open_ranges: Returns a shard to be read by range, by its number; None for one to fetch.
-        is_open: Whether a shard is open already.
-
-    Returns:
-        The shards that were read, by number, or why they could not be opened. Reading one of these
-        samples returns the bytes that arrived, or raises the error of their request.
-    """
-
-    def opened(number: int) -> RemoteShard | WidsError | None:
-        try:
-            return open_ranges(number)
-        except WidsError as error:  # concerns this shard alone
-            return error
-
-    # No thread for those that need no request.
-    others = [number for number in wanted if not is_open(number)]
-    answers = in_threads([partial(opened, number) for number in others], "wids-indexes")
-    shards = dict(zip(others, answers, strict=True))
-    shard_by_number: dict[int, RemoteShard | WidsError] = {}
-    parts: list[tuple[RemoteShard, int, Part]] = []
-    for number in wanted:
-        shard = shards[number] if number in shards else opened(number)
-        if shard is None:
-            continue
-        if not isinstance(shard, WidsError):
-            try:
-                own = shard.parts(wanted[number])
-                with shard.watch():  # asks nothing of a broken shard
-                    is_taken = shard.takes_all(own)
-            except WidsError as error:
-                shard = error
-            else:
-                if not is_taken:
-                    continue
-                parts += [(shard, number, part) for part in own]
-        shard_by_number[number] = shard
-    arrived: dict[int, dict[Span, bytes | WidsError]] = {number: {} for number in shard_by_number}
-
-    def use(at: int, data: Arrived) -> None:
-        shard, number, part = parts[at]
-        try:
-            with shard.watch():
-                arrived[number].update(_taken(part, data))
-        except WidsError as error:
-            arrived[number].update(dict.fromkeys(part.spans, error))
-
-    read_all([part[:3] for _, _, part in parts], use)
-    return {
-        number: shard.with_arrived(Received(arrived[number]))
-        if isinstance(shard, RemoteShard)
-        else shard
-        for number, shard in shard_by_number.items()
-    }

@@ -20,11 +20,10 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from io import FileIO
 from threading import Lock
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 from wids.errors import WidsError, local_error
 from wids.shards.indexes.dataset_index import (
@@ -51,8 +50,7 @@ from wids.storage.transport import urls
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CopyRecord:
+class CopyRecord(NamedTuple):
     """What is recorded about a copy.
 
     Attributes:
@@ -83,7 +81,7 @@ class CopyRecord:
 
     def dump(self) -> bytes:
         """Return the bytes to store."""
-        return json.dumps(asdict(self)).encode("ascii")
+        return json.dumps(self._asdict()).encode("ascii")
 
 
 def url_digest(url: str) -> str:

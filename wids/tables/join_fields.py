@@ -57,7 +57,7 @@ class Names(dict[Any, Any]):
         return Names, (self.prefix,)
 
 
-class Wanted(NamedTuple):
+class JoinedColumns(NamedTuple):
     """Which columns of a table, a frame or a file are joined.
 
     Attributes:

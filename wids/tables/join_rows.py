@@ -29,9 +29,9 @@ import numpy as np
 
 from wids.errors import JoinError, NotFoundError, PackError
 from wids.publish.packing.folder_listing import csv_rows
-from wids.shards import policy
 from wids.shards.fields.safety import MAX_UNZIPPED_NBYTES, unzip
 from wids.shards.fields.values import decode_json_lines
+from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.sidecars import open_file
 from wids.storage.arrays import IntArray
@@ -39,7 +39,7 @@ from wids.storage.download import Report
 from wids.storage.transport import urls
 from wids.storage.transport.retry import check_waits
 from wids.tables.column_values import KEY
-from wids.tables.join_fields import PLAIN, Fields, Names, Wanted, own_value, value_fields
+from wids.tables.join_fields import PLAIN, Fields, JoinedColumns, Names, own_value, value_fields
 from wids.tables.join_keys import RowKeys
 from wids.tables.join_sides import OtherSide
 from wids.tables.table import check_arrow
@@ -73,7 +73,7 @@ class RowSide(OtherSide):
         self._fields = list(fields)
         self._take = take
 
-    def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:  # noqa: ARG002 - in memory
+    def read(self, entries: IntArray, wanted: Wanted) -> list[Fields | None]:  # noqa: ARG002 - in memory
         """Return the values of rows; see `OtherSide`."""
         return self._selected([*self._take(entries.tolist())] if len(entries) else [])
 
@@ -82,7 +82,7 @@ class RowSide(OtherSide):
         return self._fields
 
 
-def table_rows(table: Any, names: Names, wanted: Wanted, what: str = "the table") -> RowSide:
+def table_rows(table: Any, names: Names, wanted: JoinedColumns, what: str = "the table") -> RowSide:
     """Return the rows of a ``pyarrow.Table``."""
     columns = wanted.fields(what, table.column_names, names)
     # Partials and no closures: a joined dataset is pickled for workers.
@@ -106,7 +106,7 @@ def _take_of_table(
     return _as_rows(fields, [[column[row].as_py() for row in rows] for column in columns])
 
 
-def frame_rows(frame: Any, names: Names, wanted: Wanted) -> RowSide:
+def frame_rows(frame: Any, names: Names, wanted: JoinedColumns) -> RowSide:
     """Return the rows of a pandas frame as it is now, whose keys are a column or the index."""
     if frame.index.name == wanted.key:
         frame = frame.reset_index(allow_duplicates=True)
@@ -194,7 +194,7 @@ _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _Entries: TypeAlias = list[tuple[str, Any]]
 
 
-def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide:
+def file_rows(file: BinaryIO, url: str, names: Names, wanted: JoinedColumns) -> RowSide:
     """Return the rows of a file.
 
     Args:
@@ -228,14 +228,14 @@ def file_rows(file: BinaryIO, url: str, names: Names, wanted: Wanted) -> RowSide
         entries = _json_entries(data, name, wanted, kind)
     else:
         entries = _csv_entries(data, name, wanted, delimiter)
-    if wanted != Wanted():
+    if wanted != JoinedColumns():
         entries = [(k, wanted.of(v) if isinstance(v, Mapping) else v) for k, v in entries]
     side = mapping_rows(dict(entries), names, [key for key, _ in entries], name, with_fields=True)
     side.held_nbytes = len(data)
     return side
 
 
-def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
+def _parquet(file: BinaryIO, name: str, wanted: JoinedColumns) -> Any:
     check_arrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -250,7 +250,7 @@ def _parquet(file: BinaryIO, name: str, wanted: Wanted) -> Any:
         raise JoinError(f"{name}: expected Parquet, found: {error}") from error
 
 
-def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> _Entries:
+def _csv_entries(data: bytes, name: str, wanted: JoinedColumns, delimiter: str) -> _Entries:
     try:
         header, rows = csv_rows(
             name, data.decode("utf-8-sig"), wanted.key.__eq__, delimiter=delimiter
@@ -263,7 +263,7 @@ def _csv_entries(data: bytes, name: str, wanted: Wanted, delimiter: str) -> _Ent
     return _listed((row for _, row in rows), name, wanted)
 
 
-def _json_entries(data: bytes, name: str, wanted: Wanted, kind: str) -> _Entries:
+def _json_entries(data: bytes, name: str, wanted: JoinedColumns, kind: str) -> _Entries:
     last_pairs: list[_Entries] = [[]]
 
     def kept(pairs: _Entries) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _document(text: str, kept: Callable[[_Entries], dict[str, Any]]) -> Any:
         raise error from None
 
 
-def _listed(content: Iterable[Any], name: str, wanted: Wanted) -> _Entries:
+def _listed(content: Iterable[Any], name: str, wanted: JoinedColumns) -> _Entries:
     entries = []
     for row, item in enumerate(content):
         key = item.get(wanted.key) if isinstance(item, Mapping) else None
@@ -330,7 +330,7 @@ def is_per_shard(pattern: str) -> bool:
     return _PLACES.search(pattern) is not None
 
 
-def whole_file(first: ShardReader, name: str, names: Names, wanted: Wanted) -> RowSide:
+def whole_file(first: ShardReader, name: str, names: Names, wanted: JoinedColumns) -> RowSide:
     """Return the rows of a file for all shards.
 
     Args:
@@ -390,7 +390,13 @@ class FileSide(OtherSide):
     """
 
     def __init__(
-        self, first: ShardReader, pattern: str, names: Names, wanted: Wanted, *, is_optional: bool
+        self,
+        first: ShardReader,
+        pattern: str,
+        names: Names,
+        wanted: JoinedColumns,
+        *,
+        is_optional: bool,
     ) -> None:
         self.edges = first.edges
         self._first = first
@@ -479,7 +485,7 @@ class FileSide(OtherSide):
             _logger.warning("%s: no such file, so all its keys are missing", urls.redact(url))
             return mapping_rows({}, self._names, [], url, with_fields=False)
 
-    def read(self, entries: IntArray, wanted: policy.Wanted) -> list[Fields | None]:
+    def read(self, entries: IntArray, wanted: Wanted) -> list[Fields | None]:
         """Return the values that the files have for the keys of samples."""
         samples: list[Fields | None] = [None] * len(entries)
         for number, places, local_indices in self._first.groups(entries):

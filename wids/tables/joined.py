@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from wids.errors import JoinError, MismatchError, SampleError, ShardFormatError, WidsError
+from wids.shards.joined_reader import JoinedReader
 from wids.shards.policy import Wanted
 from wids.shards.reader import ShardReader
 from wids.shards.tars.index import ShardIndex
@@ -167,7 +168,7 @@ class Joint:
 
     def reader(self) -> ShardReader:
         """Return the shards of the dataset, which are fetched with what is joined to them."""
-        return self.own.reader.joined(self)
+        return JoinedReader(self)
 
     def needed(self, number: int) -> list[int]:
         """Return the shards of the other side that the samples of a shard need."""

@@ -22,7 +22,7 @@ from wids.shards.tars.headers import to_bytes
 from wids.storage.arrays import BoolArray
 from wids.tables import join_rows
 from wids.tables.column_values import KEY
-from wids.tables.join_fields import Names, Wanted
+from wids.tables.join_fields import JoinedColumns, Names
 from wids.tables.join_keys import DatasetKeys, Keyed, PositionMap, match_keys
 from wids.tables.join_sides import DatasetSide, OtherSide
 from wids.tables.joined import Joint
@@ -76,15 +76,15 @@ def _names(prefix: Any) -> Names:
     return Names(prefix)
 
 
-def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
+def _wanted(other: Any, on: Any, columns: Any) -> JoinedColumns:
     if not isinstance(on, str):
         raise TypeError(f"on: expected the name of a column, found {type(on).__name__} {on!r:.80}")
     if columns is not None:
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
             raise TypeError(f"columns: expected a list of names, found {columns!r:.80}")
         columns = tuple(columns)
-    wanted = Wanted(on, columns)
-    if wanted != Wanted() and (
+    wanted = JoinedColumns(on, columns)
+    if wanted != JoinedColumns() and (
         isinstance(other, DatasetKeys | Mapping) or join_rows.is_array(other)
     ):
         kind = "dataset" if isinstance(other, DatasetKeys) else type(other).__name__
@@ -96,7 +96,7 @@ def _wanted(other: Any, on: Any, columns: Any) -> Wanted:
 
 
 def _joint(
-    view: DatasetKeys, other: Any, missing: Missing, names: Names, wanted: Wanted
+    view: DatasetKeys, other: Any, missing: Missing, names: Names, wanted: JoinedColumns
 ) -> tuple[Joint, BoolArray]:
     """Return what is joined, and which samples of the view have their keys on the other side."""
     fills = missing == "none"
@@ -126,7 +126,7 @@ def _joint(
 
 
 def _rows(
-    view: DatasetKeys, other: Any, names: Names, wanted: Wanted, *, with_fields: bool
+    view: DatasetKeys, other: Any, names: Names, wanted: JoinedColumns, *, with_fields: bool
 ) -> join_rows.RowSide:
     """Return rows with keys, from any kind of source."""
     if isinstance(other, str):

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cached_property
 from io import FileIO
 from math import isqrt
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,13 @@ import numpy.typing as npt
 from wids.errors import MismatchError
 from wids.shards.indexes import index_file
 from wids.shards.indexes.index_file import VERSION
-from wids.shards.indexes.key_tables import Entries, Run
 from wids.shards.tars.headers import KeySplit, to_bytes
 from wids.shards.tars.index import Column, ShardIndex, TarIdentity
 from wids.storage.arrays import IntArray
 from wids.storage.files import FileBytes, advise, read_or_map
+
+if TYPE_CHECKING:
+    from wids.shards.indexes.key_tables import Entries, Run
 
 _logger = logging.getLogger(__name__)
 
@@ -334,6 +336,8 @@ class LocalDatasetIndex(DatasetIndex):
 
         Yields nothing if the tables of keys are damaged.
         """
+        from wids.shards.indexes.key_tables import Entries  # only publishing needs it
+
         start = 0
         total = len(self._hashes) if self.has_sound_keys() else 0
         while start < total:
@@ -364,6 +368,8 @@ class LocalDatasetIndex(DatasetIndex):
         Raises:
             ValueError: The tables of keys are damaged.
         """
+        from wids.shards.indexes.key_tables import Run  # only publishing needs it
+
         if not self.has_sound_keys():
             raise ValueError(f"{self.path}: expected tables of keys, found them damaged")
         limit = int(self.num_samples[:num_shards].sum())

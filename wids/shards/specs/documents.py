@@ -10,9 +10,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from wids.errors import SpecError
 from wids.shards.specs import entries, parsing
@@ -24,7 +23,6 @@ from wids.shards.specs.model import (
     IndexedShards,
     common_classes,
 )
-from wids.shards.specs.naming import is_list
 from wids.shards.specs.shard_columns import columns_of, joined, listed
 from wids.shards.tars.headers import KeySplit
 from wids.storage.fetch import Fetcher
@@ -33,8 +31,7 @@ from wids.storage.transport import urls
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(NamedTuple):
     """A dataset that becomes a part of another one.
 
     Attributes:
@@ -155,8 +152,18 @@ _DOCUMENT_KEYS: Final = frozenset(
     )
 )
 
-Read: TypeAlias = Callable[[str, int], bytes]
+ReadDocument: TypeAlias = Callable[[str, int], bytes]
 """``read(url, limit_nbytes)``: the bytes of a document."""
+
+
+def is_document(url: str) -> bool:
+    """Whether a path or URL names a JSON document, by its extension."""
+    return urls.path_of(url).lower().endswith(".json")
+
+
+def is_list(url: str) -> bool:
+    """Whether a path or URL names a text file with the name of a shard on each line."""
+    return urls.path_of(url).lower().endswith(".txt")
 
 
 class Documents:
@@ -172,7 +179,7 @@ class Documents:
         infos: The documents of Energon.
     """
 
-    def __init__(self, fetcher: Fetcher, read: Read | None, *, allow_pipe: bool) -> None:
+    def __init__(self, fetcher: Fetcher, read: ReadDocument | None, *, allow_pipe: bool) -> None:
         self.origin = ""
         self.infos: list[str] = []
         self._fetcher = fetcher
@@ -203,8 +210,7 @@ class Documents:
         if self._num_documents > MAX_DOCUMENTS:
             raise SpecError(f"{name}: expected at most {MAX_DOCUMENTS} documents, found more")
         self.origin = self.origin or urls.origin(url)
-        context = replace(
-            self.context_at(name, urls.parent(url), base),
+        context = self.context_at(name, urls.parent(url), base)._replace(
             # By its own URL, not by the document that led here: trust is not inherited (SPEC-12).
             is_trusted=urls.is_local(url),
             chain=(*chain, url),

@@ -9,9 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wids.errors import SpecError
 from wids.shards.specs.model import SavedTable, ShardSpec
@@ -201,8 +199,7 @@ MAX_DEPTH: Final = 8
 """Most documents in a chain of references, and most levels of nested inline datasets."""
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """What a document's references start from, and what the document may name.
 
     Attributes:
@@ -246,7 +243,7 @@ class Context:
             return self
         base = urls.join(self.base, base_reference)
         self._check_local(urls.join(base, "x"), base_reference)
-        return replace(self, base=base)
+        return self._replace(base=base)
 
     def inside(self, number: int) -> Context:
         """Return the context of a dataset inside this one."""
@@ -256,9 +253,9 @@ class Context:
                 f"{name}: expected at most {MAX_DEPTH} datasets inside one another, found more"
             )
         # The caller's base replaces that of the outermost document only (SPEC-6).
-        return replace(self, name=name, is_based=False, depth=self.depth + 1)
+        return self._replace(name=name, is_based=False, depth=self.depth + 1)
 
-    @cached_property
+    @property
     def join(self) -> Callable[[str], str]:
         """Resolves a reference to an absolute path or URL, or raises `SpecError`."""
         return urls.joiner(self.base, self._check)

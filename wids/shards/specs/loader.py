@@ -13,26 +13,30 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from wids.errors import SpecError, WidsError
 from wids.shards.specs.documents import (
     Component,
     Documents,
-    Read,
+    ReadDocument,
     as_component,
     assembled,
     classes_of,
     combined,
+    is_document,
+    is_list,
 )
 from wids.shards.specs.entries import shard_of
 from wids.shards.specs.model import INFO, DatasetSpec, IndexedShards, ShardSpec
-from wids.shards.specs.naming import Folder, is_document, is_list, names_in, resolve
 from wids.shards.specs.parsing import MAX_DOCUMENT_NBYTES, no_collections
 from wids.shards.specs.shard_columns import columns_of, joined, named
 from wids.storage.fetch import Fetcher
 from wids.storage.transport import urls
-from wids.storage.transport.listing import Named, is_pattern
+
+if TYPE_CHECKING:
+    from wids.shards.specs.naming import Folder
+    from wids.storage.transport.listing import Named
 
 _WILD: Final = frozenset("{}*?[")
 """Characters of names that may stand for several files, as `::` between names does."""
@@ -53,7 +57,7 @@ def load_spec(
     *,
     base: str | os.PathLike[str] | None = None,
     allow_pipe: bool = False,
-    read: Read | None = None,
+    read: ReadDocument | None = None,
     split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetSpec:
@@ -105,7 +109,7 @@ def load_with(
     base: str | os.PathLike[str] | None,
     *,
     allow_pipe: bool,
-    read: Read | None = None,
+    read: ReadDocument | None = None,
     split: str | None = None,
 ) -> DatasetSpec:
     """Load a spec as `load_spec` does, with the fetcher that will read its shards.
@@ -178,15 +182,17 @@ class _Loader:
                 self.documents.bind(spec)
                 return spec
         shards: list[Sequence[ShardSpec]] = []
-        num_shards = 0
+        num_items = num_shards = 0
         parts: list[Component] = []
         dataset_indexes: list[IndexedShards] = []
-        for are_tars, group in groupby(enumerate(items), lambda numbered: _is_tar(numbered[1])):
+        for are_tars, group in groupby(items, _is_tar):
+            some = list(group)
+            num_items += len(some)
             if are_tars:  # together, since there may be 100,000
-                shards.append(named([join(os.fspath(item)) for _, item in group]))
-                num_shards += len(shards[-1])
+                shards.append(named([*map(join, map(os.fspath, some))]))
+                num_shards += len(some)
                 continue
-            for number, item in group:
+            for number, item in enumerate(some, num_items - len(some)):
                 part = self.item(item, f"shards[{number}]", join)
                 if isinstance(part, DatasetSpec):
                     parts.append(Component(part, label=_label_of(item, number)))
@@ -215,13 +221,9 @@ class _Loader:
             case str() | os.PathLike():
                 return self.named(os.fspath(item), join, is_part=True)
             case (str() | os.PathLike() as path, count):
-                (url, *more) = names_in(os.fspath(path))
-                if more or is_pattern(join(url)):
-                    number = f" of {1 + len(more)}" if more else ""
-                    raise SpecError(
-                        f"{label}: expected one shard for the count {count!r}, found a pattern"
-                        f"{number}: {urls.redact(os.fspath(path))}; pass a count for each shard"
-                    )
+                url = os.fspath(path)
+                if not _is_one_name(url):
+                    url = _only_name(url, label, count, join)
                 return (shard_of({"url": url, "nsamples": count}, label, join),)
             case Mapping():
                 return (shard_of(item, label, join),)
@@ -241,17 +243,20 @@ class _Loader:
         if _is_one_document(name):
             specs = [self.documents.url(join(name))]
         else:
-            specs = [self.found(item) for item in resolve(name, join, self.fetcher)]
+            from wids.shards.specs.naming import Folder, resolve  # most names are of one document
+
+            specs = [
+                self.folder(item) if isinstance(item, Folder) else self.found(item)
+                for item in resolve(name, join, self.fetcher)
+            ]
         if len(specs) == 1 and not is_part:
             return specs[0]
         return assembled(
             [Component(as_component(spec, None), label=spec.name or name) for spec in specs]
         )
 
-    def found(self, item: Named | Folder) -> DatasetSpec:
-        """Load a file or a folder that a caller's name stands for."""
-        if isinstance(item, Folder):
-            return self.folder(item)
+    def found(self, item: Named) -> DatasetSpec:
+        """Load a file that a caller's name stands for."""
         if is_document(item.url) or is_list(item.url):
             return self.documents.url(item.url)
         return DatasetSpec((ShardSpec(item.url, nbytes=item.nbytes),))
@@ -301,12 +306,38 @@ def _is_tar(item: Any) -> bool:
     if not isinstance(item, str | os.PathLike):
         return False
     name = os.fspath(item)
-    return name.endswith(".tar") and _WILD.isdisjoint(name) and "::" not in name
+    return name.endswith(".tar") and _is_one_name(name)
+
+
+def _is_one_name(name: str) -> bool:
+    """Whether a name surely stands for one file, as nearly every name does."""
+    return _WILD.isdisjoint(name) and "::" not in name
+
+
+def _only_name(name: str, label: str, count: object, join: Join) -> str:
+    """Return the one name that a caller's name with a count stands for."""
+    from wids.shards.specs.naming import names_in
+    from wids.storage.transport.listing import is_pattern
+
+    (url, *more) = names_in(name)
+    if more or is_pattern(join(url)):
+        number = f" of {1 + len(more)}" if more else ""
+        raise SpecError(
+            f"{label}: expected one shard for the count {count!r}, found a pattern{number}: "
+            f"{urls.redact(name)}; pass a count for each shard"
+        )
+    return url
 
 
 def _is_one_document(name: str) -> bool:
-    is_one = "::" not in name or names_in(name) == [name]
-    return (is_document(name) or is_list(name)) and is_one and not is_pattern(name)
+    if not (is_document(name) or is_list(name)):
+        return False
+    if _is_one_name(name):
+        return True
+    from wids.shards.specs.naming import names_in
+    from wids.storage.transport.listing import is_pattern
+
+    return ("::" not in name or names_in(name) == [name]) and not is_pattern(name)
 
 
 def _label_of(item: Any, number: int) -> str:

@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wids.errors import FetchError, SpecError, printable, without_quoted_secrets
 from wids.shards.tars.headers import KeySplit
@@ -100,8 +100,8 @@ class ShardSpec:
 
 
 def _shown(part: ShardSpec | SavedTable | IndexedShards) -> str:
-    """Return the repr of a dataclass, with its URLs as messages show them (SEC-4)."""
-    values = [(each.name, getattr(part, each.name)) for each in fields(part)]
+    """Return the repr of a value, with its URLs as messages show them (SEC-4)."""
+    values = [(name, getattr(part, name)) for name in part.__match_args__]
     shown = (
         f"{name}={urls.redact(value)!r}"
         if isinstance(value, str)
@@ -111,8 +111,7 @@ def _shown(part: ShardSpec | SavedTable | IndexedShards) -> str:
     return f"{type(part).__name__}({', '.join(shown)})"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTable:
+class SavedTable(NamedTuple):
     """A table of columns that was saved beside a spec.
 
     Attributes:
@@ -142,8 +141,7 @@ class SavedTable:
         return {key: value for key, value in known.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedShards:
+class IndexedShards(NamedTuple):
     """Consecutive shards of a dataset that are the first shards of one dataset index.
 
     Attributes:

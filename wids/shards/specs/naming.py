@@ -176,16 +176,6 @@ def _goes_on(before: str, part: str) -> bool:
     return urls.scheme(link) in _CONTAINERS or (link.isalpha() and "://" in part)
 
 
-def is_document(url: str) -> bool:
-    """Whether a path or URL names a JSON document, by its extension."""
-    return urls.path_of(url).lower().endswith(".json")
-
-
-def is_list(url: str) -> bool:
-    """Whether a path or URL names a text file with the name of a shard on each line."""
-    return urls.path_of(url).lower().endswith(".txt")
-
-
 def resolve(name: str, join: Callable[[str], str], fetcher: Fetcher) -> list[Named | Folder]:
     """Return the files and folders that a name stands for, in the order of brace expansion.
 

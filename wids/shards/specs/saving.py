@@ -10,7 +10,6 @@ import json
 import os
 import posixpath
 import shutil
-from dataclasses import replace
 from typing import Any
 
 from wids.errors import SpecError
@@ -89,7 +88,7 @@ def name_table(path: str | os.PathLike[str], table: SavedTable) -> None:
     else:
         is_local = urls.is_local(urls.join(folder, base))
         url = table.url if is_local else os.path.basename(table.url)
-    document["table"] = replace(table, url=url).entry()
+    document["table"] = table._replace(url=url).entry()
     _replace(path, document)
 
 

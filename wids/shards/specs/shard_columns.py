@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, cycle, groupby, islice
+from itertools import accumulate, chain, cycle, groupby, islice
 from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
@@ -40,7 +40,6 @@ _BLOCK_LENGTH: Final = 4096
 _MAX_MADE: Final = 1024
 """Shards to keep as objects, for those that are read."""
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_TYPES: Final = (np.int8, np.int16, np.int32, np.int64)
 _NUM_DIGITS: Final = 64
 _NO_DIGEST: Final = bytes(32)
 
@@ -111,15 +110,30 @@ class ShardColumns(Sequence[ShardSpec]):
     def __iter__(self) -> Iterator[ShardSpec]:
         return map(self._shard, range(len(self)))
 
-    def _shard(self, number: int) -> ShardSpec:
+    def url(self, number: int) -> str:
+        """Return the URL of a shard, in a third of the time that the shard takes."""
+        return self._url(number)[0]
+
+    def key_split(self, number: int) -> KeySplit | None:
+        """Return the rule for the names of a shard, as `ShardSpec` has it."""
+        common: Common = self.commons[self.common_of[number]]
+        return common.key_split
+
+    def _url(self, number: int) -> tuple[str, bytes]:
+        """Return the URL of a shard, and its other fields as JSON; empty if it has none."""
         common = self.commons[self.common_of[number]]
         start, stop = self.offsets[number : number + 2].tolist()
         name, _, rest = self.text[start:stop].partition(b"\0")
+        return common.prefix + name.decode("utf-8", "surrogatepass") + common.suffix, rest
+
+    def _shard(self, number: int) -> ShardSpec:
+        common = self.commons[self.common_of[number]]
+        url, rest = self._url(number)
         more = json.loads(rest) if rest else {}
         count, nbytes = int(self.counts[number]), int(self.lengths[number])
         digest = self.sha256[32 * number : 32 * (number + 1)]
         return ShardSpec(
-            common.prefix + name.decode("utf-8", "surrogatepass") + common.suffix,
+            url,
             None if count < 0 else count,
             None if nbytes < 0 else nbytes,
             more.get("md5sum"),
@@ -366,7 +380,7 @@ def _block(
     return ShardColumns(
         tuple(Common(prefix, suffix, is_local, *both) for is_local, both in numbers),
         _narrow(codes),
-        _narrow(np.cumsum([0, *sizes])),
+        _narrow(np.array([*accumulate(sizes, initial=0)])),
         text,
         counts,
         lengths,
@@ -438,9 +452,8 @@ def _numbers(values: Sequence[int | None]) -> Numbers | None:
 
 def _narrow(values: npt.NDArray[Any]) -> Numbers:
     """Return integers in the smallest type that holds them."""
-    least, most = values.min(initial=0), values.max(initial=0)
-    fitting = (t for t in _TYPES if np.iinfo(t).min <= least and most <= np.iinfo(t).max)
-    return values.astype(next(fitting))
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
+    return values.astype(np.min_scalar_type(min(least, ~most)))
 
 
 def joined(parts: Iterable[Shards]) -> ShardColumns:

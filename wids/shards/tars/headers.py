@@ -15,7 +15,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from mmap import mmap
 from posixpath import normpath
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, get_args, overload
@@ -48,8 +47,7 @@ _MAX_REMARKS: Final = 100  # of each level; a hostile tar can cause millions
 _ZERO_BLOCK = bytes(BLOCK_NBYTES)
 
 
-@dataclass(frozen=True)
-class TarMembers:
+class TarMembers(NamedTuple):
     """The regular files of one tar, in archive order.
 
     Attributes:

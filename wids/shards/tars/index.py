@@ -20,7 +20,7 @@ import os
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -91,7 +91,7 @@ class TarIdentity(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ShardIndex:
     r"""The samples of one shard.
 
@@ -209,8 +209,8 @@ class ShardIndex:
 
     def places(
         self, local_indices: Iterable[int], wanted: Container[str] | None
-    ) -> Iterator[tuple[int, int, int]]:
-        """Yield where the headers, the bytes and the end of each member of some samples are.
+    ) -> list[tuple[int, int, int]]:
+        """Return where the headers, the bytes and the end of each member of some samples are.
 
         Args:
             local_indices: The samples.
@@ -219,12 +219,14 @@ class ShardIndex:
         starts, field_ids, names = self.member_starts.data, self.field_ids.data, self.fields
         heads, blocks, sizes = self.head_blocks.data, self.blocks.data, self.sizes.data
         stops = starts[1:]
+        found = []
         for local_index in local_indices:
             for member in range(starts[local_index], stops[local_index]):
                 if wanted is None or names[field_ids[member]] in wanted:
                     body = blocks[member] * headers.BLOCK_NBYTES
                     head = body - heads[member] * headers.BLOCK_NBYTES
-                    yield head, body, body + sizes[member]
+                    found.append((head, body, body + sizes[member]))
+        return found
 
     def without_payload_crcs(self) -> ShardIndex:
         """Return the same index without checksums of members, so that reads do not compare them."""
