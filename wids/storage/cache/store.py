@@ -230,23 +230,23 @@ class Cache:
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = cache_names.copy_path(self.folder, remote_file)
-        if locks.REFUSES_DELETION:
-            # A copy that a process has mapped cannot be deleted. Its index stays too, since a
-            # copy without one is believed. The new time makes the next process compare both.
+        index_path = self.index_path(remote_file, own_path)
+        try:
+            # In one step, whenever the process is killed: a copy without its index would be
+            # believed (CACHE-35), and an index without its copy serves reads by range. What has the
+            # name of the index then is none, and every reader of it notices.
+            os.replace(own_path, index_path)
+        except FileNotFoundError:  # there is no copy
+            pass
+        except OSError:
+            # Windows, where a process has one of them mapped. The new time makes the next process
+            # compare a copy that cannot be deleted with its index.
             with suppress(OSError):
                 os.utime(own_path)
                 os.unlink(own_path)
-            if os.path.lexists(own_path):
-                return
-        # Renamed first: a process that has opened the copy, and finds no index, believes it as long
-        # as it has its name (CACHE-35). Then the index, which would serve reads by range.
-        folder, name = os.path.split(own_path)
-        hidden = os.path.join(folder, files.temporary_name(name))
-        with suppress(OSError):
-            os.replace(own_path, hidden)
-        for path in (self.index_path(remote_file, own_path), hidden):
+        if not os.path.lexists(own_path):  # or another process has fetched both again
             with suppress(OSError):
-                os.unlink(path)
+                os.unlink(index_path)
 
     def named_path(self, url: str) -> str | None:
         """Return the absolute path that ``localname`` returns for a URL, if it does.
