@@ -249,7 +249,7 @@ def open_dataset_index(store: Cache, url: str, num_shards: int) -> DatasetIndex 
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
-            space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+            space = Space(tempfile.gettempdir(), None, None, lambda *_: None)
             with downloaded(fetcher, url, space.cover) as path:  # the map outlives the file's name
                 return load_dataset_index(urls.redact(url), FileIO(path), num_shards)
     except (WidsError, OSError) as error:

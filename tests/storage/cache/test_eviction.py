@@ -17,7 +17,14 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.eviction import CacheFile, clear, clearable, held_files
+from wids.storage.cache.eviction import (
+    CacheFile,
+    clear,
+    clearable,
+    held_files,
+    in_order,
+    sum_nbytes,
+)
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -32,8 +39,8 @@ ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), 
 
 def victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
     """Return what may be deleted if the files exceed the limit."""
-    held = held_files(files)
-    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
+    held = held_files(list(files))
+    return in_order(held, limit_nbytes) if sum_nbytes(held) > limit_nbytes else []
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from wids.storage import files, locks
 from wids.storage.transport import urls
@@ -194,19 +194,30 @@ _SETTLED_NS: Final = 2_000_000_000
 """Age from which a modification time identifies a file's content: the coarsest file systems count
 in steps of two seconds, so a younger file could change without a new time."""
 
-_warned: Final[set[str]] = set()
-
 
 def is_settled(mtime_ns: int) -> bool:
     """Return whether a file of this modification time will get a new one when it changes."""
     return time.time_ns() - mtime_ns > _SETTLED_NS
 
 
+def save(path: str, data: bytes) -> None:
+    """Write a file of the cache, which appears when it is complete.
+
+    Processes that save the same file at once do not disturb each other: they save equal bytes.
+
+    Raises:
+        OSError: The folder is read-only, full, or another user's.
+    """
+    make_folder(os.path.dirname(path))
+    # Every reader checks the content, so there is no need to wait for the disk.
+    with files.replacing(path, mode=0o600, sync=False) as file:
+        file.write(data)
+
+
 def save_quietly(path: str, data: bytes) -> bool:
-    """Write a file of the cache atomically; return whether that was possible."""
-    with suppress(OSError):  # read-only, full, or another user's
-        with new_file(path) as file:
-            file.write(data)
+    """Write a file of the cache; return whether that was possible."""
+    with suppress(OSError):
+        save(path, data)
         return True
     return False
 
@@ -241,34 +252,28 @@ def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
     reason = ""
     for path in paths:
         try:
-            with new_file(path) as file:
-                file.write(data)
+            save(path, data)
         except OSError as error:
             reason = reason or error.strerror or str(error)
         else:
             return path
-    if folder not in _warned:
-        _warned.add(folder)
-        _logger.warning(
-            "%s: the cache folder cannot be written (%s), so that each process scans its tars "
-            "again; pass cache_dir or set WIDS_CACHE to a folder that can be, or store the indexes "
-            "beside the shards with `wids create`",
-            folder,
-            reason,
-        )
+    warn_once(
+        "%s: the cache folder cannot be written (%s), so that each process scans its tars again; "
+        "pass cache_dir or set WIDS_CACHE to a folder that can be, or store the indexes beside the "
+        "shards with `wids create`",
+        *(folder, reason),
+    )
     return None
 
 
-@contextmanager
-def new_file(path: str) -> Iterator[IO[bytes]]:
-    """Write a file of the cache, which appears when it is complete.
+_warned: Final[set[tuple[str, str]]] = set()
 
-    Processes that save the same file at once do not disturb each other: they save equal bytes.
-    """
-    make_folder(os.path.dirname(path))
-    # Every reader checks the content, so there is no need to wait for the disk.
-    with files.replacing(path, mode=0o600, sync=False) as file:
-        yield file
+
+def warn_once(text: str, folder: str, *details: str) -> None:
+    """Log a warning about a cache folder, once in each process."""
+    if (text, folder) not in _warned:
+        _warned.add((text, folder))
+        _logger.warning(text, folder, *details)
 
 
 def make_folder(path: str) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
@@ -100,7 +99,6 @@ class Cache:
     wants_progress: bool | None = None
     # Once per cache object, and only before a fetch: opening copies should not list the folder.
     _was_swept: bool = field(default=False, init=False)
-    _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._verified = VerifiedFiles(self.folder)
@@ -131,12 +129,7 @@ class Cache:
 
     def copy_paths(self, remote_file: RemoteFile) -> list[str]:
         """Return the paths that `find` may return for a file, whether or not they exist."""
-        named = self.named_path(remote_file.url)
-        if named is not None:
-            return [named]
-        base_name = os.path.basename(urls.path_of(remote_file.url))
-        own = cache_names.copy_path(self.folder, remote_file)
-        return [own, os.path.join(self.folder, base_name)] if self.offered else [own]
+        return [copy.path for copy in self._candidates(remote_file)]
 
     def open(
         self,
@@ -360,7 +353,10 @@ class Cache:
             if is_own:
                 cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
-            reserve = partial(self._reserve, file, limit, make_room)
+
+            def reserve(nbytes: int, limit_nbytes: int) -> None:
+                eviction.make_space(self.folder, file, nbytes, limit_nbytes, make_room)
+
             space = eviction.Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
@@ -394,21 +390,3 @@ class Cache:
         name = urls.redact(remote_file.url)
         seconds = time.monotonic() - started_s
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
-
-    def _reserve(
-        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
-    ) -> None:
-        """Evict the least recently used files to make space for a file of this length."""
-        if limit is None:
-            return
-        # A file beyond the limit evicts nothing: its length is only what a server claims.
-        beyond = max(0, nbytes - limit)
-        wanted = 0 if beyond else nbytes
-        excess = max(beyond, eviction.make_space(self.folder, file, wanted, limit, make_room))
-        if excess > 0 and not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "%s: cache_size is %s, and with what is in use now the cache needs %s; make "
-                "cache_size larger or lru_size smaller",
-                *(self.folder, nbytes_text(limit), nbytes_text(limit + excess)),
-            )
