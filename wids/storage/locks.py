@@ -1,9 +1,9 @@
 """Advisory locks on files, which the kernel releases when the process ends.
 
 Locks only save duplicate work. On some network file systems they fail, on others they succeed for
-everyone, so code that takes one must be correct without it. Exclusive locks are those of
-`filelock`, imported when the first one is taken. It has no native shared lock, so shared locks use
-`flock` directly; both kinds exclude each other.
+everyone, so code that takes one must be correct without it. Lock files are those of `filelock`,
+imported when the first one is locked. Files with content are locked by `flock`, exclusively or not:
+`filelock` has no native shared lock.
 
 A forked process inherits no lock on a file, since it does not have the thread that holds it.
 """
@@ -101,7 +101,7 @@ def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
         _held.add(file)
     with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
         try:
-            yield (acquire_shared if is_shared else acquire)(file.fileno())
+            yield acquire(file.fileno(), is_shared=is_shared)
         finally:
             release(file.fileno())
             _held.discard(file)
@@ -133,12 +133,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def prepare() -> None:
-    """Import what exclusive locks need, which has hooks of its own for the moment of a fork."""
+    """Import what lock files need, which has hooks of its own for the moment of a fork."""
     import filelock  # noqa: F401
 
 
-def acquire(handle: int) -> bool | None:
-    """Try to lock an open file exclusively, without waiting.
+def acquire(handle: int, *, is_shared: bool = False) -> bool | None:
+    """Try to lock an open file, without waiting: exclusively, or together with others.
 
     The lock belongs to the open file, its duplicates and what forked processes inherit, and lasts
     until it is released or the last of them is closed.
@@ -148,23 +148,11 @@ def acquire(handle: int) -> bool | None:
     """
     if fcntl is None:
         return None
-    from filelock import lock_descriptor
-
     try:
-        return lock_descriptor(handle, blocking=False)
-    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: it depends on the file system
-        return None
-
-
-def acquire_shared(handle: int) -> bool | None:
-    """Try to lock an open file together with others, without waiting; see `acquire`."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # the two errors that mean another process has it
         return False
-    except OSError:
+    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: it depends on the file system
         return None
     return True
 

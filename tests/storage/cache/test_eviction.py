@@ -289,14 +289,14 @@ def test_a_copy_that_is_evicted_before_its_lease(
 ) -> None:
     """It is fetched again, so that what is opened has a name that others find (CACHE-7)."""
     cache, (file,) = make_cache(tmp_path), fill(make_cache(tmp_path), server, 1)
-    acquire, path = leases.locks.acquire_shared, Path(own_path(cache, file))
+    acquire, path = leases.locks.acquire, Path(own_path(cache, file))
 
-    def acquire_after_eviction(handle: int) -> bool | None:
-        if len(server.log) == 1:
+    def acquire_after_eviction(handle: int, *, is_shared: bool = False) -> bool | None:
+        if is_shared and len(server.log) == 1:
             path.unlink()
-        return acquire(handle)
+        return acquire(handle, is_shared=is_shared)
 
-    monkeypatch.setattr(leases.locks, "acquire_shared", acquire_after_eviction)
+    monkeypatch.setattr(leases.locks, "acquire", acquire_after_eviction)
     with cache.open(file).file as opened:
         assert os.path.samestat(os.fstat(opened.fileno()), path.stat())
     assert len(server.log) == 2

@@ -43,7 +43,7 @@ def lease(path: str) -> FileIO | None:
     try:
         # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
         for _ in range(_NUM_TRIES):
-            if locks.acquire_shared(file.fileno()) is not False:
+            if locks.acquire(file.fileno(), is_shared=True) is not False:
                 break
             time.sleep(0.001)  # another process is trying to evict it, which is quick
         status = os.fstat(file.fileno())
