@@ -21,7 +21,7 @@ from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
-from wids.storage import files, locks, stages
+from wids.storage import files, stages
 from wids.storage.cache import cache_names, eviction, leases
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.verified import VerifiedFiles, is_own_file
@@ -348,8 +348,8 @@ class Cache:
         known = "" if remote_file.nbytes is None else f", {nbytes_text(remote_file.nbytes)}"
         _logger.info("%s: downloading%s", urls.redact(remote_file.url), known)
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
-        # Not synced there, but below, while the lock is still held.
-        with bar, files.replacing(path, sync=False) as file:
+        # The lock of the temporary file shows a sweeping process that it has a writer.
+        with bar, files.replacing(path) as file:
             if is_own:
                 cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
@@ -365,24 +365,20 @@ class Cache:
                 if report_ahead is not None:
                     report_ahead(received_nbytes, total_nbytes)
 
-            # The lock shows a sweeping process that the temporary file has a writer. It lasts until
-            # the disk has the file, since that can take longer than a sweeper waits.
-            with locks.holding(file.name):
-                expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
-                is_ahead = report_ahead is not None
-                with files.flushed_early(file):
-                    self.fetcher.save(remote_file.url, file, expected, report, is_ahead=is_ahead)
-                file.flush()
-                if prepare is not None:
-                    # Before the rename, so that a copy that can be found has its index beside it.
-                    index_path = self.index_path(remote_file, path)
-                    if not cache_names.save_quietly(index_path, prepare(file)):
-                        with suppress(OSError):  # that of an earlier copy, which may differ
-                            os.unlink(index_path)
-                if is_own:
-                    cache_names.protect(file.fileno(), file.name)
-                os.fsync(file.fileno())
-                nbytes = os.fstat(file.fileno()).st_size
+            expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
+            is_ahead = report_ahead is not None
+            with files.flushed_early(file):
+                self.fetcher.save(remote_file.url, file, expected, report, is_ahead=is_ahead)
+            file.flush()
+            if prepare is not None:
+                # Before the rename, so that a copy that can be found has its index beside it.
+                index_path = self.index_path(remote_file, path)
+                if not cache_names.save_quietly(index_path, prepare(file)):
+                    with suppress(OSError):  # that of an earlier copy, which may differ
+                        os.unlink(index_path)
+            if is_own:
+                cache_names.protect(file.fileno(), file.name)
+            nbytes = os.fstat(file.fileno()).st_size
         if is_own and (limit is None or nbytes > limit):
             # Now: it was not reserved, and others may have listed it at the length that it had.
             eviction.forget_total(self.folder)
