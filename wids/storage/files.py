@@ -69,17 +69,11 @@ def replacing(
     temporary = os.path.join(folder, temporary_name(name))
     target = os.path.join(folder, name)
 
-    def create(path: str, flags: int) -> int:
-        try:
-            return os.open(path, flags, mode)
-        except OSError as error:  # with the name that the caller knows
-            raise OSError(error.errno, error.strerror, target) from None
-
     _unfinished.add(temporary)
     try:
         with (
-            named_if_full(target),
-            open(temporary, "x+b", opener=create) as file,
+            named_if_full(target, temporary),
+            open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file,
             locks.holding(temporary) if sync else nullcontext(),
         ):
             yield file
@@ -102,12 +96,18 @@ def replacing(
 
 
 @contextmanager
-def named_if_full(path: str) -> Iterator[None]:
-    """Name the file that the block writes in the system's error about a full disk."""
+def named_if_full(path: str, temporary: str | None = None) -> Iterator[None]:
+    """Name the file that the block writes in the system's errors that do not.
+
+    Args:
+        path: Its name, for an error about a full disk.
+        temporary: The name that it has meanwhile, which any other error may have.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in FULL and error.filename is None:
+        is_full = error.errno in FULL and error.filename is None
+        if is_full or (temporary is not None and error.filename == temporary):
             error.filename = path
         raise
 
@@ -291,17 +291,16 @@ def sweep_beside(path: str | os.PathLike[str], *, min_age_s: float | None = None
     sweep(folder, lambda found: is_temporary_of(found, name), min_age_s=min_age_s)
 
 
-def temporary_files(path: str) -> list[tuple[str, int, int]]:
-    """Return name, length and modification time of each temporary file for this path."""
+def temporary_files(path: str) -> set[tuple[str, int, int]]:
+    """Return name, length and modification time of each temporary file for this path.
+
+    It is empty if one of them is renamed or deleted meanwhile.
+    """
     folder, name = os.path.split(path)
-    found = []
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if is_temporary_of(entry.name, name):
-                with suppress(OSError):  # renamed or deleted since
-                    status = entry.stat()
-                    found.append((entry.name, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+        statuses = {e.name: e.stat() for e in entries if is_temporary_of(e.name, name)}
+        return {(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
+    return set()
 
 
 def delete_if_abandoned(path: str, min_age_s: float | None = None) -> bool:
