@@ -165,13 +165,10 @@ class SharedArray:
         if not isinstance(values, int):
             self.values[:] = values
 
-    def __getstate__(self) -> tuple[str, Any]:
-        return self.kind, self.values if passes_to_process() else list(self.values)
-
-    def __setstate__(self, state: tuple[str, Any]) -> None:
-        self.kind, self.values = state
-        if isinstance(self.values, list):
-            vars(self).update(vars(SharedArray(*state)))
+    def __reduce__(self) -> tuple[Any, ...]:
+        if passes_to_process():
+            return SharedArray, (self.kind, 0), {"values": self.values}
+        return SharedArray, (self.kind, list(self.values))
 
 
 def passes_to_process() -> bool:
