@@ -137,7 +137,7 @@ def test_a_planted_note_is_not_believed(tmp_path: Path, server: Server, digests:
     remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA), sha256=SHA)
     cache = make_cache(tmp_path)
     planted = plant(cache, remote_file, b"x" * len(DATA))
-    proof = verified._proof(str(planted), planted.stat(), remote_file)
+    proof = verified._proof(str(planted), remote_file)
     note = Path(verified.note_path(cache.folder, str(planted)))
     note.parent.mkdir(exist_ok=True)
     note.write_bytes(verified._note(proof))

@@ -107,7 +107,7 @@ class Cache:
                 continue
             # What this user fetched was verified on the way; the rest is verified once.
             is_fetched = is_own and is_own_file(status)
-            if is_fetched or self._verified.verify(path, status, remote_file):
+            if is_fetched or self._verified.verify(path, remote_file):
                 return path
         return None
 
@@ -210,11 +210,7 @@ class Cache:
 
     def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
         """Return whether a copy exists and has the stated digests; hash it if that is not known."""
-        try:
-            status = os.stat(path)
-        except OSError:  # another process has discarded it
-            return False
-        return self._verified.verify(path, status, remote_file)
+        return self._verified.verify(path, remote_file)
 
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
@@ -295,9 +291,7 @@ class Cache:
                         _logger.warning("%s; fetching it once more", str(error))
                     else:
                         break
-                with suppress(OSError):  # it may be deleted already
-                    if not (self._is_own(remote_file, path) and is_own_file(os.stat(path))):
-                        self._verified.note_fetched(path, remote_file)
+                self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:
