@@ -120,7 +120,7 @@ class SharedNumber(SharedRows):
     """
 
     def __init__(self, value: float = 0) -> None:
-        super().__init__(value)
+        super().__init__(value, num_common=2)  # the first is for the owner of the number
 
     @property
     def value(self) -> int:
@@ -133,14 +133,12 @@ class SharedNumber(SharedRows):
             self.row[0] += count
 
     def set(self, value: int) -> None:
-        """Set the number, in all processes. What others add at this moment may be lost."""
-        with writing:
-            if self.is_shared:
-                # In one assignment: a process that reads meanwhile never finds a sum of 0.
-                others = [0.0] * len(self._table)
-                others[1 + os.getpid() % NUM_ROWS] = value
-                self._table[:] = others
-            self.row[0] = value
+        """Set the number, in all processes, at once."""
+        self.common[1] = value - super().sums()[0]
+
+    def sums(self) -> list[float]:
+        """Return the sum over all processes."""
+        return [super().sums()[0] + self.common[1]]
 
 
 class SharedArray:
