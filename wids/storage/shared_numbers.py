@@ -62,8 +62,6 @@ class SharedRows:
 
     def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
-        if not self.is_shared:
-            return self.row
         width = len(self.row)
         start = len(self.common) + width * (number % NUM_ROWS)
         return _doubles(self._table)[start : start + width]
