@@ -362,9 +362,9 @@ def simulated(history: History) -> Iterator[None]:
                 if hasattr(module, name):
                     patch.setattr(module, name, getattr(system, name))
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
-        for module in (files, eviction, verified):
+        for module in (files, eviction):
             patch.setattr(module, "open", fake_open, raising=False)
-        for module in (leases, locks):
+        for module in (files, leases, locks):
             patch.setattr(
                 module, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
             )

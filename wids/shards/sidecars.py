@@ -42,9 +42,8 @@ from wids.storage.cache.cache_names import RemoteFile, save_quietly
 from wids.storage.cache.eviction import Space, StorageError
 from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache, CachedCopy
-from wids.storage.cache.verified import is_own_file
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import file_digest, read_or_map
+from wids.storage.files import file_digest, is_own_file, read_or_map
 from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
 

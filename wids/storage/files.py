@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -332,21 +333,26 @@ def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) 
     Args:
         path: The file.
         file: The file, if it is already open; always closed here.
-        is_own: Whether to return None for a file of another user: in a shared cache folder, users
-            trust only their own files.
+        is_own: Whether to return None for a file of another user, a link or a pipe: in a shared
+            cache folder, users trust only their own files (INDEX-3, SEC-40).
     """
     try:
-        with FileIO(path) if file is None else file as opened:
+        opener = locks.open_safely if is_own else None
+        with FileIO(path, opener=opener) if file is None else file as opened:
+            # By the descriptor, not by the path, which another user can replace in between.
             status = os.fstat(opened.fileno())
-            # INDEX-3. By the descriptor, not by the path, which another user can replace in
-            # between. Windows has no such owner.
-            if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            if is_own and not (stat.S_ISREG(status.st_mode) and is_own_file(status)):
                 return None
             if status.st_size <= _SMALL_NBYTES:
                 return opened.read(status.st_size)
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # a folder, or truncated to nothing after `fstat`
         return None
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this user; True where files have no owners."""
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
 def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:

@@ -26,6 +26,8 @@ except ImportError:  # Windows, where lock files work, and open files need no lo
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 """For `os.open`: without the second one, Windows would translate the ends of lines."""
+SAFE_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""For files that another user of a shared folder could replace by a link or a pipe (SEC-40)."""
 REFUSES_DELETION: Final = os.name == "nt"
 """Whether the system does not rename or delete a file that a process has open, as Windows."""
 _POLL_S: Final = 0.05
@@ -170,12 +172,15 @@ def open_to_lock(path: str) -> FileIO:
     Raises:
         OSError: It cannot be opened.
     """
-    # Another user of a shared folder could put a link or a named pipe there (SEC-40).
-    flags = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:  # NFS locks exclusively only what is open to write
-        return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | flags))
+        return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | SAFE_FLAGS))
     except PermissionError:  # elsewhere a read-only file will do
-        return FileIO(path, opener=lambda name, _: os.open(name, flags))
+        return FileIO(path, opener=open_safely)
+
+
+def open_safely(path: str, _: int) -> int:
+    """Open a file to read it, as an ``opener``: not through a link, without waiting for a pipe."""
+    return os.open(path, SAFE_FLAGS)
 
 
 def probe(path: str) -> bool:

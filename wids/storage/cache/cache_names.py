@@ -226,13 +226,12 @@ def saved_or_made(path: str, make: Callable[[], bytes]) -> bytes:
     """Return the bytes of a file of the cache; make and save them if it is missing or damaged.
 
     Args:
-        path: The file, which begins with the CRC-32 of the bytes.
+        path: The file, which begins with the CRC-32 of the bytes; not one of another user.
         make: Returns them.
     """
-    with suppress(OSError), open(path, "rb") as file:
-        data = file.read()
-        if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
-            return data[4:]
+    data = files.read_or_map(path, is_own=True) or b""
+    if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
+        return data[4:]
     made = make()
     save_quietly(path, zlib.crc32(made).to_bytes(4, "little") + made)
     return made

@@ -26,8 +26,7 @@ from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.cache import cache_names, leases
 from wids.storage.cache.leases import delete_if_unused, folder_lock
-from wids.storage.cache.verified import open_own
-from wids.storage.files import FULL, delete_if_abandoned
+from wids.storage.files import FULL, delete_if_abandoned, read_or_map
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
@@ -132,10 +131,10 @@ def make_space(
 
 def load_total(folder: str) -> Total | None:
     """Return the stored total of a cache folder, if it can be trusted."""
+    data = read_or_map(cache_names.eviction_path(folder, "json"), is_own=True)
     try:
-        with open_own(cache_names.eviction_path(folder, "json")) as file:
-            listed_ns, nbytes = map(operator.index, json.loads(file.read()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        listed_ns, nbytes = map(operator.index, json.loads(bytes(data or b"")))
+    except (ValueError, TypeError, RecursionError):
         return None
     is_recent = 0 <= time.time_ns() - listed_ns < _MOST_AGE_S * 1_000_000_000
     return Total(listed_ns, nbytes) if is_recent else None

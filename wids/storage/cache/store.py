@@ -24,7 +24,7 @@ from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
 from wids.storage import files, stages
 from wids.storage.cache import cache_names, eviction, leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.verified import VerifiedFiles, is_own_file
+from wids.storage.cache.verified import VerifiedFiles
 from wids.storage.download import Expected, Report
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
@@ -106,7 +106,7 @@ class Cache:
             if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
                 continue
             # What this user fetched was verified on the way; the rest is verified once.
-            is_fetched = is_own and is_own_file(status)
+            is_fetched = is_own and files.is_own_file(status)
             if is_fetched or self._verified.verify(path, remote_file):
                 return path
         return None

@@ -6,12 +6,10 @@ while, so each file is hashed once. A note records the result for its length and
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import stat
 from contextlib import suppress
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from wids.storage.cache.cache_names import (
     RemoteFile,
@@ -19,7 +17,7 @@ from wids.storage.cache.cache_names import (
     local_index_path,
     save_quietly,
 )
-from wids.storage.files import file_digest
+from wids.storage.files import file_digest, read_or_map
 
 _Proof: TypeAlias = tuple[object, ...]
 
@@ -74,27 +72,6 @@ def note_path(folder: str, path: str) -> str:
     return local_index_path(folder, path, "first") + ".proof"
 
 
-def is_own_file(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user; True where files have no owners."""
-    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-
-
-def open_own(path: str) -> IO[bytes]:
-    """Open a file of this user's, in a folder where others may write (SEC-40).
-
-    Raises:
-        OSError: It cannot be opened, or is another user's, a link or a pipe.
-    """
-    # The pipe of another user would be waited for.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and is_own_file(status):
-        return file
-    file.close()
-    raise PermissionError(errno.EACCES, "of another user", path)
-
-
 def _proof(path: str, remote_file: RemoteFile) -> _Proof:
     status = os.stat(path)
     # With the digests: a file that was verified for one spec is not verified for another (CACHE-4).
@@ -107,6 +84,4 @@ def _note(proof: _Proof) -> bytes:
 
 def _has_own_note(path: str, proof: _Proof) -> bool:
     """Return whether this user wrote this note; users of a folder need not trust each other."""
-    with suppress(OSError), open_own(path) as file:
-        return file.read() == _note(proof)
-    return False
+    return read_or_map(path, is_own=True) == _note(proof)
