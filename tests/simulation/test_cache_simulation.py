@@ -364,7 +364,7 @@ def simulated(history: History) -> Iterator[None]:
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
         for module in (files, eviction):
             patch.setattr(module, "open", fake_open, raising=False)
-        for module in (files, leases, locks):
+        for module in (cache_names, files, leases, locks):
             patch.setattr(
                 module, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
             )

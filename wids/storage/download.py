@@ -301,10 +301,6 @@ class Download:
             )
 
 
-class _UnusableError(Exception):
-    """A response that does not have the first part of a file as it was requested."""
-
-
 class PartRequests:
     """The requests of one download.
 
@@ -368,7 +364,8 @@ class PartRequests:
             read_ranges([self._range(first)], raise_error, more)
         except NotByHttpError:
             return False
-        except (PastEndError, _UnusableError) as error:  # an empty file has no first byte
+        # An empty file has no first byte, and some responses not the first part as requested.
+        except (PastEndError, ReplacedError) as error:
             if download.is_arriving or not self._in_parts:
                 raise ReplacedError(str(error)) from None
             self._in_parts = False
@@ -390,7 +387,7 @@ class PartRequests:
             elif asked_stop is None or self._is_usable(stream, asked_stop):
                 download.begin(stream, part)
             else:
-                raise _UnusableError(
+                raise ReplacedError(
                     f"{urls.redact(download.url)}: expected a part of the file, found a response "
                     "that has none"
                 )

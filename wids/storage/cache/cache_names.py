@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, lru_cache
+from io import FileIO
 from typing import Final, NamedTuple
 
 from wids.storage import files, locks
@@ -301,12 +302,9 @@ def protect(handle: int, path: str) -> None:
     with suppress(OSError):
         # Opened again: `flock` belongs to the open file, so this gets the answer that another
         # process would get.
-        other = os.open(path, locks.READ_FLAGS)
-        try:
+        with FileIO(path, opener=locks.open_safely) as other:
             # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no
             # process could know whether it may be evicted.
-            can_lock = locks.acquire(other) is not None
-        finally:
-            os.close(other)
+            can_lock = locks.acquire(other.fileno()) is not None
         if can_lock:
             os.fchmod(handle, os.stat(os.path.dirname(path)).st_mode & 0o444)
