@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from io import FileIO
 from typing import Final
 
@@ -90,7 +89,7 @@ def turn(lock_path: str, path: str, *, waits: bool) -> Iterator[bool]:
         Whether to fetch the file: False only without waiting, if another process fetches it.
     """
     # A process that hangs keeps its lock; only its file shows that it makes no progress.
-    give_up = partial(next, _stalled(path)) if waits else None
+    give_up = _stalling(path) if waits else None
     # A finite timeout, since filelock compares an infinite one with the locks of this thread.
     timeout_s = threading.TIMEOUT_MAX if waits else 0
     with folder_lock(lock_path, timeout_s=timeout_s, give_up=give_up) as is_held:
@@ -114,11 +113,16 @@ def folder_lock(
     return locks.lock_file(path, mode=mode, timeout_s=timeout_s, give_up=give_up)
 
 
-def _stalled(path: str) -> Iterator[bool]:
-    """Yield, each time, whether no temporary file for a path has changed for `_PATIENCE_S`."""
+def _stalling(path: str) -> Callable[[], bool]:
+    """Return a function that tells whether no temporary file for a path changes for `_PATIENCE_S`.
+
+    It is no generator, whose end would swallow Ctrl-C.
+    """
     seen: set[tuple[str, int, int]] | None = None
     patient_until_s = look_at_s = 0.0
-    while True:
+
+    def has_stalled() -> bool:
+        nonlocal seen, patient_until_s, look_at_s
         now_s = time.monotonic()
         if now_s >= look_at_s:  # not each time, since the folder may be large
             look_at_s = now_s + _PATIENCE_S / 20
@@ -127,7 +131,9 @@ def _stalled(path: str) -> Iterator[bool]:
                 # Any change counts, also of the time alone: reserved space gives a file its final
                 # length early.
                 patient_until_s, seen = now_s + _PATIENCE_S, found
-        yield now_s > patient_until_s
+        return now_s > patient_until_s
+
+    return has_stalled
 
 
 def sweep(folder: str) -> None:
