@@ -354,7 +354,9 @@ class PartRequests:
 
         download = self._download
         download.end()  # the previous attempt may have ended between two parts
-        first = DownloadPart(0, self._first_nbytes() if self._in_parts else None)
+        is_long = download.expected.nbytes is not None
+        nbytes = self._part_nbytes() if is_long else download.part_nbytes
+        first = DownloadPart(0, nbytes if self._in_parts else None)
 
         def more() -> Range | None:
             part = download.next_part(self._part_nbytes())
@@ -444,7 +446,3 @@ class PartRequests:
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.timeouts.server))
-
-    def _first_nbytes(self) -> int:
-        is_long = self._download.expected.nbytes is not None
-        return self._part_nbytes() if is_long else self._download.part_nbytes

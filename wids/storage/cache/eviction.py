@@ -262,33 +262,25 @@ def sum_nbytes(files: Iterable[CacheFile]) -> int:
 def _list_files(folder: str) -> list[CacheFile]:
     """Return the files of the cache in a folder."""
     for _ in range(_NUM_LISTINGS):
-        files, is_complete = _list_once(folder)
-        if is_complete:
-            break
-    return files
-
-
-def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
-    """Return the files in a folder, and False if some may have been missed.
-
-    A temporary file that is gone when its length is read may have been renamed to its final name,
-    which the listing does not have.
-    """
-    files, is_complete = [], True
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            is_temporary = cache_names.is_temporary_name(entry.name)
-            # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
-            if is_temporary or cache_names.is_own_name(entry.name):
+        files, is_complete = [], True
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                is_temporary = cache_names.is_temporary_name(entry.name)
+                # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
+                if not is_temporary and not cache_names.is_own_name(entry.name):
+                    continue
                 try:
                     # In a shared folder another user could link to a file of any size (SEC-40).
                     status = entry.stat(follow_symlinks=False)
-                except OSError:  # deleted or renamed since
+                except OSError:
+                    # Deleted, or renamed to its final name, which this listing does not have.
                     is_complete &= not is_temporary
-                    continue
-                sizes = (status.st_size, status.st_atime_ns)
-                files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
-    return files, is_complete
+                else:
+                    sizes = (status.st_size, status.st_atime_ns)
+                    files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
+        if is_complete:
+            break
+    return files
 
 
 class StorageError(FetchError):
