@@ -76,30 +76,31 @@ def test_time_between_batches_of_ended_workers_is_not_of_the_loop(dataset: Any) 
 
 
 def test_setting_a_number_shows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a number is set to what it is, no process reads another one."""
+    """While a number is set, also to what it is, no process reads another one."""
     number = SharedNumber(7)
     number.share()
     number.set(7)
-    seen: list[float] = []
-    table = number._table
+    seen: list[int] = []
+    common, table = number.common, list(number._table)
 
     class Watched:
-        """Memory that notes the sum after each write."""
+        """Memory that notes the number after each write."""
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            table[key] = value
+            common[key] = value
             seen.append(number.value)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(table, name)
+        def __getitem__(self, key: Any) -> Any:
+            return common[key]
 
         def __len__(self) -> int:
-            return len(table)
+            return len(common)
 
-    monkeypatch.setattr(number, "_table", Watched())
-    monkeypatch.setattr(type(number), "value", property(lambda _: sum(table) - sum(table[:1])))
-    number.set(7)
-    assert set(seen) <= {7.0}
+    monkeypatch.setattr(number, "common", Watched())
+    for value in (7, 9):
+        number.set(value)
+    assert seen == [7, 9]
+    assert list(number._table)[len(common) :] == table[len(common) :]  # nothing else is written
 
 
 def test_a_benchmark_of_tuples(dataset: Any) -> None:

@@ -347,6 +347,7 @@ def index_of(file: IO[bytes]) -> bytes:
     return b"index of " + file.read(8)
 
 
+flock = System.flock
 make_space, save_total = eviction.make_space, eviction.save_total
 delete_if_unused = leases.delete_if_unused
 
@@ -361,16 +362,17 @@ def simulated(history: History) -> Iterator[None]:
                 if hasattr(module, name):
                     patch.setattr(module, name, getattr(system, name))
         fake_open = lambda path, mode, opener=None: FakeFile(system, path, mode, opener)  # noqa: E731
-        for module in (files, eviction, verified):
+        for module in (files, eviction):
             patch.setattr(module, "open", fake_open, raising=False)
-        for module in (leases, locks):
+        for module in (cache_names, files, leases, locks):
             patch.setattr(
                 module, "FileIO", lambda path, _="r", opener=None: fake_open(path, "r", opener)
             )
         patch.setattr(locks, "_held", set())
         patch.setattr(locks, "_no_fork", nullcontext())  # no call in it can be interrupted
-        patch.setattr(locks, "acquire", lambda h: system.flock(h, is_exclusive=True))
-        patch.setattr(locks, "acquire_shared", lambda h: system.flock(h, is_exclusive=False))
+        patch.setattr(
+            locks, "acquire", lambda h, is_shared=False: system.flock(h, is_exclusive=not is_shared)
+        )
         patch.setattr(locks, "release", system.unlock)
         patch.setattr(locks, "lock_file", system.lock_file)
         patch.setattr(leases, "_PATIENCE_S", 20.0)
@@ -462,6 +464,10 @@ def _no_lock(path: str) -> Iterator[bool]:
     yield True
 
 
+def _no_shared_lock(system: System, handle: int, *, is_exclusive: bool) -> bool | None:
+    return flock(system, handle, is_exclusive=True) if is_exclusive else True
+
+
 @contextmanager
 def _holding_in_children_too(path: str) -> Iterator[Any]:
     with locks.open_to_lock(path) as file:
@@ -490,7 +496,7 @@ MUTANTS = [
         marks=pytest.mark.long,
     ),
     pytest.param(store, "turn", _no_turn, id="all fetch at once"),
-    pytest.param(leases.locks, "acquire_shared", lambda _: True, id="leases are not locked"),
+    pytest.param(System, "flock", _no_shared_lock, id="leases are not locked"),
     pytest.param(files, "replacing", _write_in_place, id="files are written in place"),
     pytest.param(files, "_ABANDONED_S", -1.0, id="unlocked files are swept at once"),
     pytest.param(files, "delete_if_abandoned", lambda *_: False, id="nothing is swept"),

@@ -46,20 +46,20 @@ def test_exclusive_and_shared_locks_are_one_kind(path: Path, handles: list[int])
     """Shared locks admit each other; each way to lock exclusively keeps all others out."""
     first, second = handles
     assert locks.probe(str(path))
-    assert locks.acquire_shared(first)
-    assert locks.acquire_shared(second)
+    assert locks.acquire(first, is_shared=True)
+    assert locks.acquire(second, is_shared=True)
     assert locks.acquire(first) is False
     assert held(path) is False
     assert not locks.probe(str(path))
     locks.release(second)
     assert locks.acquire(first)
-    assert locks.acquire_shared(second) is False
+    assert locks.acquire(second, is_shared=True) is False
     assert held(path) is False
     locks.release(first)
     with locks.lock_file(str(path), mode=0o600) as is_held:
         assert is_held is True
         assert locks.acquire(first) is False
-        assert locks.acquire_shared(second) is False
+        assert locks.acquire(second, is_shared=True) is False
     assert locks.acquire(first)
 
 
@@ -68,7 +68,7 @@ def test_a_closed_handle_has_no_lock(path: Path, tmp_path: Path) -> None:
     handle = os.open(path, os.O_RDWR)
     os.close(handle)
     assert locks.acquire(handle) is None
-    assert locks.acquire_shared(handle) is None
+    assert locks.acquire(handle, is_shared=True) is None
     assert not locks.probe(str(tmp_path / "absent"))
 
 
@@ -196,7 +196,7 @@ def test_locks_that_fail(
     assert held(path) is None
     assert held(path.with_name("new.lock")) is None
     assert locks.acquire(handles[0]) is None
-    assert locks.acquire_shared(handles[0]) is None
+    assert locks.acquire(handles[0], is_shared=True) is None
     with locks.holding(str(path)) as is_held:
         assert is_held is None
     assert not locks.probe(str(path))
@@ -222,6 +222,6 @@ def test_without_flock(path: Path, handles: list[int], monkeypatch: pytest.Monke
     monkeypatch.setattr(locks, "REFUSES_DELETION", False)
     assert held(path) is None
     assert locks.acquire(handles[0]) is None
-    assert locks.acquire_shared(handles[0]) is None
+    assert locks.acquire(handles[0], is_shared=True) is None
     locks.release(handles[0])
     assert not locks.probe(str(path))

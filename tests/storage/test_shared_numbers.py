@@ -75,6 +75,27 @@ def test_a_fork_while_a_thread_adds() -> None:
     assert number.value == 4 * _TIMES + 20
 
 
+def _set(number: SharedNumber, begun: Any) -> None:
+    begun.wait()
+    for value in range(_TIMES):
+        number.set(value)
+
+
+def test_processes_set_a_number_together() -> None:
+    """Ranks that set the same epoch at the same time all read that one."""
+    number = SharedNumber(5)
+    context = multiprocessing.get_context("fork")
+    begun = context.Barrier(2)
+    processes = [context.Process(target=_set, args=(number, begun)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert number.value == _TIMES - 1
+    number.add(2)
+    assert number.value == pickle.loads(pickle.dumps(number)).value == _TIMES + 1  # noqa: S301
+
+
 def _values(numbers: list[SharedNumber], other: Any, found: Any) -> None:
     for number in numbers:
         number.add(1)

@@ -41,9 +41,8 @@ from wids.storage.cache.cache_names import RemoteFile, save_quietly
 from wids.storage.cache.eviction import Space, StorageError
 from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache, CachedCopy
-from wids.storage.cache.verified import is_own_file
 from wids.storage.fetch import Fetcher, downloaded
-from wids.storage.files import file_digest, read_or_map
+from wids.storage.files import file_digest, is_own_file, read_or_map
 from wids.storage.ranges import RangeError
 from wids.storage.transport import urls
 
@@ -247,7 +246,7 @@ def open_dataset_index(store: Cache, url: str, num_shards: int) -> DatasetIndex 
             return _load_stored(store, remote_file, num_shards)
         except StorageError as error:
             _logger.warning("%s; using it without storing it", str(error))
-            space = Space(tempfile.gettempdir(), None, None, lambda _: None)
+            space = Space(tempfile.gettempdir(), None, None, lambda *_: None)
             with downloaded(fetcher, url, space.cover) as path:  # the map outlives the file's name
                 return load_dataset_index(urls.redact(url), FileIO(path), num_shards)
     except (WidsError, OSError) as error:

@@ -88,29 +88,6 @@ class DownloadPart:
     position: int = 0
 
 
-class _Hashes:
-    """The digests of a file, computed over its beginning as far as it is complete.
-
-    Attributes:
-        stated: What they must be, by name.
-        nbytes: Bytes that they are of.
-    """
-
-    def __init__(self, expected: Expected) -> None:
-        stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
-        self.stated = {name: digest.lower() for name, digest in stated if digest is not None}
-        self.nbytes = 0
-        self._digests = {name: hashlib.new(name, usedforsecurity=False) for name in self.stated}
-
-    def update(self, data: Data) -> None:
-        for digest in self._digests.values():
-            digest.update(data)
-        self.nbytes += len(data)
-
-    def found(self, name: str) -> str:
-        return self._digests[name].hexdigest()
-
-
 class Download:
     """One file that is arriving, over any number of attempts.
 
@@ -137,12 +114,23 @@ class Download:
         self.total_nbytes: int | None = None
         self.received_nbytes = 0
         self.is_single = True
-        self._hashes = _Hashes(expected)
-        # Those that were handed out and have not arrived, in the order of the file.
-        self._parts: list[DownloadPart] = []
-        self._next_start: int | None = None  # of the part to hand out next
+        stated = (("md5", expected.md5sum), ("sha256", expected.sha256))
+        self._stated = {name: digest.lower() for name, digest in stated if digest is not None}
         # Held while the file is written, too: the file has one position, and one end.
         self._lock = threading.Lock()
+        self.end()
+
+    def end(self) -> None:
+        """Forget what has arrived."""
+        with self._lock:
+            # Those that were handed out and have not arrived, in the order of the file.
+            self._parts: list[DownloadPart] = []
+            self._next_start: int | None = None  # of the part to hand out next
+            # Of so many bytes, the first ones of the file.
+            self._digests = {
+                name: hashlib.new(name, usedforsecurity=False) for name in self._stated
+            }
+            self._hashed_nbytes = 0
 
     def begin(self, stream: Stream, part: DownloadPart) -> None:
         """Start over with a response that has the first part of the file, or all of it.
@@ -154,11 +142,11 @@ class Download:
         Raises:
             MismatchError: The file is not as long as expected.
         """
+        self.end()
         with self._lock:
             self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
             self.received_nbytes = 0
             self.is_single = stream.is_whole
-            self._hashes = _Hashes(self.expected)
             self._next_start = stream.stop
             part.stop, part.position = stream.stop, 0
             self._parts = [part]
@@ -183,17 +171,10 @@ class Download:
             self._parts.append(part)
             return part
 
-    def resume_at(self, part: DownloadPart) -> int:
-        """Return where the next request for a part begins: after what has arrived, or at 0.
-
-        Without a tag or a digest nothing would reveal that the rest is of another version.
-        """
-        return part.position if self.tag is not None or self.is_verified else 0
-
     @property
     def is_verified(self) -> bool:
         """Whether a stated digest decides which version is right."""
-        return bool(self._hashes.stated)
+        return bool(self._stated)
 
     def finish(self, part: DownloadPart) -> None:
         """End a part, all of whose bytes should have arrived.
@@ -244,7 +225,7 @@ class Download:
             raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
 
     def _tag_of(self, stream: Stream) -> str | None:
-        return None if self._hashes.stated else stream.tag
+        return None if self._stated else stream.tag
 
     def write(self, part: DownloadPart, position: int, data: Data) -> None:
         """Write bytes of a part, which may have been written before, to their place in the file.
@@ -281,22 +262,18 @@ class Download:
         """Hash the complete beginning of the file, as far as it is not hashed."""
         while True:
             with self._lock:
-                hashes = self._hashes
+                digests, start = self._digests, self._hashed_nbytes
                 complete_nbytes = self._parts[0].position if self._parts else self._next_start or 0
-                nbytes = min(complete_nbytes - hashes.nbytes, _PIECE_NBYTES)
+                nbytes = min(complete_nbytes - start, _PIECE_NBYTES)
                 if nbytes <= 0:
                     return
-                self.file.seek(hashes.nbytes)
+                self.file.seek(start)
                 data = self.file.read(nbytes)
+                self._hashed_nbytes += len(data)
             if not data:  # the digest reveals that the file was truncated meanwhile
                 return
-            hashes.update(data)
-
-    def end(self) -> None:
-        """Forget what has arrived."""
-        with self._lock:
-            self._parts, self._next_start = [], None
-            self._hashes = _Hashes(self.expected)
+            for digest in digests.values():
+                digest.update(data)
 
     def verify(self) -> None:
         """Compare the file with what was expected.
@@ -304,13 +281,12 @@ class Download:
         Raises:
             MismatchError: Its length or a digest differs.
         """
-        hashes = self._hashes
-        if hashes.stated:
+        if self.is_verified:
             self._hash()  # what the thread has left
         self.file.truncate(self.received_nbytes)  # an earlier version may have been longer
         self._check_length(self.received_nbytes)
-        for name, stated in hashes.stated.items():
-            if (found := hashes.found(name)) != stated:
+        for name, stated in self._stated.items():
+            if (found := self._digests[name].hexdigest()) != stated:
                 raise MismatchError(
                     f"{urls.redact(self.url)}: expected the {name} {stated}, found {found}; file "
                     "and spec are from different versions"
@@ -323,10 +299,6 @@ class Download:
                 f"{urls.redact(self.url)}: expected {stated} bytes (filesize), found {nbytes}; "
                 "file and spec are from different versions"
             )
-
-
-class _UnusableError(Exception):
-    """A response that does not have the first part of a file as it was requested."""
 
 
 class PartRequests:
@@ -382,7 +354,9 @@ class PartRequests:
 
         download = self._download
         download.end()  # the previous attempt may have ended between two parts
-        first = DownloadPart(0, self._first_nbytes() if self._in_parts else None)
+        is_long = download.expected.nbytes is not None
+        nbytes = self._part_nbytes() if is_long else download.part_nbytes
+        first = DownloadPart(0, nbytes if self._in_parts else None)
 
         def more() -> Range | None:
             part = download.next_part(self._part_nbytes())
@@ -392,7 +366,8 @@ class PartRequests:
             read_ranges([self._range(first)], raise_error, more)
         except NotByHttpError:
             return False
-        except (PastEndError, _UnusableError) as error:  # an empty file has no first byte
+        # An empty file has no first byte, and some responses not the first part as requested.
+        except (PastEndError, ReplacedError) as error:
             if download.is_arriving or not self._in_parts:
                 raise ReplacedError(str(error)) from None
             self._in_parts = False
@@ -414,7 +389,7 @@ class PartRequests:
             elif asked_stop is None or self._is_usable(stream, asked_stop):
                 download.begin(stream, part)
             else:
-                raise _UnusableError(
+                raise ReplacedError(
                     f"{urls.redact(download.url)}: expected a part of the file, found a response "
                     "that has none"
                 )
@@ -452,7 +427,8 @@ class PartRequests:
     def _receive_by_stream(self) -> None:
         """Receive what is missing of the file by one stream."""
         download, part = self._download, self._whole
-        start = download.resume_at(part)
+        # Without a tag or a digest nothing would reveal that the rest is of another version.
+        start = part.position if download.tag is not None or download.is_verified else 0
         try:
             tag = download.tag if start else None
             stream = self._transports.open(download.url, start, None, tag)
@@ -470,7 +446,3 @@ class PartRequests:
 
     def _part_nbytes(self) -> int:
         return min(self._download.part_nbytes, part_nbytes(self._plan.timeouts.server))
-
-    def _first_nbytes(self) -> int:
-        is_long = self._download.expected.nbytes is not None
-        return self._part_nbytes() if is_long else self._download.part_nbytes

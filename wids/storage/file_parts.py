@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
@@ -68,8 +67,7 @@ class FileParts:
         self.num_read_nbytes = len(start)
         self._read_range = read_range
         self._keep_nbytes = keep_nbytes
-        self._parts: dict[int, bytes] = {0: start}  # by their offset; they do not overlap
-        self._starts = [0]  # sorted
+        self._parts: dict[int, bytes] = {0: start}  # by offset, in the order of reading
         self._latest_start, self._latest_stop = 0, len(start)
         self._ahead_nbytes = _FIRST_AHEAD_NBYTES
         self._lock = threading.Lock()
@@ -109,18 +107,17 @@ class FileParts:
 
     def _known(self, start: int, stop: int) -> bytes | None:
         """Return bytes that were read, from as many adjacent parts as they are in, or None."""
-        pieces = []
-        at = start
+        pieces, at = list[bytes](), start
         while at < stop:
-            number = bisect_right(self._starts, at) - 1
-            first = self._starts[number] if number >= 0 else 0
-            part = self._parts[first] if number >= 0 else b""
-            piece = part[at - first : stop - first]
-            if not piece:
+            # The part that was read last comes first: a reader walks from header to header.
+            for first, part in reversed(self._parts.items()):
+                if first <= at < first + len(part):
+                    break
+            else:
                 return None
-            pieces.append(piece)
-            at += len(piece)
-        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+            pieces.append(part[at - first : stop - first])
+            at += len(pieces[-1])
+        return b"".join(pieces)
 
     def _window(self, start: int, stop: int, hop: int) -> tuple[int, int]:
         """Return what to read for a part that is not known, ``hop`` bytes after the previous."""
@@ -148,7 +145,6 @@ class FileParts:
         kept_nbytes = sum(map(len, self._parts.values()))
         while kept_nbytes > self._keep_nbytes and len(self._parts) > 2:
             kept_nbytes -= len(self._parts.pop(next(iter(self._parts))))
-        self._starts = sorted(self._parts)
 
 
 def open_parts(

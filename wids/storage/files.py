@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -69,17 +70,11 @@ def replacing(
     temporary = os.path.join(folder, temporary_name(name))
     target = os.path.join(folder, name)
 
-    def create(path: str, flags: int) -> int:
-        try:
-            return os.open(path, flags, mode)
-        except OSError as error:  # with the name that the caller knows
-            raise OSError(error.errno, error.strerror, target) from None
-
     _unfinished.add(temporary)
     try:
         with (
-            named_if_full(target),
-            open(temporary, "x+b", opener=create) as file,
+            named_if_full(target, temporary),
+            open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file,
             locks.holding(temporary) if sync else nullcontext(),
         ):
             yield file
@@ -102,12 +97,18 @@ def replacing(
 
 
 @contextmanager
-def named_if_full(path: str) -> Iterator[None]:
-    """Name the file that the block writes in the system's error about a full disk."""
+def named_if_full(path: str, temporary: str | None = None) -> Iterator[None]:
+    """Name the file that the block writes in the system's errors that do not.
+
+    Args:
+        path: Its name, for an error about a full disk.
+        temporary: The name that it has meanwhile, which any other error may have.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in FULL and error.filename is None:
+        is_full = error.errno in FULL and error.filename is None
+        if is_full or (temporary is not None and error.filename == temporary):
             error.filename = path
         raise
 
@@ -291,17 +292,16 @@ def sweep_beside(path: str | os.PathLike[str], *, min_age_s: float | None = None
     sweep(folder, lambda found: is_temporary_of(found, name), min_age_s=min_age_s)
 
 
-def temporary_files(path: str) -> list[tuple[str, int, int]]:
-    """Return name, length and modification time of each temporary file for this path."""
+def temporary_files(path: str) -> set[tuple[str, int, int]]:
+    """Return name, length and modification time of each temporary file for this path.
+
+    It is empty if one of them is renamed or deleted meanwhile.
+    """
     folder, name = os.path.split(path)
-    found = []
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if is_temporary_of(entry.name, name):
-                with suppress(OSError):  # renamed or deleted since
-                    status = entry.stat()
-                    found.append((entry.name, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+        statuses = {e.name: e.stat() for e in entries if is_temporary_of(e.name, name)}
+        return {(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
+    return set()
 
 
 def delete_if_abandoned(path: str, min_age_s: float | None = None) -> bool:
@@ -333,21 +333,32 @@ def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) 
     Args:
         path: The file.
         file: The file, if it is already open; always closed here.
-        is_own: Whether to return None for a file of another user: in a shared cache folder, users
-            trust only their own files.
+        is_own: Whether to return None for a file of another user, a link or a pipe: in a shared
+            cache folder, users trust only their own files (INDEX-3, SEC-40).
     """
     try:
+        # First by the path, since a pipe would be waited for; then by the descriptor, since another
+        # user can replace the file in between.
+        if is_own and not _is_own_regular(os.lstat(path)):
+            return None
         with FileIO(path) if file is None else file as opened:
             status = os.fstat(opened.fileno())
-            # INDEX-3. By the descriptor, not by the path, which another user can replace in
-            # between. Windows has no such owner.
-            if is_own and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            if is_own and not _is_own_regular(status):
                 return None
             if status.st_size <= _SMALL_NBYTES:
                 return opened.read(status.st_size)
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # a folder, or truncated to nothing after `fstat`
         return None
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this user; True where files have no owners."""
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def _is_own_regular(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and is_own_file(status)
 
 
 def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:

@@ -1,9 +1,9 @@
 """Advisory locks on files, which the kernel releases when the process ends.
 
 Locks only save duplicate work. On some network file systems they fail, on others they succeed for
-everyone, so code that takes one must be correct without it. Exclusive locks are those of
-`filelock`, imported when the first one is taken. It has no native shared lock, so shared locks use
-`flock` directly; both kinds exclude each other.
+everyone, so code that takes one must be correct without it. Lock files are those of `filelock`,
+imported when the first one is locked. Files with content are locked by `flock`, exclusively or not:
+`filelock` has no native shared lock.
 
 A forked process inherits no lock on a file, since it does not have the thread that holds it.
 """
@@ -26,6 +26,8 @@ except ImportError:  # Windows, where lock files work, and open files need no lo
 
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 """For `os.open`: without the second one, Windows would translate the ends of lines."""
+SAFE_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""For files that another user of a shared folder could replace by a link or a pipe (SEC-40)."""
 REFUSES_DELETION: Final = os.name == "nt"
 """Whether the system does not rename or delete a file that a process has open, as Windows."""
 _POLL_S: Final = 0.05
@@ -101,7 +103,7 @@ def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
         _held.add(file)
     with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
         try:
-            yield (acquire_shared if is_shared else acquire)(file.fileno())
+            yield acquire(file.fileno(), is_shared=is_shared)
         finally:
             release(file.fileno())
             _held.discard(file)
@@ -133,12 +135,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def prepare() -> None:
-    """Import what exclusive locks need, which has hooks of its own for the moment of a fork."""
+    """Import what lock files need, which has hooks of its own for the moment of a fork."""
     import filelock  # noqa: F401
 
 
-def acquire(handle: int) -> bool | None:
-    """Try to lock an open file exclusively, without waiting.
+def acquire(handle: int, *, is_shared: bool = False) -> bool | None:
+    """Try to lock an open file, without waiting: exclusively, or together with others.
 
     The lock belongs to the open file, its duplicates and what forked processes inherit, and lasts
     until it is released or the last of them is closed.
@@ -148,23 +150,11 @@ def acquire(handle: int) -> bool | None:
     """
     if fcntl is None:
         return None
-    from filelock import lock_descriptor
-
     try:
-        return lock_descriptor(handle, blocking=False)
-    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: it depends on the file system
-        return None
-
-
-def acquire_shared(handle: int) -> bool | None:
-    """Try to lock an open file together with others, without waiting; see `acquire`."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # the two errors that mean another process has it
         return False
-    except OSError:
+    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP, EBADF: it depends on the file system
         return None
     return True
 
@@ -182,12 +172,15 @@ def open_to_lock(path: str) -> FileIO:
     Raises:
         OSError: It cannot be opened.
     """
-    # Another user of a shared folder could put a link or a named pipe there (SEC-40).
-    flags = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:  # NFS locks exclusively only what is open to write
-        return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | flags))
+        return FileIO(path, "r+", opener=lambda name, _: os.open(name, os.O_RDWR | SAFE_FLAGS))
     except PermissionError:  # elsewhere a read-only file will do
-        return FileIO(path, opener=lambda name, _: os.open(name, flags))
+        return FileIO(path, opener=open_safely)
+
+
+def open_safely(path: str, _: int) -> int:
+    """Open a file to read it, as an ``opener``: not through a link, without waiting for a pipe."""
+    return os.open(path, SAFE_FLAGS)
 
 
 def probe(path: str) -> bool:

@@ -62,8 +62,6 @@ class SharedRows:
 
     def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
-        if not self.is_shared:
-            return self.row
         width = len(self.row)
         start = len(self.common) + width * (number % NUM_ROWS)
         return _doubles(self._table)[start : start + width]
@@ -120,7 +118,7 @@ class SharedNumber(SharedRows):
     """
 
     def __init__(self, value: float = 0) -> None:
-        super().__init__(value)
+        super().__init__(value, num_common=2)  # the first is for the owner of the number
 
     @property
     def value(self) -> int:
@@ -133,14 +131,12 @@ class SharedNumber(SharedRows):
             self.row[0] += count
 
     def set(self, value: int) -> None:
-        """Set the number, in all processes. What others add at this moment may be lost."""
-        with writing:
-            if self.is_shared:
-                # In one assignment: a process that reads meanwhile never finds a sum of 0.
-                others = [0.0] * len(self._table)
-                others[1 + os.getpid() % NUM_ROWS] = value
-                self._table[:] = others
-            self.row[0] = value
+        """Set the number, in all processes, at once."""
+        self.common[1] = value - super().sums()[0]
+
+    def sums(self) -> list[float]:
+        """Return the sum over all processes."""
+        return [super().sums()[0] + self.common[1]]
 
 
 class SharedArray:
@@ -165,13 +161,10 @@ class SharedArray:
         if not isinstance(values, int):
             self.values[:] = values
 
-    def __getstate__(self) -> tuple[str, Any]:
-        return self.kind, self.values if passes_to_process() else list(self.values)
-
-    def __setstate__(self, state: tuple[str, Any]) -> None:
-        self.kind, self.values = state
-        if isinstance(self.values, list):
-            vars(self).update(vars(SharedArray(*state)))
+    def __reduce__(self) -> tuple[Any, ...]:
+        if passes_to_process():
+            return SharedArray, (self.kind, 0), {"values": self.values}
+        return SharedArray, (self.kind, list(self.values))
 
 
 def passes_to_process() -> bool:

@@ -259,7 +259,11 @@ def timed_steps(
             share = float(kinds[0] == DECODE)
             if len(set(kinds)) > 1:
                 by_step = by([partial(_step, *each) for each in zip(kinds, steps, strict=True)])
-                share = _share_of_decoding(state, lambda: results.append(by_step(samples[0])))
+                before = list(here.row)
+                results.append(by_step(samples[0]))
+                _switch(state, TRANSFORM)
+                decode_s, other_s = (here.row[at] - before[at] for at in (DECODE, TRANSFORM))
+                share = decode_s / ((decode_s + other_s) or 1)
             # The very first sample may import modules, so the others are not judged by it.
             num_left = _SPLIT_EVERY if last_steps is steps else 0
         _clock.split = steps, share, num_left - len(samples)
@@ -272,15 +276,6 @@ def timed_steps(
     finally:
         _switch(state, previous)
     return results
-
-
-def _share_of_decoding(state: list[Any], transform: Callable[[], None]) -> float:
-    """Transform a sample by steps that are timed; return the share of one stage in both."""
-    before = list(here.row)
-    transform()
-    _switch(state, TRANSFORM)
-    decode_s, transform_s = (here.row[stage] - before[stage] for stage in (DECODE, TRANSFORM))
-    return decode_s / ((decode_s + transform_s) or 1)
 
 
 def _step(stage: int, transform: Callable[[Any], Any], sample: Any) -> Any:

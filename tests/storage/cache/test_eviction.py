@@ -17,7 +17,14 @@ from wids.errors import FetchError
 from wids.storage import fetch
 from wids.storage.cache import leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.eviction import CacheFile, clear, clearable, held_files
+from wids.storage.cache.eviction import (
+    CacheFile,
+    clear,
+    clearable,
+    held_files,
+    in_order,
+    sum_nbytes,
+)
 
 
 def a_file(name: str, nbytes: int = 100, used_ns: int = 0) -> CacheFile:
@@ -32,8 +39,8 @@ ORPHANS = [a_file(f"{name}.index", 10, used_ns) for name, used_ns in (("y", 9), 
 
 def victims(files: Iterable[CacheFile], limit_nbytes: int) -> list[CacheFile]:
     """Return what may be deleted if the files exceed the limit."""
-    held = held_files(files)
-    return held.in_order(limit_nbytes) if held.nbytes() > limit_nbytes else []
+    held = held_files(list(files))
+    return in_order(held, limit_nbytes) if sum_nbytes(held) > limit_nbytes else []
 
 
 @pytest.mark.parametrize(
@@ -282,14 +289,14 @@ def test_a_copy_that_is_evicted_before_its_lease(
 ) -> None:
     """It is fetched again, so that what is opened has a name that others find (CACHE-7)."""
     cache, (file,) = make_cache(tmp_path), fill(make_cache(tmp_path), server, 1)
-    acquire, path = leases.locks.acquire_shared, Path(own_path(cache, file))
+    acquire, path = leases.locks.acquire, Path(own_path(cache, file))
 
-    def acquire_after_eviction(handle: int) -> bool | None:
-        if len(server.log) == 1:
+    def acquire_after_eviction(handle: int, *, is_shared: bool = False) -> bool | None:
+        if is_shared and len(server.log) == 1:
             path.unlink()
-        return acquire(handle)
+        return acquire(handle, is_shared=is_shared)
 
-    monkeypatch.setattr(leases.locks, "acquire_shared", acquire_after_eviction)
+    monkeypatch.setattr(leases.locks, "acquire", acquire_after_eviction)
     with cache.open(file).file as opened:
         assert os.path.samestat(os.fstat(opened.fileno()), path.stat())
     assert len(server.log) == 2

@@ -136,7 +136,9 @@ def test_indexes_of_evicted_copies_count(folder: Folder) -> None:
         assert folder.fetch(number) == 0
         total = eviction.load_total(str(folder.path))
         assert total is not None
-        assert total.nbytes == eviction.held_files(eviction.contents(str(folder.path))).nbytes()
+        assert total.nbytes == eviction.sum_nbytes(
+            eviction.held_files(eviction.contents(str(folder.path)))
+        )
 
 
 def as_damaged(path: Path, data: bytes) -> None:

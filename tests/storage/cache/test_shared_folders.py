@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from cache_parts import DATA, SHA, make_cache, own_path, read_copy
 from conftest import in_child, need
 from loopback import Server
 
-from wids.storage.cache import verified
+from wids.storage.cache import cache_names, verified
 from wids.storage.cache.cache_names import RemoteFile
 from wids.storage.cache.store import Cache
+from wids.storage.files import read_or_map
 
 NOBODY = 65534
 
@@ -137,7 +139,7 @@ def test_a_planted_note_is_not_believed(tmp_path: Path, server: Server, digests:
     remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA), sha256=SHA)
     cache = make_cache(tmp_path)
     planted = plant(cache, remote_file, b"x" * len(DATA))
-    proof = verified._proof(str(planted), planted.stat(), remote_file)
+    proof = verified._proof(str(planted), remote_file)
     note = Path(verified.note_path(cache.folder, str(planted)))
     note.parent.mkdir(exist_ok=True)
     note.write_bytes(verified._note(proof))
@@ -146,3 +148,21 @@ def test_a_planted_note_is_not_believed(tmp_path: Path, server: Server, digests:
     os.chown(note, NOBODY, NOBODY)
     assert make_cache(tmp_path).find(remote_file) is None
     assert digests == [str(planted)]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "file"])
+def test_what_another_user_puts_in_place_of_an_index(tmp_path: Path, kind: str) -> None:
+    """It is as none: neither followed, nor waited for, nor believed (SEC-40, INDEX-3)."""
+    path, planted = tmp_path / "a.index", zlib.crc32(b"planted").to_bytes(4, "little") + b"planted"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_bytes(planted)
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_bytes(planted)
+        os.chown(path, NOBODY, NOBODY)
+    assert read_or_map(str(path), is_own=True) is None
+    for _ in range(2):
+        assert cache_names.saved_or_made(str(path), lambda: b"made") == b"made"
+    assert cache_names.saved_or_made(str(path), lambda: b"again") == b"made"

@@ -17,7 +17,7 @@ from conftest import raises
 from loopback import Fault, Server
 
 from wids.errors import MismatchError, NotFoundError, ShardFormatError
-from wids.storage import files, progress
+from wids.storage import progress
 from wids.storage.cache.cache_names import RemoteFile
 
 
@@ -214,24 +214,32 @@ def test_reading_a_copy_imports_no_filelock(tmp_path: Path, server: Server) -> N
     assert done.stdout == f"{len(DATA)} False\n"
 
 
-def test_the_index_is_discarded_first(
+def test_a_copy_and_its_index_are_discarded_at_once(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index that outlives its copy would serve reads by range of other bytes.
+    """After a kill at any point both are there, or neither.
 
-    The copy has no name by then: without an index, it would be believed (CACHE-35).
+    An index that outlives its copy would serve reads by range of other bytes. A copy that outlives
+    its index would be believed (CACHE-35).
     """
     cache, remote_file = make_cache(tmp_path), RemoteFile(server.page("/a.tar", DATA))
     read_copy(cache, remote_file, lambda _: b"index")
-    copy, left = Path(own_path(cache, remote_file)), []
-    unlink = os.unlink
+    path, left = own_path(cache, remote_file), []
 
-    def unlink_and_look(path: str) -> None:
-        unlink(path)
-        left.append(file_names(tmp_path))
+    def look_after(name: str) -> None:
+        call = getattr(os, name)
 
-    monkeypatch.setattr(os, "unlink", unlink_and_look)
+        def call_and_look(*paths: str) -> None:
+            call(*paths)
+            left.append({p.name: p.read_bytes() for p in (tmp_path / "shards").iterdir()})
+
+        monkeypatch.setattr(os, name, call_and_look)
+
+    for name in ("replace", "rename", "unlink"):
+        look_after(name)
     cache.discard(remote_file)
-    (hidden,) = left[0]
-    assert files.is_temporary_of(hidden, copy.name)
-    assert left[1:] == [[]]
+    name = os.path.basename(path)
+    assert left[-1] == {}
+    for found in left:
+        assert name not in found
+        assert found.get(f"{name}.index") != b"index"

@@ -13,10 +13,11 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
-from typing import IO, Final, NamedTuple
+from io import FileIO
+from typing import Final, NamedTuple
 
 from wids.storage import files, locks
 from wids.storage.transport import urls
@@ -194,19 +195,30 @@ _SETTLED_NS: Final = 2_000_000_000
 """Age from which a modification time identifies a file's content: the coarsest file systems count
 in steps of two seconds, so a younger file could change without a new time."""
 
-_warned: Final[set[str]] = set()
-
 
 def is_settled(mtime_ns: int) -> bool:
     """Return whether a file of this modification time will get a new one when it changes."""
     return time.time_ns() - mtime_ns > _SETTLED_NS
 
 
+def save(path: str, data: bytes) -> None:
+    """Write a file of the cache, which appears when it is complete.
+
+    Processes that save the same file at once do not disturb each other: they save equal bytes.
+
+    Raises:
+        OSError: The folder is read-only, full, or another user's.
+    """
+    make_folder(os.path.dirname(path))
+    # Every reader checks the content, so there is no need to wait for the disk.
+    with files.replacing(path, mode=0o600, sync=False) as file:
+        file.write(data)
+
+
 def save_quietly(path: str, data: bytes) -> bool:
-    """Write a file of the cache atomically; return whether that was possible."""
-    with suppress(OSError):  # read-only, full, or another user's
-        with new_file(path) as file:
-            file.write(data)
+    """Write a file of the cache; return whether that was possible."""
+    with suppress(OSError):
+        save(path, data)
         return True
     return False
 
@@ -215,13 +227,12 @@ def saved_or_made(path: str, make: Callable[[], bytes]) -> bytes:
     """Return the bytes of a file of the cache; make and save them if it is missing or damaged.
 
     Args:
-        path: The file, which begins with the CRC-32 of the bytes.
+        path: The file, which begins with the CRC-32 of the bytes; not one of another user.
         make: Returns them.
     """
-    with suppress(OSError), open(path, "rb") as file:
-        data = file.read()
-        if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
-            return data[4:]
+    data = files.read_or_map(path, is_own=True) or b""
+    if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
+        return data[4:]
     made = make()
     save_quietly(path, zlib.crc32(made).to_bytes(4, "little") + made)
     return made
@@ -241,34 +252,28 @@ def save_or_warn(folder: str, paths: Iterable[str], data: bytes) -> str | None:
     reason = ""
     for path in paths:
         try:
-            with new_file(path) as file:
-                file.write(data)
+            save(path, data)
         except OSError as error:
             reason = reason or error.strerror or str(error)
         else:
             return path
-    if folder not in _warned:
-        _warned.add(folder)
-        _logger.warning(
-            "%s: the cache folder cannot be written (%s), so that each process scans its tars "
-            "again; pass cache_dir or set WIDS_CACHE to a folder that can be, or store the indexes "
-            "beside the shards with `wids create`",
-            folder,
-            reason,
-        )
+    warn_once(
+        "%s: the cache folder cannot be written (%s), so that each process scans its tars again; "
+        "pass cache_dir or set WIDS_CACHE to a folder that can be, or store the indexes beside the "
+        "shards with `wids create`",
+        *(folder, reason),
+    )
     return None
 
 
-@contextmanager
-def new_file(path: str) -> Iterator[IO[bytes]]:
-    """Write a file of the cache, which appears when it is complete.
+_warned: Final[set[tuple[str, str]]] = set()
 
-    Processes that save the same file at once do not disturb each other: they save equal bytes.
-    """
-    make_folder(os.path.dirname(path))
-    # Every reader checks the content, so there is no need to wait for the disk.
-    with files.replacing(path, mode=0o600, sync=False) as file:
-        yield file
+
+def warn_once(text: str, folder: str, *details: str) -> None:
+    """Log a warning about a cache folder, once in each process."""
+    if (text, folder) not in _warned:
+        _warned.add((text, folder))
+        _logger.warning(text, folder, *details)
 
 
 def make_folder(path: str) -> None:
@@ -297,12 +302,9 @@ def protect(handle: int, path: str) -> None:
     with suppress(OSError):
         # Opened again: `flock` belongs to the open file, so this gets the answer that another
         # process would get.
-        other = os.open(path, locks.READ_FLAGS)
-        try:
+        with FileIO(path, opener=locks.open_safely) as other:
             # On NFS a file that cannot be opened for writing cannot be locked exclusively, so no
             # process could know whether it may be evicted.
-            can_lock = locks.acquire(other) is not None
-        finally:
-            os.close(other)
+            can_lock = locks.acquire(other.fileno()) is not None
         if can_lock:
             os.fchmod(handle, os.stat(os.path.dirname(path)).st_mode & 0o444)

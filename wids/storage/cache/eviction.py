@@ -15,6 +15,7 @@ import logging
 import operator
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,8 +26,7 @@ from wids.errors import FetchError, printable
 from wids.storage import stages
 from wids.storage.cache import cache_names, leases
 from wids.storage.cache.leases import delete_if_unused, folder_lock
-from wids.storage.cache.verified import open_own
-from wids.storage.files import FULL, delete_if_abandoned
+from wids.storage.files import FULL, delete_if_abandoned, read_or_map
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
@@ -94,11 +94,13 @@ def make_space(
         limit_nbytes: The limit of the cache.
         make_room: Called if too many files are in use; closes what this process does not need.
     """
+    # A file beyond the limit evicts nothing: its length is only what a server claims.
+    beyond = max(0, nbytes - limit_nbytes)
     # One process at a time, or two would each evict for both; but without a long wait for it.
     with folder_lock(cache_names.eviction_path(folder, "lock"), timeout_s=_WAIT_S) as is_held:
         file.flush()
         has_nbytes = os.fstat(file.fileno()).st_size
-        new_nbytes = max(nbytes, has_nbytes)
+        new_nbytes = max(0 if beyond else nbytes, has_nbytes)
         total = load_total(folder) if is_held else None
         if total is not None:
             # What was reserved for this file before counts twice, until the next listing.
@@ -117,15 +119,22 @@ def make_space(
             forget_total(folder)
         # While the lock is held: the next process has to count this file at its full length.
         file.truncate(new_nbytes)
-    return max(0, total.nbytes - limit_nbytes)
+    excess = max(beyond, total.nbytes - limit_nbytes, 0)
+    if excess:
+        cache_names.warn_once(
+            "%s: cache_size is %s, and with what is in use now the cache needs %s; make cache_size "
+            "larger or lru_size smaller",
+            *(folder, nbytes_text(limit_nbytes), nbytes_text(limit_nbytes + excess)),
+        )
+    return excess
 
 
 def load_total(folder: str) -> Total | None:
     """Return the stored total of a cache folder, if it can be trusted."""
+    data = read_or_map(cache_names.eviction_path(folder, "json"), is_own=True)
     try:
-        with open_own(cache_names.eviction_path(folder, "json")) as file:
-            listed_ns, nbytes = map(operator.index, json.loads(file.read()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        listed_ns, nbytes = map(operator.index, json.loads(bytes(data or b"")))
+    except (ValueError, TypeError, RecursionError):
         return None
     is_recent = 0 <= time.time_ns() - listed_ns < _MOST_AGE_S * 1_000_000_000
     return Total(listed_ns, nbytes) if is_recent else None
@@ -161,10 +170,10 @@ def _evict(folder: str, new_nbytes: int, limit_nbytes: int) -> Total:
     """
     listed_ns = time.time_ns()
     held = held_files(contents(folder))
-    nbytes = held.nbytes() + new_nbytes
+    nbytes = sum_nbytes(held) + new_nbytes
     if nbytes > limit_nbytes:
         least_nbytes = limit_nbytes * _KEPT_PERCENT // 100
-        for file in held.in_order(limit_nbytes - new_nbytes):
+        for file in in_order(held, limit_nbytes - new_nbytes):
             # Beyond the limit some more, so that the next downloads need no listing.
             if nbytes <= limit_nbytes and nbytes - file.nbytes < least_nbytes:
                 break
@@ -213,80 +222,65 @@ def clear(files: Sequence[CacheFile]) -> tuple[int, int, int]:
             kept_paths.add(file.path)
     for folder in {os.path.dirname(os.path.dirname(file.path)) for file in deleted}:
         forget_total(folder)
-    return len(deleted), sum(file.nbytes for file in deleted), len(kept_paths)
+    return len(deleted), sum_nbytes(deleted), len(kept_paths)
 
 
-class Held(NamedTuple):
-    """The files that count, by kind; copies and orphans least recently used first."""
-
-    copies: list[CacheFile]
-    orphans: list[CacheFile]
-    temporary: list[CacheFile]
-
-    def nbytes(self) -> int:
-        """Return the bytes of all of them."""
-        return sum(file.nbytes for kind in self for file in kind)
-
-    def in_order(self, limit_nbytes: int) -> list[CacheFile]:
-        """Return what may be deleted, in the order in which it is.
-
-        It may turn out to be in use, so this is all, and more than the limit asks for.
-        """
-        # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since
-        # an index still saves a download by serving reads by range (CACHE-8).
-        excess = sum(file.nbytes for file in self.orphans) - limit_nbytes // 10
-        num_first = 0
-        while excess > 0:
-            excess -= self.orphans[num_first].nbytes
-            num_first += 1
-        return [*self.orphans[:num_first], *self.copies, *self.orphans[num_first:]]
-
-
-def held_files(files: Iterable[CacheFile]) -> Held:
-    """Return the files that count for the limit.
+def held_files(files: Sequence[CacheFile]) -> list[CacheFile]:
+    """Return the files that count for the limit, least recently used first.
 
     Copies, files being written, and indexes whose copy is gone count; such indexes serve reads by
     range and may use a tenth of the limit. The index of an existing copy, a percent of it, does not
     count.
     """
-    by_use = sorted(files, key=lambda file: file.used_ns)
-    complete = [file for file in by_use if not file.is_temporary]
+    beside = {file.name + _INDEX_SUFFIX for file in files}
+    counted = (file for file in files if file.name not in beside)
+    return sorted(counted, key=operator.attrgetter("used_ns"))
+
+
+def in_order(held: Sequence[CacheFile], limit_nbytes: int) -> list[CacheFile]:
+    """Return what may be deleted of files that count, in the order in which it is.
+
+    It may turn out to be in use, so this is all, and more than the limit asks for.
+    """
+    complete = [file for file in held if not file.is_temporary]
+    orphans = [file for file in complete if file.name.endswith(_INDEX_SUFFIX)]
     copies = [file for file in complete if not file.name.endswith(_INDEX_SUFFIX)]
-    beside = {file.name for file in copies} | {file.name + _INDEX_SUFFIX for file in copies}
-    orphans = [file for file in complete if file.name not in beside]
-    return Held(copies, orphans, [file for file in by_use if file.is_temporary])
+    # Orphans beyond their tenth go first, regardless of age; the rest of them goes last, since an
+    # index still saves a download by serving reads by range (CACHE-8).
+    excess, num_first = sum_nbytes(orphans) - limit_nbytes // 10, 0
+    while excess > 0:
+        excess -= orphans[num_first].nbytes
+        num_first += 1
+    return [*orphans[:num_first], *copies, *orphans[num_first:]]
+
+
+def sum_nbytes(files: Iterable[CacheFile]) -> int:
+    """Return the bytes of all files."""
+    return sum(file.nbytes for file in files)
 
 
 def _list_files(folder: str) -> list[CacheFile]:
     """Return the files of the cache in a folder."""
     for _ in range(_NUM_LISTINGS):
-        files, is_complete = _list_once(folder)
-        if is_complete:
-            break
-    return files
-
-
-def _list_once(folder: str) -> tuple[list[CacheFile], bool]:
-    """Return the files in a folder, and False if some may have been missed.
-
-    A temporary file that is gone when its length is read may have been renamed to its final name,
-    which the listing does not have.
-    """
-    files, is_complete = [], True
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            is_temporary = cache_names.is_temporary_name(entry.name)
-            # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
-            if is_temporary or cache_names.is_own_name(entry.name):
+        files, is_complete = [], True
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                is_temporary = cache_names.is_temporary_name(entry.name)
+                # Whatever else is in the folder is the user's, and is never deleted (CACHE-9).
+                if not is_temporary and not cache_names.is_own_name(entry.name):
+                    continue
                 try:
                     # In a shared folder another user could link to a file of any size (SEC-40).
                     status = entry.stat(follow_symlinks=False)
-                except OSError:  # deleted or renamed since
+                except OSError:
+                    # Deleted, or renamed to its final name, which this listing does not have.
                     is_complete &= not is_temporary
-                    continue
-                sizes = (status.st_size, status.st_atime_ns)
-                files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
-    return files, is_complete
+                else:
+                    sizes = (status.st_size, status.st_atime_ns)
+                    files.append(CacheFile(entry.path, entry.name, *sizes, is_temporary))
+        if is_complete:
+            break
+    return files
 
 
 class StorageError(FetchError):
@@ -301,13 +295,13 @@ class Space:
         folder: Where the file is.
         stated_nbytes: Its length, if it is known.
         limit_nbytes: The limit of the cache, or None if it has none.
-        reserve: Called with a length before the file reaches it.
+        reserve: Called with a length before the file reaches it, and the limit, if there is one.
     """
 
     folder: str
     stated_nbytes: int | None
     limit_nbytes: int | None
-    reserve: Callable[[int], None]
+    reserve: Callable[[int, int], object]
     _reserved_nbytes: int = -1
 
     def cover(self, received_nbytes: int, total_nbytes: int | None) -> None:
@@ -333,7 +327,8 @@ class Space:
             nbytes = known_nbytes
         else:
             nbytes = self._next_step(received_nbytes)
-        self.reserve(nbytes)
+        if self.limit_nbytes is not None:
+            self.reserve(nbytes, self.limit_nbytes)
         self._reserved_nbytes = nbytes
 
     def _next_step(self, received_nbytes: int) -> int:
@@ -342,17 +337,15 @@ class Space:
         spare_nbytes = disk.free - min(_SPARE_NBYTES, disk.total // _SPARE_PART)
         if spare_nbytes < _LEAST_NBYTES:
             raise _no_space(f" after {nbytes_text(received_nbytes)} of unknown length")
-        step_nbytes = min(_STEP_NBYTES, spare_nbytes // 2)
-        limit_nbytes = self.limit_nbytes
-        if limit_nbytes is None:
-            return received_nbytes + step_nbytes
+        limit_nbytes = sys.maxsize if self.limit_nbytes is None else self.limit_nbytes
         if received_nbytes > limit_nbytes:
             raise OSError(
                 errno.EFBIG,
                 f"its length is not known, and it is longer than {nbytes_text(limit_nbytes)} "
                 "(cache_size)",
             )
-        return min(limit_nbytes, received_nbytes + min(step_nbytes, limit_nbytes // _STEP_PART))
+        step_nbytes = min(_STEP_NBYTES, spare_nbytes // 2, limit_nbytes // _STEP_PART)
+        return min(limit_nbytes, received_nbytes + step_nbytes)
 
 
 def _no_space(what: str) -> OSError:

@@ -43,7 +43,7 @@ def lease(path: str) -> FileIO | None:
     try:
         # Bounded, and used without a lease after that: no process waits long for another (CACHE-6).
         for _ in range(_NUM_TRIES):
-            if locks.acquire_shared(file.fileno()) is not False:
+            if locks.acquire(file.fileno(), is_shared=True) is not False:
                 break
             time.sleep(0.001)  # another process is trying to evict it, which is quick
         status = os.fstat(file.fileno())
@@ -89,7 +89,7 @@ def turn(lock_path: str, path: str, *, waits: bool) -> Iterator[bool]:
         Whether to fetch the file: False only without waiting, if another process fetches it.
     """
     # A process that hangs keeps its lock; only its file shows that it makes no progress.
-    give_up = _Growth(path).has_stalled if waits else None
+    give_up = _stalling(path) if waits else None
     # A finite timeout, since filelock compares an infinite one with the locks of this thread.
     timeout_s = threading.TIMEOUT_MAX if waits else 0
     with folder_lock(lock_path, timeout_s=timeout_s, give_up=give_up) as is_held:
@@ -113,26 +113,27 @@ def folder_lock(
     return locks.lock_file(path, mode=mode, timeout_s=timeout_s, give_up=give_up)
 
 
-class _Growth:
-    """Watches the temporary files for a path."""
+def _stalling(path: str) -> Callable[[], bool]:
+    """Return a function that tells whether no temporary file for a path changes for `_PATIENCE_S`.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._seen: list[tuple[str, int, int]] | None = None
-        self._patient_until_s = time.monotonic() + _PATIENCE_S
-        self._look_at_s = 0.0
+    It is no generator, whose end would swallow Ctrl-C.
+    """
+    seen: set[tuple[str, int, int]] | None = None
+    patient_until_s = look_at_s = 0.0
 
-    def has_stalled(self) -> bool:
-        """Return whether no temporary file has changed for `_PATIENCE_S`."""
+    def has_stalled() -> bool:
+        nonlocal seen, patient_until_s, look_at_s
         now_s = time.monotonic()
-        if now_s >= self._look_at_s:  # not at each call, since the folder may be large
-            self._look_at_s = now_s + _PATIENCE_S / 20
-            found = files.temporary_files(self._path)
-            if found != self._seen:
+        if now_s >= look_at_s:  # not each time, since the folder may be large
+            look_at_s = now_s + _PATIENCE_S / 20
+            found = files.temporary_files(path)
+            if found != seen:
                 # Any change counts, also of the time alone: reserved space gives a file its final
                 # length early.
-                self._patient_until_s, self._seen = now_s + _PATIENCE_S, found
-        return now_s > self._patient_until_s
+                patient_until_s, seen = now_s + _PATIENCE_S, found
+        return now_s > patient_until_s
+
+    return has_stalled
 
 
 def sweep(folder: str) -> None:

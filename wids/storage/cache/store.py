@@ -17,15 +17,14 @@ import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from io import FileIO
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, MismatchError, ShardFormatError, SpecError
-from wids.storage import files, locks, stages
+from wids.storage import files, stages
 from wids.storage.cache import cache_names, eviction, leases
 from wids.storage.cache.cache_names import RemoteFile
-from wids.storage.cache.verified import VerifiedFiles, is_own_file
+from wids.storage.cache.verified import VerifiedFiles
 from wids.storage.download import Expected, Report
 from wids.storage.fetch import Fetcher
 from wids.storage.progress import Bar
@@ -63,18 +62,6 @@ class CachedCopy(NamedTuple):
     was_fetched: bool
 
 
-class _CopyPath(NamedTuple):
-    """Where a copy of a file is, or will be.
-
-    Attributes:
-        path: Its path.
-        is_own: Whether it is the cache's own copy, and not a file of the user.
-    """
-
-    path: str
-    is_own: bool
-
-
 @dataclass(eq=False, repr=False)
 class Cache:
     """Copies of remote files in one folder, shared by all processes that use it.
@@ -100,23 +87,18 @@ class Cache:
     wants_progress: bool | None = None
     # Once per cache object, and only before a fetch: opening copies should not list the folder.
     _was_swept: bool = field(default=False, init=False)
-    _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._verified = VerifiedFiles(self.folder)
 
     def find(self, remote_file: RemoteFile) -> str | None:
         """Return the path of the copy of a file, if there is one that matches what is known."""
-        copy = self._found(remote_file)
-        return None if copy is None else copy.path
-
-    def _found(self, remote_file: RemoteFile) -> _CopyPath | None:
-        """Return where the copy of a file is, if there is one that matches what is known."""
-        for copy in self._candidates(remote_file):
+        for path in self.copy_paths(remote_file):
+            is_own = self._is_own(remote_file, path)
             try:
                 # A link in place of a copy could lead to another file; the user's own files may be
                 # links (SEC-40).
-                status = os.lstat(copy.path) if copy.is_own else os.stat(copy.path)
+                status = os.lstat(path) if is_own else os.stat(path)
             except OSError:
                 continue
             if not stat.S_ISREG(status.st_mode):  # another user's link or pipe, or a folder
@@ -124,19 +106,27 @@ class Cache:
             if remote_file.nbytes is not None and status.st_size != remote_file.nbytes:
                 continue
             # What this user fetched was verified on the way; the rest is verified once.
-            is_fetched = copy.is_own and is_own_file(status)
-            if is_fetched or self._verified.verify(copy.path, status, remote_file):
-                return copy
+            is_fetched = is_own and files.is_own_file(status)
+            if is_fetched or self._verified.verify(path, remote_file):
+                return path
         return None
 
     def copy_paths(self, remote_file: RemoteFile) -> list[str]:
-        """Return the paths that `find` may return for a file, whether or not they exist."""
-        named = self.named_path(remote_file.url)
-        if named is not None:
-            return [named]
-        base_name = os.path.basename(urls.path_of(remote_file.url))
+        """Return where a copy of a file can be; it is fetched to the last of these paths."""
+        path = self.named_path(remote_file.url)
+        if path is not None:
+            return [path]
         own = cache_names.copy_path(self.folder, remote_file)
-        return [own, os.path.join(self.folder, base_name)] if self.offered else [own]
+        base_name = os.path.basename(urls.path_of(remote_file.url))
+        # A base name alone proves nothing: something has to be known to compare the file with.
+        is_comparable = remote_file.nbytes is not None or remote_file.sha256 or remote_file.md5sum
+        if base_name in self.offered and is_comparable:
+            return [os.path.join(self.folder, base_name), own]
+        return [own]
+
+    def _is_own(self, remote_file: RemoteFile, path: str) -> bool:
+        """Whether a path is that of the cache's own copy, and not of a file of the user."""
+        return path == cache_names.copy_path(self.folder, remote_file)
 
     def open(
         self,
@@ -159,19 +149,20 @@ class Cache:
         """
         # Another process may evict the copy before it is leased (CACHE-7); then try again.
         for _ in range(3):
-            copy = self._found(remote_file)
-            was_fetched = copy is None
-            if copy is None:
-                copy = self._fetched(remote_file, prepare, make_room)
+            path = self.find(remote_file)
+            was_fetched = path is None
+            if path is None:
+                path = self._fetched(remote_file, prepare, make_room)
             else:
                 stages.count(stages.HITS)
             file = None
             try:
-                file = self._lease(remote_file, copy)
+                file = self._lease(remote_file, path)
                 if file is not None:
-                    index_path = self.index_path(remote_file, copy.path)
+                    index_path = self.index_path(remote_file, path)
+                    is_own = self._is_own(remote_file, path)
                     inode = os.fstat(file.fileno()).st_ino
-                    return CachedCopy(copy.path, file, index_path, copy.is_own, inode, was_fetched)
+                    return CachedCopy(path, file, index_path, is_own, inode, was_fetched)
             except BaseException:  # Ctrl-C
                 if file is not None:
                     file.close()
@@ -181,14 +172,13 @@ class Cache:
             "time before it could be opened; make cache_size larger"
         )
 
-    def _lease(self, remote_file: RemoteFile, copy: _CopyPath) -> FileIO | None:
+    def _lease(self, remote_file: RemoteFile, path: str) -> FileIO | None:
         """Open a copy; return None if it is gone, or cannot be read and was therefore deleted."""
-        path = copy.path
         try:
             return leases.lease(path)
         except OSError as error:
             reason = error.strerror or str(error)
-            if copy.is_own and error.errno in _UNREADABLE:
+            if self._is_own(remote_file, path) and error.errno in _UNREADABLE:
                 self.discard(remote_file)
                 # Only if the deletion worked: without permission to delete, every later fetch would
                 # fail too.
@@ -209,44 +199,39 @@ class Cache:
             FetchError: It cannot be fetched or stored, or the fetch was cancelled.
             MismatchError: Twice it was not what its spec says.
         """
-        if self._found(remote_file) is None:
+        if self.find(remote_file) is None:
             self._fetched(remote_file, prepare, report_ahead=report)
 
     def index_path(self, remote_file: RemoteFile, path: str | None = None) -> str:
         """Return the path of a copy's index: beside it, or among those of local shards."""
-        own_path = cache_names.copy_path(self.folder, remote_file)
-        if path is None or path == own_path:
-            return own_path + ".index"
+        if path is None or self._is_own(remote_file, path):
+            return cache_names.copy_path(self.folder, remote_file) + ".index"
         return cache_names.local_index_path(self.folder, path, "first")
 
     def is_as_stated(self, remote_file: RemoteFile, path: str) -> bool:
         """Return whether a copy exists and has the stated digests; hash it if that is not known."""
-        try:
-            status = os.stat(path)
-        except OSError:  # another process has discarded it
-            return False
-        return self._verified.verify(path, status, remote_file)
+        return self._verified.verify(path, remote_file)
 
     def discard(self, remote_file: RemoteFile) -> None:
         """Delete the cache's own copy of a file and its index, so that it is fetched again."""
         own_path = cache_names.copy_path(self.folder, remote_file)
-        if locks.REFUSES_DELETION:
-            # A copy that a process has mapped cannot be deleted. Its index stays too, since a
-            # copy without one is believed. The new time makes the next process compare both.
+        index_path = self.index_path(remote_file)
+        try:
+            # In one step, whenever the process is killed: a copy without its index would be
+            # believed (CACHE-35), and an index without its copy serves reads by range. What has the
+            # name of the index then is none, and every reader of it notices.
+            os.replace(own_path, index_path)
+        except FileNotFoundError:  # there is no copy
+            pass
+        except OSError:
+            # Windows, where a process has one of them mapped. The new time makes the next process
+            # compare a copy that cannot be deleted with its index.
             with suppress(OSError):
                 os.utime(own_path)
                 os.unlink(own_path)
-            if os.path.lexists(own_path):
-                return
-        # Renamed first: a process that has opened the copy, and finds no index, believes it as long
-        # as it has its name (CACHE-35). Then the index, which would serve reads by range.
-        folder, name = os.path.split(own_path)
-        hidden = os.path.join(folder, files.temporary_name(name))
-        with suppress(OSError):
-            os.replace(own_path, hidden)
-        for path in (self.index_path(remote_file, own_path), hidden):
+        if not os.path.lexists(own_path):  # or another process has fetched both again
             with suppress(OSError):
-                os.unlink(path)
+                os.unlink(index_path)
 
     def named_path(self, url: str) -> str | None:
         """Return the absolute path that ``localname`` returns for a URL, if it does.
@@ -269,32 +254,18 @@ class Cache:
             ) from error
         return path and os.path.abspath(os.path.expanduser(path))
 
-    def _candidates(self, remote_file: RemoteFile) -> list[_CopyPath]:
-        """Return where a copy can be. A file is fetched to the last of these paths."""
-        path = self.named_path(remote_file.url)
-        if path is not None:
-            return [_CopyPath(path, is_own=False)]
-        own = _CopyPath(cache_names.copy_path(self.folder, remote_file), is_own=True)
-        base_name = os.path.basename(urls.path_of(remote_file.url))
-        # A base name alone proves nothing: something has to be known to compare the file with.
-        is_comparable = remote_file.nbytes is not None or remote_file.sha256 or remote_file.md5sum
-        if base_name in self.offered and is_comparable:
-            return [_CopyPath(os.path.join(self.folder, base_name), is_own=False), own]
-        return [own]
-
     def _fetched(
         self,
         remote_file: RemoteFile,
         prepare: Prepare | None,
         make_room: Callable[[], None] = lambda: None,
         report_ahead: Report | None = None,
-    ) -> _CopyPath:
+    ) -> str:
         """Fetch a file, or wait for the process that does, and return where it is then.
 
         What is fetched ahead of its use does not wait for another process.
         """
-        copy = self._candidates(remote_file)[-1]
-        path = copy.path
+        path = self.copy_paths(remote_file)[-1]
         try:
             lock_path = cache_names.lock_path(self.folder, path)
             with (
@@ -302,8 +273,8 @@ class Cache:
                 leases.turn(lock_path, path, waits=report_ahead is None) as is_ours,
             ):
                 if not is_ours:
-                    return copy
-                found = self._found(remote_file)  # another process may have just fetched it
+                    return path
+                found = self.find(remote_file)  # another process may have just fetched it
                 if found is not None:
                     return found
                 if not self._was_swept:
@@ -311,7 +282,7 @@ class Cache:
                     leases.sweep(self.folder)
                 for is_last in (False, True):
                     try:
-                        self._fetch_once(remote_file, copy, prepare, make_room, report_ahead)
+                        self._fetch_once(remote_file, path, prepare, make_room, report_ahead)
                     except (MismatchError, ShardFormatError, FileNotFoundError) as error:
                         # Cut or corrupted in transit, or the cache folder was deleted. A FetchError
                         # was retried already, or is final, such as status 404.
@@ -320,9 +291,7 @@ class Cache:
                         _logger.warning("%s; fetching it once more", str(error))
                     else:
                         break
-                with suppress(OSError):  # it may be deleted already
-                    if not copy.is_own or not is_own_file(os.stat(path)):
-                        self._verified.note_fetched(path, remote_file)
+                self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:
@@ -330,19 +299,18 @@ class Cache:
             raise eviction.storage_error(
                 remote_file.url, path, self.folder, limit, error
             ) from error
-        return copy
+        return path
 
     def _fetch_once(
         self,
         remote_file: RemoteFile,
-        copy: _CopyPath,
+        path: str,
         prepare: Prepare | None,
         make_room: Callable[[], None],
         report_ahead: Report | None,
     ) -> None:
         """Fetch a file beside its final name, verify it, index it and rename it."""
-        path, is_own = copy
-        folder = os.path.dirname(path)
+        folder, is_own = os.path.dirname(path), self._is_own(remote_file, path)
         if is_own:
             cache_names.make_folder(folder)
         else:  # one of the user's, that `sweep` skips
@@ -355,12 +323,15 @@ class Cache:
         known = "" if remote_file.nbytes is None else f", {nbytes_text(remote_file.nbytes)}"
         _logger.info("%s: downloading%s", urls.redact(remote_file.url), known)
         bar = Bar(f"fetching {name}", remote_file.nbytes, "B", wanted=wants_progress)
-        # Not synced there, but below, while the lock is still held.
-        with bar, files.replacing(path, sync=False) as file:
+        # The lock of the temporary file shows a sweeping process that it has a writer.
+        with bar, files.replacing(path) as file:
             if is_own:
                 cache_names.open_up(file.fileno(), folder)
             limit = self.limit_nbytes if is_own else None
-            reserve = partial(self._reserve, file, limit, make_room)
+
+            def reserve(nbytes: int, limit_nbytes: int) -> None:
+                eviction.make_space(self.folder, file, nbytes, limit_nbytes, make_room)
+
             space = eviction.Space(folder, remote_file.nbytes, limit, reserve)
 
             def report(received_nbytes: int, total_nbytes: int | None) -> None:
@@ -369,24 +340,20 @@ class Cache:
                 if report_ahead is not None:
                     report_ahead(received_nbytes, total_nbytes)
 
-            # The lock shows a sweeping process that the temporary file has a writer. It lasts until
-            # the disk has the file, since that can take longer than a sweeper waits.
-            with locks.holding(file.name):
-                expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
-                is_ahead = report_ahead is not None
-                with files.flushed_early(file):
-                    self.fetcher.save(remote_file.url, file, expected, report, is_ahead=is_ahead)
-                file.flush()
-                if prepare is not None:
-                    # Before the rename, so that a copy that can be found has its index beside it.
-                    index_path = self.index_path(remote_file, path)
-                    if not cache_names.save_quietly(index_path, prepare(file)):
-                        with suppress(OSError):  # that of an earlier copy, which may differ
-                            os.unlink(index_path)
-                if is_own:
-                    cache_names.protect(file.fileno(), file.name)
-                os.fsync(file.fileno())
-                nbytes = os.fstat(file.fileno()).st_size
+            expected = Expected(remote_file.nbytes, remote_file.md5sum, remote_file.sha256)
+            is_ahead = report_ahead is not None
+            with files.flushed_early(file):
+                self.fetcher.save(remote_file.url, file, expected, report, is_ahead=is_ahead)
+            file.flush()
+            if prepare is not None:
+                # Before the rename, so that a copy that can be found has its index beside it.
+                index_path = self.index_path(remote_file, path)
+                if not cache_names.save_quietly(index_path, prepare(file)):
+                    with suppress(OSError):  # that of an earlier copy, which may differ
+                        os.unlink(index_path)
+            if is_own:
+                cache_names.protect(file.fileno(), file.name)
+            nbytes = os.fstat(file.fileno()).st_size
         if is_own and (limit is None or nbytes > limit):
             # Now: it was not reserved, and others may have listed it at the length that it had.
             eviction.forget_total(self.folder)
@@ -394,21 +361,3 @@ class Cache:
         name = urls.redact(remote_file.url)
         seconds = time.monotonic() - started_s
         _logger.info("%s: downloaded, %s in %.1f s", name, nbytes_text(nbytes), seconds)
-
-    def _reserve(
-        self, file: IO[bytes], limit: int | None, make_room: Callable[[], None], nbytes: int
-    ) -> None:
-        """Evict the least recently used files to make space for a file of this length."""
-        if limit is None:
-            return
-        # A file beyond the limit evicts nothing: its length is only what a server claims.
-        beyond = max(0, nbytes - limit)
-        wanted = 0 if beyond else nbytes
-        excess = max(beyond, eviction.make_space(self.folder, file, wanted, limit, make_room))
-        if excess > 0 and not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "%s: cache_size is %s, and with what is in use now the cache needs %s; make "
-                "cache_size larger or lru_size smaller",
-                *(self.folder, nbytes_text(limit), nbytes_text(limit + excess)),
-            )

@@ -6,12 +6,10 @@ while, so each file is hashed once. A note records the result for its length and
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import stat
 from contextlib import suppress
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from wids.storage.cache.cache_names import (
     RemoteFile,
@@ -19,7 +17,7 @@ from wids.storage.cache.cache_names import (
     local_index_path,
     save_quietly,
 )
-from wids.storage.files import file_digest
+from wids.storage.files import file_digest, read_or_map
 
 _Proof: TypeAlias = tuple[object, ...]
 
@@ -37,37 +35,36 @@ class VerifiedFiles:
         self._folder = folder
         self._results: dict[_Proof, bool] = {}
 
-    def verify(self, path: str, status: os.stat_result, remote_file: RemoteFile) -> bool:
-        """Return whether a file has the stated digests; hash it if that is not known yet."""
+    def verify(self, path: str, remote_file: RemoteFile) -> bool:
+        """Return whether a file exists and has the stated digests; hash it if that is not known."""
         digests = remote_file.digests()
-        # Nothing is known to compare with; specs/security.md states what remains (SEC-41).
-        if not digests:
-            return True
-        proof = _proof(path, status, remote_file)
-        if proof not in self._results:
-            # In the cache folder, or in the default one of this user.
-            folders = dict.fromkeys((self._folder, default_folder()))
-            notes = [note_path(folder, path) for folder in folders]
-            is_equal = any(_has_own_note(note, proof) for note in notes)
-            if not is_equal:
-                try:
-                    is_equal = all(file_digest(path, name) == digest for name, digest in digests)
-                except OSError:
-                    return False
-                if is_equal:
+        with suppress(OSError):  # another process has discarded it, or it cannot be read
+            proof = _proof(path, remote_file)
+            # Nothing is known to compare with; specs/security.md states what remains (SEC-41).
+            if not digests:
+                return True
+            if proof not in self._results:
+                # In the cache folder, or in the default one of this user.
+                folders = dict.fromkeys((self._folder, default_folder()))
+                notes = [note_path(folder, path) for folder in folders]
+                is_equal = any(_has_own_note(note, proof) for note in notes)
+                if not is_equal and all(file_digest(path, name) == d for name, d in digests):
+                    is_equal = True
                     # Read back: where every file belongs to one user, as on some network file
                     # systems, the note in the cache folder would never be trusted.
                     any(save_quietly(n, _note(proof)) and _has_own_note(n, proof) for n in notes)
-                else:
+                if not is_equal:
                     _logger.warning(
                         "%s: not used: its digest is not the one that the spec states", path
                     )
-            self._results[proof] = is_equal
-        return self._results[proof]
+                self._results[proof] = is_equal
+            return self._results[proof]
+        return False
 
     def note_fetched(self, path: str, remote_file: RemoteFile) -> None:
         """Note that a file was verified while it was fetched."""
-        self._results[_proof(path, os.stat(path), remote_file)] = True
+        with suppress(OSError):  # it may be deleted already
+            self._results[_proof(path, remote_file)] = True
 
 
 def note_path(folder: str, path: str) -> str:
@@ -75,28 +72,8 @@ def note_path(folder: str, path: str) -> str:
     return local_index_path(folder, path, "first") + ".proof"
 
 
-def is_own_file(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user; True where files have no owners."""
-    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-
-
-def open_own(path: str) -> IO[bytes]:
-    """Open a file of this user's, in a folder where others may write (SEC-40).
-
-    Raises:
-        OSError: It cannot be opened, or is another user's, a link or a pipe.
-    """
-    # The pipe of another user would be waited for.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and is_own_file(status):
-        return file
-    file.close()
-    raise PermissionError(errno.EACCES, "of another user", path)
-
-
-def _proof(path: str, status: os.stat_result, remote_file: RemoteFile) -> _Proof:
+def _proof(path: str, remote_file: RemoteFile) -> _Proof:
+    status = os.stat(path)
     # With the digests: a file that was verified for one spec is not verified for another (CACHE-4).
     return (path, status.st_size, status.st_mtime_ns, *remote_file.digests())
 
@@ -107,6 +84,4 @@ def _note(proof: _Proof) -> bytes:
 
 def _has_own_note(path: str, proof: _Proof) -> bool:
     """Return whether this user wrote this note; users of a folder need not trust each other."""
-    with suppress(OSError), open_own(path) as file:
-        return file.read() == _note(proof)
-    return False
+    return read_or_map(path, is_own=True) == _note(proof)
