@@ -6,6 +6,7 @@ bound.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TypeAlias
 
-from wids.errors import NotFoundError
+from wids.errors import NotFoundError, local_error
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import in_threads
 from wids.storage.sizes import first_of
@@ -68,15 +69,19 @@ def ask_lengths(
 
     def ask(url: str) -> Answer:
         try:
+            if urls.is_local(url):  # a path has no server to wait for
+                return os.path.getsize(urls.local_path(url))
             return fetcher.nbytes(url)
         except NotFoundError as error:
             return error
+        except FileNotFoundError as error:
+            return NotFoundError(str(local_error(urls.local_path(url), error)))
         except OSError:
             if is_tolerant or urls.is_local(url):  # opening it reports what is wrong
                 return None
             raise
 
-    if all(map(urls.is_local, names)):  # paths have no server to wait for
+    if all(map(urls.is_local, names)):
         return list(map(ask, names))
     return in_threads([partial(ask, name) for name in names], "wids-lengths")
 
