@@ -99,16 +99,17 @@ def test_a_copy_that_cannot_be_deleted_is_never_believed(
 ) -> None:
     """Windows keeps a file that is mapped: reading it fails, and the next dataset fetches it."""
     flip(first_copy)
-    unlink = os.unlink
+    unlink, replace = os.unlink, os.replace
 
-    def refuse(path: str) -> None:
+    def refuse(path: str, *to: str) -> None:
         if path == str(first_copy):
             raise PermissionError(errno.EACCES, "used by another process", path)
-        unlink(path)
+        (replace if to else unlink)(path, *to)
 
     with monkeypatch.context() as windows:
         windows.setattr(locks, "REFUSES_DELETION", True)
         windows.setattr(os, "unlink", refuse)
+        windows.setattr(os, "replace", refuse)
         with wids.ShardListDataset(site.spec(), access="download") as dataset:
             for _ in range(2):
                 with raises(ShardFormatError, "train-0.tar"):

@@ -26,7 +26,7 @@ from wids.shards.tars.index import index_tar
 from wids.shards.tars.raw_samples import TarShard
 from wids.shards.tars.shard import Shard
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import Read
+from wids.storage.ranges import ReadPart
 
 LARGE = random.Random(1).randbytes(300_000)
 LONG_KEY = "dir/ünïcode-" + "x" * 120
@@ -74,7 +74,7 @@ def make(request: pytest.FixtureRequest, path: Path) -> Make:
     def read_from_memory(start: int, stop: int) -> bytes:
         return data[start:stop]
 
-    read_range: Read = read_from_memory
+    read_range: ReadPart = read_from_memory
     if request.param == "server":
         url = request.getfixturevalue("server").page("/a.tar", data)
         read_range = Fetcher().range_reader(url, len(data))

@@ -32,7 +32,7 @@ from wids.storage.download import Download, PartRequests
 from wids.storage.transport import admission, retry
 from wids.storage.transport.retry import Timeouts
 from wids.storage.transport.schemes import Plan
-from wids.storage.transport.stream import Stream, TransientError
+from wids.storage.transport.stream import Content, Stream, TransientError
 
 SIZE = 1000
 CHUNK = 300
@@ -263,7 +263,7 @@ class History:
                 self.system.sleep(self.rng.choice([0, 0.01, 1]))
                 yield sent[at : at + CHUNK]
 
-        return Stream(chunks(), start, total, found)
+        return Stream(Content(start, total, found), chunks())
 
     # Laws.
 

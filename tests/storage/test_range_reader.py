@@ -24,7 +24,7 @@ from transfers import DATA
 
 from wids.errors import FetchError, MismatchError
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import RangeError
+from wids.storage.ranges import WholeFileError
 from wids.storage.transport.schemes import Plan, Transports
 from wids.storage.transport.stream import CHUNK_NBYTES
 
@@ -70,11 +70,11 @@ def test_a_server_without_ranges_is_an_error(server: Server) -> None:
     """The whole file is not transferred for a few bytes."""
     read = Fetcher().range_reader(server.page("/a", DATA * 10, has_ranges=False), 10 * len(DATA))
 
-    with raises(RangeError, "whole files only", 'access="download"'):
+    with raises(WholeFileError, "whole files only", 'access="download"'):
         read(1000, 1500)
     # The beginning of the file can be read without ranges, and then it still has none.
     assert read(0, 500) == DATA[:500]
-    with raises(RangeError, "whole files only"):
+    with raises(WholeFileError, "whole files only"):
         read(1000, 1500)
 
 

@@ -34,7 +34,7 @@ from wids.shards.positions import (
 from wids.shards.reader import ShardReader
 from wids.shards.tars.raw_samples import Labels, ReadableShard
 from wids.storage.arrays import IntArray
-from wids.storage.ranges import RangeError
+from wids.storage.ranges import WholeFileError
 from wids.storage.stages import READ, SAMPLES, TRANSFORM, here, this_process, timed, timed_steps
 from wids.storage.transport import urls
 
@@ -346,7 +346,7 @@ class Access:
         """Read a sample in another way after an error, or return what stands in for it."""
         reader = self.reader
         instead = None
-        if isinstance(error, RangeError):
+        if isinstance(error, WholeFileError):
             instead = wanted_instead(wanted, reader.options.access)
         if instead is None and (shard is None or not reader.replaces(number, shard, error)):
             if shard is not None and type(error) is ShardFormatError:

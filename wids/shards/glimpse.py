@@ -26,7 +26,7 @@ from wids.shards.tars.raw_samples import Raw, TarShard
 from wids.storage.cache.cache_names import save_quietly
 from wids.storage.fetch import Fetcher
 from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
-from wids.storage.ranges import RangeError
+from wids.storage.ranges import WholeFileError
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
 
@@ -124,7 +124,7 @@ class Glimpse:
         Raises:
             FetchError: The tar cannot be read.
             MismatchError: It was replaced since its first bytes were read.
-            RangeError: The server sends whole files only.
+            WholeFileError: The server sends whole files only.
             ShardFormatError: It breaks a rule of specs/tar-shards.md.
         """
         while not self._scan.is_complete:
@@ -186,7 +186,7 @@ class Glimpse:
             work()
         except ShardFormatError as error:
             self.problem = error
-        except RangeError:  # only the first bytes can be read
+        except WholeFileError:  # only the first bytes can be read
             self.has_ranges = False
 
     def _num_readable(self) -> int:
@@ -290,7 +290,7 @@ class ShardLook:
         """
         try:
             self._current(Glimpse.complete)
-        except RangeError:
+        except WholeFileError:
             self._reader.fetch(self._number)
         glimpse = self.glimpse
         if glimpse is not None and glimpse.nbytes is not None and glimpse.is_complete:

@@ -24,8 +24,8 @@ from wids.storage.arrays import IntArray
 from wids.storage.ranges import (
     GAP_NBYTES,
     Arrived,
-    RangeError,
-    Read,
+    ReadPart,
+    WholeFileError,
     bytes_of,
     frugal_gap_nbytes,
     joined,
@@ -37,7 +37,7 @@ from wids.storage.transport.stream import PastEndError
 class Part(NamedTuple):
     """A range to request, and the spans in it that are wanted."""
 
-    read: Read
+    read: ReadPart
     start: int
     stop: int
     spans: list[Span]
@@ -78,7 +78,7 @@ _OTHER_VERSION: Final = MismatchError, NotFoundError, PastEndError
 """Errors of a server that may be a mirror, which states another version for equal bytes."""
 
 
-class SpentError(RangeError):
+class SpentError(WholeFileError):
     """A shard of which enough was read by range, so that it should be fetched."""
 
 
@@ -110,9 +110,9 @@ class RemoteShard(TarShard):
         name: str,
         index: ShardIndex,
         nbytes: int,
-        read_range: Read,
+        read_range: ReadPart,
         *,
-        read_part: Read | None = None,
+        read_part: ReadPart | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         takes: Callable[[int], bool] | None = None,
@@ -300,7 +300,7 @@ class RemoteShard(TarShard):
         return [found[start:stop] for start, stop in spans]
 
 
-def _parts(read: Read, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> list[Part]:
+def _parts(read: ReadPart, places: Sequence[tuple[int, ...]], gap_nbytes: float) -> list[Part]:
     """Return what to request for places, which ascend, with the spans between their edges.
 
     Args:

@@ -43,7 +43,7 @@ from wids.storage.cache.leases import turn
 from wids.storage.cache.store import Cache, CachedCopy
 from wids.storage.fetch import Fetcher, downloaded
 from wids.storage.files import file_digest, is_own_file, read_or_map
-from wids.storage.ranges import RangeError
+from wids.storage.ranges import WholeFileError
 from wids.storage.transport import urls
 
 _logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ def open_dataset_index(store: Cache, url: str, num_shards: int) -> DatasetIndex 
         remote_file, nbytes = versioned_file(fetcher, url)
         is_large = nbytes is not None and nbytes > _LARGE_INDEX_NBYTES
         if nbytes is not None and is_large and not store.find(remote_file):
-            with suppress(RangeError):  # a server without ranges: fetch the whole dataset index
+            with suppress(WholeFileError):  # a server without ranges: fetch the whole dataset index
                 read = fetcher.range_reader(url, nbytes)
                 compared = fetcher.range_reader(url, nbytes, is_compared=True)
                 keep = partial(_kept, store, remote_file)

@@ -29,10 +29,10 @@ from wids.storage.transport.admission import part_nbytes
 from wids.storage.transport.retry import check_waits, with_retries
 from wids.storage.transport.schemes import Transports
 from wids.storage.transport.stream import (
+    Content,
     Data,
     NotByHttpError,
     PastEndError,
-    Stream,
     TransientError,
     check_complete,
 )
@@ -132,11 +132,11 @@ class Download:
             }
             self._hashed_nbytes = 0
 
-    def begin(self, stream: Stream, part: DownloadPart) -> None:
+    def begin(self, content: Content, part: DownloadPart) -> None:
         """Start over with a response that has the first part of the file, or all of it.
 
         Args:
-            stream: The response.
+            content: What the response has.
             part: The part that it has, from now on the only one.
 
         Raises:
@@ -144,11 +144,11 @@ class Download:
         """
         self.end()
         with self._lock:
-            self.tag, self.total_nbytes = self._tag_of(stream), stream.total_nbytes
+            self.tag, self.total_nbytes = self._tag_of(content), content.total_nbytes
             self.received_nbytes = 0
-            self.is_single = stream.is_whole
-            self._next_start = stream.stop
-            part.stop, part.position = stream.stop, 0
+            self.is_single = content.is_whole
+            self._next_start = content.stop
+            part.stop, part.position = content.stop, 0
             self._parts = [part]
             # Before the first byte: a file of the wrong length need not be transferred to be
             # refused. It is not truncated: the space that was reserved stays reserved.
@@ -190,32 +190,32 @@ class Download:
             if part.stop is not None and part in self._parts:
                 self._parts.remove(part)
 
-    def compare(self, part: DownloadPart, stream: Stream, start: int) -> None:
-        """Compare a stream with what was requested of a part, and with what has arrived.
+    def compare(self, part: DownloadPart, content: Content, start: int) -> None:
+        """Compare what a response has with what was requested of a part, and with what has arrived.
 
         Args:
             part: The part; it starts over if it is the only one, and all of the file has come.
-            stream: The stream.
+            content: What it has.
             start: Where it was to begin.
 
         Raises:
             ReplacedError: It belongs to another version of the file, or is not what was requested.
             MismatchError: It is of another length.
         """
-        tag = self._tag_of(stream)
-        pairs = ((self.tag, tag), (self.total_nbytes, stream.total_nbytes))
+        tag = self._tag_of(content)
+        pairs = ((self.tag, tag), (self.total_nbytes, content.total_nbytes))
         # A missing value does not contradict: a chunked response has no length.
         is_same = all(None in pair or pair[0] == pair[1] for pair in pairs)
-        is_part = part.stop is None or stream.stop is not None
-        if stream.start == start and is_same and is_part:
+        is_part = part.stop is None or content.stop is not None
+        if content.start == start and is_same and is_part:
             with self._lock:
                 # The response to a range may say less or more about the file than the first one.
                 self.tag = self.tag or tag
                 if self.total_nbytes is None:
-                    self.total_nbytes = stream.total_nbytes
+                    self.total_nbytes = content.total_nbytes
                     self._check_length(self.total_nbytes)
-        elif stream.is_whole and self.is_single and part in self._parts:
-            self.begin(stream, part)  # all of the file in place of the rest
+        elif content.is_whole and self.is_single and part in self._parts:
+            self.begin(content, part)  # all of the file in place of the rest
         elif is_same:
             raise ReplacedError(
                 f"{urls.redact(self.url)}: expected the bytes from {start} on, found a response "
@@ -224,8 +224,8 @@ class Download:
         else:
             raise ReplacedError(f"{urls.redact(self.url)}: it changed while it was being fetched")
 
-    def _tag_of(self, stream: Stream) -> str | None:
-        return None if self._stated else stream.tag
+    def _tag_of(self, content: Content) -> str | None:
+        return None if self._stated else content.tag
 
     def write(self, part: DownloadPart, position: int, data: Data) -> None:
         """Write bytes of a part, which may have been written before, to their place in the file.
@@ -380,24 +380,24 @@ class PartRequests:
 
         download, plan, asked_stop = self._download, self._plan, part.stop
 
-        def check(stream: Stream, _: str | None) -> None:
+        def check(content: Content, _: str | None) -> None:
             # Of two answers without a length, the later one may be of a shorter version.
-            has_length = stream.total_nbytes is not None or download.total_nbytes is not None
-            is_rest = stream.start == part.position  # of a response that did not state its length
+            has_length = content.total_nbytes is not None or download.total_nbytes is not None
+            is_rest = content.start == part.position  # of a response that did not state its length
             if download.is_arriving and has_length:
-                download.compare(part, stream, part.position if is_rest else part.start)
-            elif asked_stop is None or self._is_usable(stream, asked_stop):
-                download.begin(stream, part)
+                download.compare(part, content, part.position if is_rest else part.start)
+            elif asked_stop is None or self._is_usable(content, asked_stop):
+                download.begin(content, part)
             else:
                 raise ReplacedError(
                     f"{urls.redact(download.url)}: expected a part of the file, found a response "
                     "that has none"
                 )
             wanted.is_whole = download.is_single
-            stop = part.stop or stream.total_nbytes
+            stop = part.stop or content.total_nbytes
             wanted.stop = END if stop is None else stop
 
-        def finish(_: Stream, data: memoryview) -> memoryview:
+        def finish(_: Content, data: memoryview) -> memoryview:
             download.finish(part)
             return data
 
@@ -417,12 +417,12 @@ class PartRequests:
         )
         return wanted
 
-    def _is_usable(self, stream: Stream, asked_stop: int) -> bool:
+    def _is_usable(self, content: Content, asked_stop: int) -> bool:
         """Whether a response has all of the file, or its first part as requested, with a tag."""
-        is_as_asked = stream.stop == min(asked_stop, stream.total_nbytes or 0)
+        is_as_asked = content.stop == min(asked_stop, content.total_nbytes or 0)
         # Without a tag nothing would reveal that another part is of another version.
-        is_enough = stream.tag is not None or stream.is_whole
-        return stream.stop is None or (is_as_asked and is_enough)
+        is_enough = content.tag is not None or content.is_whole
+        return content.stop is None or (is_as_asked and is_enough)
 
     def _receive_by_stream(self) -> None:
         """Receive what is missing of the file by one stream."""
@@ -437,8 +437,8 @@ class PartRequests:
             raise ReplacedError(str(error)) from error
         with stream:
             if not download.is_arriving:
-                download.begin(stream, part)
-            download.compare(part, stream, part.position)
+                download.begin(stream.content, part)
+            download.compare(part, stream.content, part.position)
             for chunk in stream.chunks:
                 check_waits()
                 download.write(part, part.position, chunk)

@@ -18,7 +18,7 @@ from wids.storage.transport import urls
 from wids.storage.transport.local import Opener
 from wids.storage.transport.retry import with_retries
 from wids.storage.transport.schemes import Transports
-from wids.storage.transport.stream import Entry, PastEndError, Stream, check_complete
+from wids.storage.transport.stream import Content, Entry, PastEndError, check_complete
 
 
 class FileStart(NamedTuple):
@@ -81,8 +81,8 @@ class Fetcher:
         # Before the request, since its contents decide which URLs come next (SEC-9).
         self.bind_options(url)
 
-        def check(stream: Stream) -> None:
-            if (stream.total_nbytes or 0) > limit_nbytes:
+        def check(content: Content) -> None:
+            if (content.total_nbytes or 0) > limit_nbytes:
                 raise _too_long_error(url, limit_nbytes)
 
         _, data = self._beginning(url, None, limit_nbytes, check)
@@ -114,18 +114,18 @@ class Fetcher:
             FetchError: It cannot be read.
         """
         try:
-            stream, data = self._beginning(url, nbytes, max(nbytes, nbytes_of_whole))
+            content, data = self._beginning(url, nbytes, max(nbytes, nbytes_of_whole))
         except PastEndError:  # an empty file has no first byte
             return FileStart(b"", 0, has_ranges=True)
         is_whole = len(data) > nbytes
         limit = max(nbytes, nbytes_of_whole) if is_whole else nbytes
         if is_whole:
-            self._transports.note_whole_files(url, stream.total_nbytes)
-        if stream.tag is None:
+            self._transports.note_whole_files(url, content.total_nbytes)
+        if content.tag is None:
             self._tags.pop(url, None)
         else:
-            self._tags[url] = stream.tag
-        total_nbytes = len(data) if len(data) < limit else stream.total_nbytes
+            self._tags[url] = content.tag
+        total_nbytes = len(data) if len(data) < limit else content.total_nbytes
         return FileStart(data[:limit], total_nbytes, not is_whole)
 
     def _beginning(
@@ -133,8 +133,8 @@ class Fetcher:
         url: str,
         stop: int | None,
         most_nbytes: int,
-        check: Callable[[Stream], None] = lambda _: None,
-    ) -> tuple[Stream, bytes]:
+        check: Callable[[Content], None] = lambda _: None,
+    ) -> tuple[Content, bytes]:
         """Return the response to a request for the first bytes of a file, and what it has of them.
 
         Args:
@@ -150,21 +150,22 @@ class Fetcher:
         """
         plan = self._transports.plan(url)
 
-        def attempt() -> tuple[Stream, bytes]:
+        def attempt() -> tuple[Content, bytes]:
             found = read_first(plan, stop, most_nbytes, check)
             if found is not None:
-                stream, data = found
+                content, data = found
             else:
                 with self._transports.open(url, 0, stop if most_nbytes else 0) as stream:
-                    check(stream)
+                    content = stream.content
+                    check(content)
                     data = bytes(stream.collected(most_nbytes) if most_nbytes else b"")
             # A cut is retried here; a parser would report a malformed document.
             if most_nbytes and len(data) <= most_nbytes and len(data) < (stop or math.inf):
-                expected_nbytes = stream.total_nbytes
-                if expected_nbytes is None and stream.stop is not None:  # there may be more
-                    expected_nbytes = min(stop or stream.stop, stream.stop + 1)
+                expected_nbytes = content.total_nbytes
+                if expected_nbytes is None and content.stop is not None:  # there may be more
+                    expected_nbytes = min(stop or content.stop, content.stop + 1)
                 check_complete(url, len(data), expected_nbytes)
-            return stream, data
+            return content, data
 
         return with_retries(attempt, plan.timeouts)
 
@@ -247,10 +248,10 @@ class Fetcher:
             FetchError: It cannot be read.
         """
         try:
-            stream, _ = self._beginning(url, 1, 0)
+            content, _ = self._beginning(url, 1, 0)
         except PastEndError:  # an empty file has no first byte
             return 0, None
-        return stream.total_nbytes, stream.tag
+        return content.total_nbytes, content.tag
 
 
 def _too_long_error(url: str, limit_nbytes: int) -> FetchError:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import STEP_NBYTES, RangeError
+from wids.storage.ranges import STEP_NBYTES, WholeFileError
 from wids.storage.transport import urls
 
 JUMP_NBYTES: Final = 32 << 10
@@ -158,8 +158,8 @@ def open_parts(
     """Open a remote file by reading the first bytes of its current version.
 
     The arguments are those of `Fetcher.read_start` and `FileParts`. If the server sends only whole
-    files, reading other bytes later raises `RangeError`. If it does not state the length of the
-    file, that is `ENDLESS_NBYTES`.
+    files, reading other bytes later raises `WholeFileError`. If it does not state the length of
+    the file, that is `ENDLESS_NBYTES`.
 
     Raises:
         NotFoundError: There is no such file.
@@ -170,7 +170,7 @@ def open_parts(
     has_ranges = start.has_ranges and start.total_nbytes is not None
 
     def refuse(first: int, last: int) -> bytes:
-        raise RangeError(
+        raise WholeFileError(
             f"{urls.redact(url)}: expected the bytes from {first} to {last}, found a server that "
             f"sends whole files only; the first {len(start.data)} bytes were read"
         )

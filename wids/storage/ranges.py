@@ -23,9 +23,9 @@ from wids.storage.transport import urls
 from wids.storage.transport.retry import CancelledError, with_retries
 from wids.storage.transport.schemes import Plan, Transports
 from wids.storage.transport.stream import (
+    Content,
     NotByHttpError,
     PastEndError,
-    Stream,
     check_complete,
 )
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from wids.storage.transport.range_reads import Range
 
 
-class RangeError(FetchError):
-    """A server that sends only whole files."""
+class WholeFileError(FetchError):
+    """A file that has to be fetched whole, such as one of a server without ranges."""
 
 
 class RangeReader:
@@ -76,7 +76,7 @@ class RangeReader:
         """Read the bytes from ``start`` to ``stop``, and return them as they arrived, uncopied.
 
         Raises:
-            RangeError: The server does not support ranges, or does not state the file's length.
+            WholeFileError: The server does not support ranges, or does not state the file's length.
             MismatchError: The file has another length, or a tag that differs from that of the first
                 part.
             FetchError: It cannot be read.
@@ -132,7 +132,7 @@ class RangeReader:
         """Return why there is nothing so far behind: the file is encoded, or has another length."""
         try:
             plan = self.plan._replace(timeouts=self.plan.timeouts.again())
-            read_first(plan, 1, 0, lambda stream: self._check(0, stream, None))
+            read_first(plan, 1, 0, lambda content: self._check(0, content, None))
         except WidsError as found:
             return found
         return error
@@ -143,41 +143,42 @@ class RangeReader:
             opened = self._transports.open(self._url, start, stop, tag)
         except PastEndError:
             with self._transports.open(self._url, 0, 0) as stream:
-                self._check(0, stream, None)
+                self._check(0, stream.content, None)
             raise
         with opened as stream:
-            self._check(start, stream, tag)
+            self._check(start, stream.content, tag)
             # A server without ranges would send all of it.
-            return self._checked(start, stop, stream, memoryview(stream.collected(stop - start)))
+            data = memoryview(stream.collected(stop - start))
+            return self._checked(start, stop, stream.content, data)
 
-    def _checked(self, start: int, stop: int, stream: Stream, data: memoryview) -> memoryview:
+    def _checked(self, start: int, stop: int, content: Content, data: memoryview) -> memoryview:
         """Return the bytes of a part, if all have arrived."""
         data = data[: stop - start]
         check_complete(self._url, len(data), stop - start)
-        if stream.tag is None:
+        if content.tag is None:
             self._has_untagged |= not self._is_compared
         elif not self._is_compared:
             # Another thread may have read its first part meanwhile: one of the two versions wins.
-            self._check_tag(self._tags.setdefault(self._url, stream.tag), stream.tag)
+            self._check_tag(self._tags.setdefault(self._url, content.tag), content.tag)
         return data.toreadonly()
 
-    def _check(self, start: int, stream: Stream, tag: str | None) -> None:
+    def _check(self, start: int, content: Content, tag: str | None) -> None:
         """Raise an error unless a response has the bytes from ``start`` of the same file."""
-        is_part = stream.start == start
-        if tag is not None and (stream.tag is not None or not is_part):
+        is_part = content.start == start
+        if tag is not None and (content.tag is not None or not is_part):
             # After If-Range, a whole file without a tag is another version too.
-            self._check_tag(tag, stream.tag)
+            self._check_tag(tag, content.tag)
         if not is_part:
-            self._transports.note_whole_files(self._url, stream.total_nbytes or self._nbytes)
-        if not is_part or stream.total_nbytes is None:
-            raise RangeError(
+            self._transports.note_whole_files(self._url, content.total_nbytes or self._nbytes)
+        if not is_part or content.total_nbytes is None:
+            raise WholeFileError(
                 f"{urls.redact(self._url)}: expected a part of the file, found a server that "
                 'sends whole files only; use access="download"'
             )
-        if stream.total_nbytes != self._nbytes:
+        if content.total_nbytes != self._nbytes:
             raise MismatchError(
                 f"{urls.redact(self._url)}: expected a file of {self._nbytes} bytes, as its "
-                f"index says, found {stream.total_nbytes}; a new version was published: "
+                f"index says, found {content.total_nbytes}; a new version was published: "
                 "rebuild its index"
             )
 
@@ -191,7 +192,7 @@ class RangeReader:
             )
 
 
-Read: TypeAlias = "Callable[[int, int], bytes | memoryview]"
+ReadPart: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 """Reads the bytes from a start to a stop, as a `RangeReader` does."""
 
 Arrived: TypeAlias = "bytes | memoryview | WidsError"
@@ -200,7 +201,9 @@ Arrived: TypeAlias = "bytes | memoryview | WidsError"
 T = TypeVar("T")
 
 
-def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived], T]) -> list[T]:
+def read_all(
+    parts: Sequence[tuple[ReadPart, int, int]], use: Callable[[int, Arrived], T]
+) -> list[T]:
     """Read parts of files at the same time; return what was made of them.
 
     Args:
@@ -254,8 +257,8 @@ def read_all(parts: Sequence[tuple[Read, int, int]], use: Callable[[int, Arrived
 
 
 def read_first(
-    plan: Plan, stop: int | None, most_nbytes: int, check: Callable[[Stream], None]
-) -> tuple[Stream, bytes] | None:
+    plan: Plan, stop: int | None, most_nbytes: int, check: Callable[[Content], None]
+) -> tuple[Content, bytes] | None:
     """Return a response from the beginning of a file, and its bytes; None if a stream has to.
 
     Args:
@@ -271,30 +274,30 @@ def read_first(
     from wids.storage.transport.range_loop import raise_error, read_ranges
     from wids.storage.transport.range_reads import END, Range
 
-    found: list[tuple[Stream, bytes]] = []
+    found: list[tuple[Content, bytes]] = []
 
-    def accept(stream: Stream, _: str | None) -> None:
-        check(stream)
+    def accept(content: Content, _: str | None) -> None:
+        check(content)
         wanted.is_whole = stop is None
-        if stream.stop is None:
+        if content.stop is None:
             most = most_nbytes + 1
-            wanted.stop = most if stream.total_nbytes is None else min(stream.total_nbytes, most)
-        elif stop is None and stream.stop != stream.total_nbytes:
+            wanted.stop = most if content.total_nbytes is None else min(content.total_nbytes, most)
+        elif stop is None and content.stop != content.total_nbytes:
             raise FetchError(
                 f"{urls.redact(plan.url)}: expected the whole file, found a part of it: the bytes "
-                f"up to {stream.stop} of {stream.total_nbytes or 'an unknown number'}"
+                f"up to {content.stop} of {content.total_nbytes or 'an unknown number'}"
             )
         else:
             most = max(most_nbytes, stop or 0) + 1
-            wanted.stop = min(stop or most, stream.stop + 1, most)  # to see that there is more
+            wanted.stop = min(stop or most, content.stop + 1, most)  # to see that there is more
 
-    def finish(stream: Stream, data: memoryview) -> memoryview:
-        if stream.stop is not None and len(data) > stream.stop:
+    def finish(content: Content, data: memoryview) -> memoryview:
+        if content.stop is not None and len(data) > content.stop:
             raise FetchError(
-                f"{urls.redact(plan.url)}: expected {stream.stop} bytes, as its Content-Range "
+                f"{urls.redact(plan.url)}: expected {content.stop} bytes, as its Content-Range "
                 "says, found more"
             )
-        found.append((stream, bytes(data)))
+        found.append((content, bytes(data)))
         return data
 
     wanted = Range(

@@ -46,7 +46,7 @@ class _Target:
 
     def nbytes(self) -> int | None:
         """Return the length of the file, or None if the server does not state it."""
-        return self._transport.open(self.url, 0, 0, None).total_nbytes
+        return self._transport.open(self.url, 0, 0, None).content.total_nbytes
 
     def exists(self) -> bool:
         """Return whether the file exists."""
@@ -65,7 +65,7 @@ class _Target:
         """Write the file to a local path."""
         with open(path, "wb") as file, self._transport.open(self.url, 0, None, None) as stream:
             file.writelines(stream.chunks)
-            check_complete(self.url, file.tell(), stream.total_nbytes)
+            check_complete(self.url, file.tell(), stream.content.total_nbytes)
 
     def names(self) -> list[str]:
         """Return the names in the folder; none if it does not exist."""
@@ -80,7 +80,7 @@ class _Target:
             open(path, "rb") as file,
             self._transport.open(self.url, 0, None, None) as stream,
         ):
-            if stream.total_nbytes == os.path.getsize(path):
+            if stream.content.total_nbytes == os.path.getsize(path):
                 are_same = all(file.read(len(chunk)) == chunk for chunk in stream.chunks)
                 return are_same and not file.read(1)
         return False

@@ -32,7 +32,7 @@ from wids.shards.tars.index import ShardIndex
 from wids.shards.tars.raw_samples import ReadableShard
 from wids.storage.arrays import IntArray
 from wids.storage.progress import Bar
-from wids.storage.ranges import RangeError
+from wids.storage.ranges import WholeFileError
 from wids.storage.reading_threads import in_threads
 from wids.storage.transport import urls
 from wids.tables import column_values
@@ -164,7 +164,7 @@ class ColumnReader:
         except _ReplacedError:
             return self.read(number, rows)
         except WidsError as error:
-            has_no_ranges = isinstance(error, RangeError)
+            has_no_ranges = isinstance(error, WholeFileError)
             return None if has_no_ranges and shards.options.may_fetch else error
 
     def fetch(self, number: int, rows: Rows) -> list[Block]:

@@ -28,7 +28,7 @@ from wids.storage.transport import hedging, machine, range_loop
 from wids.storage.transport.admission import admission
 from wids.storage.transport.machine import Machine
 from wids.storage.transport.retry import CancelledError, cancelled_by
-from wids.storage.transport.stream import Stream
+from wids.storage.transport.stream import Content
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -327,7 +327,7 @@ def test_an_error_between_requests_leaves_the_connection(server: Server) -> None
     assert wanted is not None
     finish, arrived = wanted.finish, list[bytes]()
 
-    def finish_and_note(stream: Stream, data: memoryview) -> memoryview:
+    def finish_and_note(stream: Content, data: memoryview) -> memoryview:
         arrived.append(bytes(data))
         return finish(stream, data)
 

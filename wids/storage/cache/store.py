@@ -93,7 +93,7 @@ class Cache:
 
     def find(self, remote_file: RemoteFile) -> str | None:
         """Return the path of the copy of a file, if there is one that matches what is known."""
-        for path in self.copy_paths(remote_file):
+        for path in self._candidates(remote_file):
             is_own = self._is_own(remote_file, path)
             try:
                 # A link in place of a copy could lead to another file; the user's own files may be
@@ -112,7 +112,15 @@ class Cache:
         return None
 
     def copy_paths(self, remote_file: RemoteFile) -> list[str]:
-        """Return where a copy of a file can be; it is fetched to the last of these paths."""
+        """Return the paths that `find` may return for a file, whether or not they exist."""
+        paths = self._candidates(remote_file)
+        if self.offered and self._is_own(remote_file, paths[-1]):
+            name = os.path.basename(urls.path_of(remote_file.url))
+            paths.append(os.path.join(self.folder, name))  # the user may place it there later
+        return paths
+
+    def _candidates(self, remote_file: RemoteFile) -> list[str]:
+        """Return where a copy of a file can be now; it is fetched to the last of these paths."""
         path = self.named_path(remote_file.url)
         if path is not None:
             return [path]
@@ -265,7 +273,7 @@ class Cache:
 
         What is fetched ahead of its use does not wait for another process.
         """
-        path = self.copy_paths(remote_file)[-1]
+        path = self._candidates(remote_file)[-1]
         try:
             lock_path = cache_names.lock_path(self.folder, path)
             with (

@@ -22,7 +22,7 @@ from wids.storage.transport.connections import (
 from wids.storage.transport.hedging import Pace
 from wids.storage.transport.range_reads import Read
 from wids.storage.transport.retry import check_waits
-from wids.storage.transport.stream import Stream
+from wids.storage.transport.stream import Content
 
 _MIN_NBYTES_PER_S: Final = 1000
 """A server that sends less has stalled; even mobile networks of the year 2000 were faster."""
@@ -71,7 +71,7 @@ class Exchange:
         head: The bytes of the head, until it is complete; then those that came with it.
         refusal: The head of a refusal, whose text follows.
         head_nbytes: Bytes that arrived as heads, also interim ones.
-        stream: The response, when its head was read.
+        content: What the response has, when its head was read.
         is_kept: Whether the connection can be used again.
         is_open: Whether the length of its body is unknown.
         is_over: Whether the end of such a body has arrived.
@@ -85,7 +85,7 @@ class Exchange:
         noted_nbytes: How many of them admission control knows, or an earlier request has told it.
     """
 
-    stream: Stream | None = None
+    content: Content | None = None
     head = b""
     refusal: Head | None = None
     is_kept = is_open = is_over = False
@@ -118,9 +118,9 @@ class Exchange:
     @property
     def may_hedge(self) -> bool:
         """Whether a second request may be sent beside this one."""
-        read, stream = self.read, self.stream
+        read, content = self.read, self.content
         # What a file has of an answer without a version cannot be replaced by another answer.
-        is_safe = read.wanted.write is None or stream is None or read.keeps(stream)
+        is_safe = read.wanted.write is None or content is None or read.keeps(content)
         return read.wanted.may_hedge and not read.was_hedged and is_safe
 
     def too_slow(self, waited_s: float, timeout_s: float) -> OSError | None:

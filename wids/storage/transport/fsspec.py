@@ -10,11 +10,13 @@ from wids.errors import FetchError, NotFoundError
 from wids.storage.transport import urls
 from wids.storage.transport.store_settings import OWN_OPTIONS
 from wids.storage.transport.stream import (
+    Content,
     Entry,
     Stream,
     TransientError,
     Transport,
     driver_error,
+    file_chunks,
     file_stream,
 )
 
@@ -58,14 +60,17 @@ class Fsspec(Transport):
         system, path = self.file_system(url)
         try:
             if stop == 0:
-                return Stream(iter(()), 0, *_version(system, path))
+                return Stream(Content(0, *_version(system, path)), iter(()))
             if stop is not None:
                 return part(url, system, path, start, stop, tag)
             nbytes, tag = _version(system, path)
             file = system.open(path, "rb", block_size=_BLOCK_NBYTES)
         except Exception as error:  # noqa: BLE001 - drivers raise errors of any kind
             raise driver_error(url, error) from None
-        return replace(file_stream(url, file, start, None), total_nbytes=nbytes, tag=tag)
+        if not start:  # the files of some drivers cannot be positioned
+            return Stream(Content(0, nbytes, tag), file_chunks(url, file), file.close)
+        stream = file_stream(url, file, start, None)
+        return replace(stream, content=stream.content._replace(total_nbytes=nbytes, tag=tag))
 
     def entries(self, folder: str) -> list[Entry]:
         """Return what is in a folder, by a new listing."""
@@ -160,4 +165,4 @@ def part(url: str, system: Any, path: str, start: int, stop: int | None, tag: st
     if tag is None and found != known:
         message = f"{urls.redact(url)}: it changed while it was being read"
         raise TransientError(message, is_outage=False)
-    return Stream(iter([data]), start, nbytes, found)
+    return Stream(Content(start, nbytes, found), iter([data]))

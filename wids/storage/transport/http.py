@@ -30,8 +30,8 @@ from wids.storage.transport.connections import (
 from wids.storage.transport.stream import (
     REFUSAL_STATUSES,
     TRANSIENT_STATUSES,
+    Content,
     PastEndError,
-    Stream,
     TransientError,
     Transport,
     error_text,
@@ -239,7 +239,7 @@ class Http(Transport):
         """Return the header that asks for a part of a version, or for all of another one."""
         return {"If-Range": tag}  # RFC 9110, 13.1.5
 
-    def stream_of(self, url: str, start: int, head: Head) -> Stream:
+    def content_of(self, url: str, start: int, head: Head) -> Content:
         """Return what a response says of a file, or raise the error that it stands for."""
         headers = head.headers
         if head.status not in (200, 206):
@@ -263,7 +263,7 @@ class Http(Transport):
         else:
             start, stop = 0, None
             total_nbytes = _number(headers.get("content-length"))
-        return Stream(iter(()), start, total_nbytes, _tag(headers), stop=stop)
+        return Content(start, total_nbytes, _tag(headers), stop)
 
     def refusal(
         self,

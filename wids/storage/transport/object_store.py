@@ -38,6 +38,7 @@ from wids.storage.transport.store_settings import ObjectLocation, Store, locatio
 from wids.storage.transport.stream import (
     TRANSIENT_STATUSES,
     AccessError,
+    Content,
     Entry,
     NotByHttpError,
     Stream,
@@ -428,10 +429,10 @@ class _Asking(Http):
 
     region: str | None = None
 
-    def stream_of(self, url: str, start: int, head: Head) -> Stream:
+    def content_of(self, url: str, start: int, head: Head) -> Content:
         """Note the region."""
         self.region = head.headers.get("x-amz-bucket-region")
-        return super().stream_of(url, start, head)
+        return super().content_of(url, start, head)
 
     def refusal(
         self, url: str, address: str, head: Head, text: str, *, is_last: bool
@@ -463,7 +464,8 @@ def _opened(
     meta = result.meta
     end = result.range[1] if stop else None
     pieces = _pieces(urls.KINDS[urls.scheme(url)], url, result)
-    return Stream(pieces, start, meta["size"], _strong(meta["e_tag"]), pieces.close, stop=end)
+    content = Content(start, meta["size"], _strong(meta["e_tag"]), end)
+    return Stream(content, pieces, pieces.close)
 
 
 def _pieces(kind: str, url: str, result: Any) -> Generator[bytes, None, None]:

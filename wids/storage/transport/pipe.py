@@ -16,7 +16,14 @@ from typing import Any
 
 from wids.storage.transport import urls
 from wids.storage.transport.local import Local
-from wids.storage.transport.stream import CHUNK_NBYTES, Data, Stream, TransientError, Transport
+from wids.storage.transport.stream import (
+    CHUNK_NBYTES,
+    Content,
+    Data,
+    Stream,
+    TransientError,
+    Transport,
+)
 
 
 def transport_for(options: Mapping[str, Any], scratch: str | None) -> Transport:  # noqa: ARG001
@@ -46,7 +53,7 @@ class Pipe(Transport):
         else:
             chunks = _output(url, command)
         # Closing a generator runs its `finally`, which kills the command.
-        return Stream(chunks, close=chunks.close)
+        return Stream(Content(), chunks, chunks.close)
 
 
 def _output(url: str, command: str) -> Generator[bytes, None, None]:

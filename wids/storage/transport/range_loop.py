@@ -48,7 +48,7 @@ from wids.storage.transport.http import (
 from wids.storage.transport.machine import Machine
 from wids.storage.transport.range_reads import END, Range, Read
 from wids.storage.transport.retry import check_waits
-from wids.storage.transport.stream import Stream, TransientError
+from wids.storage.transport.stream import Content, TransientError
 from wids.storage.transport.urls import origin, redact
 
 _logger = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class _Loop:
         """Receive what has arrived of a response."""
         exchange.heard_s = self._waited_s
         error: OSError | WidsError | None = None
-        is_new, is_file = exchange.stream is None, exchange.read.wanted.write is not None
+        is_new, is_file = exchange.content is None, exchange.read.wanted.write is not None
         is_again = False
         try:
             is_again = is_new and not self._has_head(exchange)
@@ -409,28 +409,28 @@ class _Loop:
         is_file = wanted.write is not None  # which has room for one answer
         others = [] if read.num_racing == 1 else self._others(exchange)
         start = wanted.start + (0 if arrived is None else arrived.nbytes)
-        stream = wanted.http.stream_of(wanted.url, start, head)
+        content = wanted.http.content_of(wanted.url, start, head)
         if arrived is not None:
-            is_same = wanted.is_same(stream, arrived.stream)
-            stop = (stream.stop or END) if exchange.is_open else start + length
-            is_enough = stop >= min(wanted.stop, stream.total_nbytes or END)
-            if is_same and stream.start == start and is_enough:
-                exchange.stream, exchange.memory = arrived.stream, arrived.memory
+            is_same = wanted.is_same(content, arrived.content)
+            stop = (content.stop or END) if exchange.is_open else start + length
+            is_enough = stop >= min(wanted.stop, content.total_nbytes or END)
+            if is_same and content.start == start and is_enough:
+                exchange.content, exchange.memory = arrived.content, arrived.memory
                 if is_file:
-                    if arrived.stream.total_nbytes is None and stream.total_nbytes is not None:
-                        wanted.check(stream, exchange.tag)
+                    if arrived.content.total_nbytes is None and content.total_nbytes is not None:
+                        wanted.check(content, exchange.tag)
                     self._drop(others)
                 return start
             read.arrived = None
             if not is_same:  # so that all of it is requested again
                 self._drop(others)
                 others = []
-        is_answered = is_file and any(other.stream for other in others)
-        if is_answered or (arrived is not None and stream.start != wanted.start):
+        is_answered = is_file and any(other.content for other in others)
+        if is_answered or (arrived is not None and content.start != wanted.start):
             message = f"{redact(wanted.url)}: expected the rest of a response, found another one"
             raise TransientError(message, is_outage=False)
-        wanted.check(stream, exchange.tag)
-        exchange.stream = stream
+        wanted.check(content, exchange.tag)
+        exchange.content = content
         if is_file:
             self._drop(others)
         return wanted.start
@@ -453,8 +453,8 @@ class _Loop:
 
     def _finish(self, exchange: Exchange) -> None:
         """Hand out a range, all of which has arrived."""
-        read, stream = exchange.read, exchange.stream
-        if stream is None:
+        read, content = exchange.read, exchange.content
+        if content is None:
             return
         self._forget(exchange)
         exchange.permit.leave(nbytes=exchange.nbytes - exchange.noted_nbytes, is_whole=True)
@@ -462,7 +462,7 @@ class _Loop:
             exchange.like.note(self._looked_s - exchange.sent_s)
         buffer = exchange.memory[: exchange.size]
         try:
-            data = None if read.is_done else self._checked(exchange, stream, buffer)
+            data = None if read.is_done else self._checked(exchange, content, buffer)
         finally:  # an error may be handed out, and end all
             self._release(exchange)
         self._fill_all()  # before this thread does anything else
@@ -479,11 +479,13 @@ class _Loop:
         ):
             server.idle.append(connection)
 
-    def _checked(self, exchange: Exchange, stream: Stream, buffer: memoryview) -> memoryview | None:
+    def _checked(
+        self, exchange: Exchange, content: Content, buffer: memoryview
+    ) -> memoryview | None:
         """End a read all of whose bytes have arrived; return them, or None if they are wrong."""
         read = exchange.read
         try:
-            data = read.wanted.finish(stream, buffer)
+            data = read.wanted.finish(content, buffer)
         except WidsError as error:
             self._failed(read, error, self._now_s() - exchange.sent_s)
             return None
@@ -531,8 +533,8 @@ class _Loop:
             self._end(exchange, error)
             self._failed(read, error, spent_s)
             return
-        has_begun = exchange.stream is not None
-        read.keep(exchange.stream, exchange.memory, exchange.nbytes)
+        has_begun = exchange.content is not None
+        read.keep(exchange.content, exchange.memory, exchange.nbytes)
         found = connection_error(read.wanted.url, error, has_begun=has_begun)
         is_first = exchange.is_first or bool(exchange.head) or has_begun
         self._end(exchange, found)
@@ -602,7 +604,7 @@ class _Loop:
         if is_late and pace.lets_hedge(is_stalled=silence_s <= 0):
             pace.note_hedge(read.wanted.url, took_s)
             read.was_hedged = True
-            read.keep(exchange.stream, exchange.memory, exchange.nbytes)
+            read.keep(exchange.content, exchange.memory, exchange.nbytes)
             self._queue(read, is_first=True)
             return
         for wait_s in (left_s, silence_s):

@@ -13,7 +13,7 @@ from wids.storage.transport.admission import FIRST_PLACE, Place
 from wids.storage.transport.connections import Head
 from wids.storage.transport.http import Http, Route, lines
 from wids.storage.transport.retry import Attempts, Timeouts
-from wids.storage.transport.stream import Stream
+from wids.storage.transport.stream import Content
 from wids.storage.transport.urls import redact
 
 _MAX_REDIRECTS: Final = 10
@@ -52,8 +52,8 @@ class Range:
     start: int
     stop: int
     tag: Callable[[], str | None]
-    check: Callable[[Stream, str | None], None]
-    finish: Callable[[Stream, memoryview], memoryview]
+    check: Callable[[Content, str | None], None]
+    finish: Callable[[Content, memoryview], memoryview]
     timeouts: Timeouts
     may_hedge: bool
     write: Callable[[int, memoryview], None] | None = None
@@ -61,25 +61,27 @@ class Range:
     is_whole: bool = False
     is_verified: bool = False
 
-    def is_same(self, stream: Stream, other: Stream) -> bool:
+    def is_same(self, content: Content, other: Content) -> bool:
         """Whether the answer to the request for the rest of another one is of its version."""
         # After If-Range, a part needs no tag. A response in chunks need not state the length.
-        is_part = stream.stop is not None
-        is_tagged = self.is_verified or stream.tag == other.tag or (is_part and stream.tag is None)
-        lengths = {stream.total_nbytes, other.total_nbytes} - {None}
+        is_part = content.stop is not None
+        is_tagged = (
+            self.is_verified or content.tag == other.tag or (is_part and content.tag is None)
+        )
+        lengths = {content.total_nbytes, other.total_nbytes} - {None}
         return is_tagged and len(lengths) < 2
 
 
-class Arrived(NamedTuple):
+class Kept(NamedTuple):
     """What has arrived of an answer whose version is known.
 
     Attributes:
-        stream: The answer.
+        content: What the answer has.
         memory: Where it is received, by several requests if need be: their bytes are the same.
         nbytes: How many bytes there are of it.
     """
 
-    stream: Stream
+    content: Content
     memory: memoryview
     nbytes: int
 
@@ -121,7 +123,7 @@ class Read:
         self.num_racing = 0
         self.is_done = self.was_hedged = self.was_renewed = False
         self.was_corrected = self.is_replaced = False
-        self.arrived: Arrived | None = None
+        self.arrived: Kept | None = None
         self._waits_for, self._since_s = "its turn at the server", time.monotonic()
         self.begin()
 
@@ -194,7 +196,7 @@ class Read:
         self.tag = tag
         if self.arrived is not None:
             start += self.arrived.nbytes
-            tag = None if wanted.is_verified else self.arrived.stream.tag
+            tag = None if wanted.is_verified else self.arrived.content.tag
         elif self.is_replaced:
             start, stop = 0, END
         elif wanted.is_whole:
@@ -207,19 +209,19 @@ class Read:
                 own += lines(wanted.url, wanted.http.if_version(tag))
         self.request = self.route.start + own + b"\r\n"
 
-    def keeps(self, stream: Stream) -> bool:
+    def keeps(self, content: Content) -> bool:
         """Return whether the rest of an answer can be requested."""
-        return stream.tag is not None or self.wanted.is_verified
+        return content.tag is not None or self.wanted.is_verified
 
-    def keep(self, stream: Stream | None, memory: memoryview, nbytes: int) -> None:
+    def keep(self, content: Content | None, memory: memoryview, nbytes: int) -> None:
         """Have the next request ask only for what is missing of an answer, if it has a version.
 
         What is collected of one of unknown length has no place yet, and is requested again.
         """
         is_later = nbytes > (0 if self.arrived is None else self.arrived.nbytes)
         has_place = self.wanted.write is not None or len(memory) >= nbytes
-        if stream is not None and is_later and has_place and self.keeps(stream):
-            self.arrived = Arrived(stream, memory, nbytes)
+        if content is not None and is_later and has_place and self.keeps(content):
+            self.arrived = Kept(content, memory, nbytes)
 
     def waits(self, what: str) -> None:
         """Note what it waits for from now on, for the error of its deadline."""

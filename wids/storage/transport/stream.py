@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, ClassVar, Final, NamedTuple, TypeAlias
 
 from wids.errors import FetchError, NotFoundError
@@ -87,6 +87,28 @@ class PastEndError(FetchError):
     """A range that begins past the end of the file."""
 
 
+class Content(NamedTuple):
+    """What an answer has of a file.
+
+    Attributes:
+        start: Position of the first byte in the file: the one that was asked for, or 0.
+        total_nbytes: Length of the whole file, or None if it is unknown.
+        tag: Text that differs between versions of the file, such as an ETag; None from a transport
+            without versions.
+        stop: Position after the last byte; None if it is the rest of the file.
+    """
+
+    start: int = 0
+    total_nbytes: int | None = None
+    tag: str | None = None
+    stop: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all bytes of the file."""
+        return self.start == 0 and self.stop in (None, self.total_nbytes)
+
+
 @dataclass
 class Stream:
     """The bytes of a file from a position on.
@@ -94,26 +116,14 @@ class Stream:
     One thread reads it, once, in a ``with`` block.
 
     Attributes:
+        content: What it has.
         chunks: The bytes, in pieces.
-        start: Position of the first byte in the file: the one that was asked for, or 0.
-        stop: Position after the last byte; None if the stream has the rest of the file.
-        total_nbytes: Length of the whole file, or None if it is unknown.
-        tag: Text that differs between versions of the file, such as an ETag; None from a transport
-            without versions.
         close: Releases the connection or the open file.
     """
 
+    content: Content
     chunks: Iterator[Data]
-    start: int = 0
-    total_nbytes: int | None = None
-    tag: str | None = None
-    close: Callable[[], None] = field(default=lambda: None)
-    stop: int | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the stream has all bytes of the file."""
-        return self.start == 0 and self.stop in (None, self.total_nbytes)
+    close: Callable[[], None] = lambda: None
 
     def collected(self, most_nbytes: int) -> Data:
         """Return all bytes; or, of more than the most that are wanted, the first ones."""
@@ -150,9 +160,9 @@ class Transport:
     def open(self, url: str, start: int, stop: int | None, tag: str | None) -> Stream:
         """Open a file or a part of it, which is not read by HTTP.
 
-        A transport that cannot begin at ``start`` sends the whole file instead, and says so in
-        `Stream.start`. If it cannot end at ``stop``, the reader closes the stream. From 0 to 0 only
-        the length and the tag are wanted.
+        A transport that cannot begin at ``start`` sends the whole file instead, and says so in the
+        stream's content. If it cannot end at ``stop``, the reader closes the stream. From 0 to 0
+        only the length and the tag are wanted.
 
         Args:
             url: The file.
@@ -211,7 +221,7 @@ def file_stream(url: str, file: IO[bytes], start: int, stop: int | None) -> Stre
             file.close()
         raise driver_error(url, error) from None
     nbytes = None if stop is None or total_nbytes is None else stop - start
-    return Stream(file_chunks(url, file, nbytes), start, total_nbytes, None, file.close)
+    return Stream(Content(start, total_nbytes), file_chunks(url, file, nbytes), file.close)
 
 
 def file_chunks(url: str, file: IO[bytes], nbytes: int | None = None) -> Iterator[Data]:
