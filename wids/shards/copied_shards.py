@@ -92,7 +92,7 @@ def _index(
     if recorded is not None:
         is_as_fetched = _is_recorded(built, identity, path, data, *recorded)
     elif stored.is_own:
-        # A process that discards a copy deletes its index first: that index is not lost.
+        # A process that discards a copy takes its name and its index away in one step.
         is_as_fetched = _has_name(path, stored.inode) and store.is_as_stated(
             facts.remote_file, path
         )

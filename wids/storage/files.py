@@ -293,15 +293,16 @@ def sweep_beside(path: str | os.PathLike[str], *, min_age_s: float | None = None
 
 
 def temporary_files(path: str) -> set[tuple[str, int, int]]:
-    """Return name, length and modification time of each temporary file for this path.
-
-    It is empty if one of them is renamed or deleted meanwhile.
-    """
+    """Return name, length and modification time of each temporary file for this path."""
     folder, name = os.path.split(path)
+    found = set()
     with suppress(OSError), os.scandir(folder) as entries:
-        statuses = {e.name: e.stat() for e in entries if is_temporary_of(e.name, name)}
-        return {(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
-    return set()
+        for entry in entries:
+            if is_temporary_of(entry.name, name):
+                with suppress(OSError):  # renamed or deleted since, or a link that leads nowhere
+                    status = entry.stat()
+                    found.add((entry.name, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def delete_if_abandoned(path: str, min_age_s: float | None = None) -> bool:

@@ -62,6 +62,8 @@ class SharedRows:
 
     def row_at(self, number: int) -> Counters:
         """Return a row by its number, or by the id of the process that it is usually for."""
+        if not self.is_shared:
+            return self.row
         width = len(self.row)
         start = len(self.common) + width * (number % NUM_ROWS)
         return _doubles(self._table)[start : start + width]
@@ -132,7 +134,8 @@ class SharedNumber(SharedRows):
 
     def set(self, value: int) -> None:
         """Set the number, in all processes, at once."""
-        self.common[1] = value - super().sums()[0]
+        with writing:
+            self.common[1] = value - super().sums()[0]
 
     def sums(self) -> list[float]:
         """Return the sum over all processes."""

@@ -61,6 +61,23 @@ def test_a_planted_copy_is_not_served(
     assert planted.stat().st_uid == os.geteuid()
 
 
+def test_a_copy_that_another_user_replaces_is_compared(
+    tmp_path: Path, server: Server, digests: list[str]
+) -> None:
+    """Also if length and time are those of what was fetched (SEC-40)."""
+    remote_file = RemoteFile(server.page("/0.tar", DATA), len(DATA), sha256=SHA)
+    cache = make_cache(tmp_path)
+    assert read_copy(cache, remote_file) == DATA
+    path = Path(own_path(cache, remote_file))
+    time_ns = path.stat().st_mtime_ns
+    path.unlink()
+    os.utime(plant(cache, remote_file, b"x" * len(DATA)), ns=(time_ns, time_ns))
+
+    assert cache.find(remote_file) is None
+    assert digests == [str(path)]
+    assert read_copy(cache, remote_file) == DATA
+
+
 def test_a_good_copy_of_another_user_is_verified_once(
     tmp_path: Path, server: Server, digests: list[str]
 ) -> None:

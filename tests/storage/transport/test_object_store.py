@@ -446,6 +446,17 @@ def test_clocks_that_differ(server: Server, strict: StrictPage, hours: int) -> N
     assert len(set(server.requests)) == 2
 
 
+@pytest.mark.usefixtures("strict")
+def test_a_machine_that_was_suspended(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its monotonic clock stood still, and the signature has expired."""
+    fetcher = Fetcher({**KEYS, "endpoint_url": server.url})
+    assert read_both(fetcher, server) == [1, 16]
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + 7200)
+    assert read_both(fetcher, server) == [1, 16]
+    assert len(set(server.requests)) == 2
+
+
 def test_a_policy_that_forbids_signatures_in_addresses(server: Server, strict: StrictPage) -> None:
     """Then obstore reads, by headers; where nobody may read, that is an error."""
     strict.wants_headers = True

@@ -160,9 +160,20 @@ def test_a_connection_string_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("account", "expected"), [("theirs", "theirs"), (None, "ours")])
 def test_the_account_of_a_url_comes_first(account: str | None, expected: str) -> None:
     """The same container of another account has other bytes."""
-    settings = config_for("azure", {"account_name": "ours", "account_key": "k"})
+    settings = config_for("azure", {"account_name": "ours", "anon": True})
     config = completed(ObjectLocation("azure", "data", account, ""), settings).config
     assert config["account_name"] == expected
+
+
+@pytest.mark.parametrize("secret", ["account_key", "sas_token", "endpoint_url"])
+def test_no_account_gets_the_keys_of_another(secret: str) -> None:
+    """Nor is a container looked for at the endpoint of another account."""
+    settings = config_for("azure", {"account_name": "ours", secret: "https://SECRET"})
+    with raises(FetchError, "data@theirs", "beside account_name 'ours'") as caught:
+        completed(ObjectLocation("azure", "data", "theirs", ""), settings)
+    assert "SECRET" not in str(caught.value)
+    for account in ("ours", None):
+        assert completed(ObjectLocation("azure", "data", account, ""), settings)
 
 
 def test_the_documentation_has_every_option() -> None:

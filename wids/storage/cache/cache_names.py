@@ -233,6 +233,7 @@ def saved_or_made(path: str, make: Callable[[], bytes]) -> bytes:
     data = files.read_or_map(path, is_own=True) or b""
     if len(data) >= 4 and int.from_bytes(data[:4], "little") == zlib.crc32(data[4:]):
         return data[4:]
+    del data  # Windows does not replace a file that is mapped
     made = make()
     save_quietly(path, zlib.crc32(made).to_bytes(4, "little") + made)
     return made

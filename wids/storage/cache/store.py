@@ -299,7 +299,10 @@ class Cache:
                         _logger.warning("%s; fetching it once more", str(error))
                     else:
                         break
-                self._verified.note_fetched(path, remote_file)
+                with suppress(OSError):  # it may be deleted already
+                    is_own = self._is_own(remote_file, path)
+                    if not (is_own and files.is_own_file(os.stat(path))):  # `find` compares it
+                        self._verified.note_fetched(path, remote_file)
         except FetchError:
             raise
         except OSError as error:

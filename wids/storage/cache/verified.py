@@ -63,8 +63,7 @@ class VerifiedFiles:
 
     def note_fetched(self, path: str, remote_file: RemoteFile) -> None:
         """Note that a file was verified while it was fetched."""
-        with suppress(OSError):  # it may be deleted already
-            self._results[_proof(path, remote_file)] = True
+        self._results[_proof(path, remote_file)] = True
 
 
 def note_path(folder: str, path: str) -> str:

@@ -158,8 +158,9 @@ def part(url: str, system: Any, path: str, start: int, stop: int | None, tag: st
     the caller knows, the caller compares them.
     """
     known = _version(system, path)[1] if tag is None else tag
-    # Drivers that open a file for this would read five megabytes ahead.
-    exact = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
+    # Drivers that open a file for a part would read five megabytes ahead.
+    opens = stop is not None and not getattr(system, "async_impl", False)
+    exact = {"cache_type": "none"} if opens else {}
     data = system.cat_file(path, start=start, end=stop, **exact)
     nbytes, found = _version(system, path)
     if tag is None and found != known:

@@ -144,10 +144,10 @@ _FIRST_CONNECT_S: Final = 4.0
 _USUAL: Final = {"Accept-Encoding": "identity", "User-Agent": "wids"}
 """A compressed transfer would have another length and no ranges."""
 
-_NONE: Final[Mapping[str, str]] = {}
+NO_HEADERS: Final[Mapping[str, str]] = {}
 _OWN_NAMES: Final = frozenset(("range", "if-range", "if-match"))
 """Headers that each request states for itself."""
-_MOST_ROUTES: Final = 1024
+_MOST_ROUTES: Final = 4096
 
 REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -306,7 +306,7 @@ class Http(Transport):
         # The caller's tokens are for the first server, and below their prefix (SEC-9).
         is_outside = bool(self.prefix) and not urls.is_below(target, self.prefix)
         is_elsewhere = is_outside or urls.origin(target) != urls.origin(location)
-        return (urls.unsigned(target, location), _NONE) if is_elsewhere else (target, ours)
+        return (urls.unsigned(target, location), NO_HEADERS) if is_elsewhere else (target, ours)
 
     def route(self, url: str, location: str, ours: Mapping[str, str]) -> Route:
         """Return how to request ``location``, to which redirects from ``url`` led.

@@ -84,7 +84,7 @@ class Bucket(Http):
         self._settings = store_settings.completed(location, settings)
         config, client = self._settings.config, self._settings.client
         self._config, self._region = config, ""
-        self._signed: dict[str, tuple[tuple[float, Keys | None], str]] = {}
+        self._signed: dict[str, tuple[tuple[object, ...], str]] = {}
         self._skew_s = float(-_BACK_S)  # from now to the date of a signature
         self._stores: dict[Any, Store] = {}
         self.is_refused = False
@@ -136,12 +136,13 @@ class Bucket(Http):
         Raises:
             FetchError: There are no credentials.
         """
-        made_by = time.monotonic() // (_LIFE_S / 2), self._keys()
+        keys, skew_s, now_s = self._keys(), self._skew_s, time.time()
+        made_by = now_s // (_LIFE_S / 2), skew_s, self._region, keys
         found = self._signed.get(url)
         if found is None or found[0] != made_by:
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
-            address = self._new_address(location_of(url).key, made_by[1])
+            address = self._new_address(location_of(url).key, keys, now_s + skew_s)
             found = self._signed[url] = made_by, address
         return found[1]
 
@@ -152,7 +153,7 @@ class Bucket(Http):
         found = provider()
         return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
 
-    def _new_address(self, key: str, keys: Keys | None) -> str:
+    def _new_address(self, key: str, keys: Keys | None, date_s: float) -> str:
         config, (kind, bucket, *_) = self._config, self._location
         region = self._region or config.get("region") or config.get("default_region") or "us-east-1"
         endpoint = config.get("endpoint") or config.get("base_url") or {
@@ -169,7 +170,7 @@ class Bucket(Http):
         url = f"{scheme}://{host}/{path}"
         if keys is not None:
             payer = {"x_amz_request_payer": "requester"} if config.get("request_payer") else {}
-            return signed(url, keys, region, time.time() + self._skew_s, _LIFE_S, **payer)
+            return signed(url, keys, region, date_s, _LIFE_S, **payer)
         if "sas_key" in config and not config.get("skip_signature"):
             return f"{url}?{config['sas_key']}"
         if "account_key" in config and not config.get("skip_signature"):
@@ -189,9 +190,11 @@ class Bucket(Http):
         """Return the error of a refusal; None if the object has another address now."""
         if head.status in TRANSIENT_STATUSES:
             return super().refusal(url, address, head, text, is_last=is_last)
-        used = self._signed.get(url)
-        if not is_last and (used is None or used[1] != address or self._corrects(head, text)):
-            return None
+        try:
+            if not is_last and (self.address(url) != address or self._corrects(head, text)):
+                return None
+        except FetchError as no_keys:
+            return no_keys
         found = OSError(f"status code: {head.status}: {text}")
         error = store_error(self._location.kind, url, found)
         is_refused = isinstance(error, AccessError) and self.signs and not self.is_proven
@@ -209,7 +212,6 @@ class Bucket(Http):
             skew_s = date_s - time.time() - _BACK_S
             if head.status == 403 and self.signs and abs(skew_s - self._skew_s) > _BACK_S:
                 self._skew_s = skew_s
-                self._signed.clear()
                 return True
         return False
 
@@ -226,7 +228,6 @@ class Bucket(Http):
         region = region or stated or _asked_region(self._location, self._config.get("endpoint"))
         if region:
             self._region = region
-            self._signed.clear()
         return bool(region)
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from wids.errors import FetchError
 from wids.storage.transport.admission import FIRST_PLACE, Place
 from wids.storage.transport.connections import Head
-from wids.storage.transport.http import Http, Route, lines
+from wids.storage.transport.http import NO_HEADERS, Http, Route, lines
 from wids.storage.transport.retry import Attempts, Timeouts
 from wids.storage.transport.stream import Content
 from wids.storage.transport.urls import redact
@@ -146,7 +146,7 @@ class Read:
                 "redirects; they may form a loop"
             )
         self.location, self.ours = wanted.http.led_to(
-            wanted.url, self.location or self.address, target, self.ours or {}
+            wanted.url, self.location or self.address, target, self.ours or NO_HEADERS
         )
         self.num_redirects += 1
 

@@ -302,6 +302,7 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
                 n: config[n] for n in config if n in options or n not in store_credentials.OF_AZURE
             }
         if location.account is not None:
+            _check_account(location, config)
             config["account_name"] = location.account
     bundle = os.environ.get("AWS_CA_BUNDLE") if kind == "s3" else None
     is_plain = any(str(config.get(n)).startswith("http://") for n in ("endpoint", "base_url"))
@@ -315,6 +316,19 @@ def completed(location: ObjectLocation, settings: StoreConfig) -> StoreConfig:
         **settings.client,
     }
     return replace(settings, config=config, client=client, provider=provider)
+
+
+def _check_account(location: ObjectLocation, config: Mapping[str, Any]) -> None:
+    """Refuse keys and an endpoint of another account of Azure than a URL names."""
+    stated = config.get("account_name", location.account)
+    names = {"endpoint"} if config.get("skip_signature") else {"endpoint", "account_key", "sas_key"}
+    found = ", ".join(sorted(names & config.keys()))
+    if stated != location.account and found:
+        raise FetchError(
+            f"{location.bucket}@{location.account}: expected options of the account in the URL, "
+            f"found {found} beside account_name {stated!r:.40}; pass those of {location.account} "
+            "for its URLs, as storage_options by prefix"
+        )
 
 
 def new_store(
