@@ -265,10 +265,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves file descriptors open or threads running."""
+    """Fail a test that leaves file descriptors open, threads running, or another priority."""
     descriptors = open_descriptors()
     threads = set(threading.enumerate())
+    scheduler = getattr(os, "sched_getscheduler", int)(0)
     yield
+    # Some encoders of films make the thread that calls them one of real time.
+    assert getattr(os, "sched_getscheduler", int)(0) == scheduler, "the test leaves a priority"
     running = _running(threads)
     if running:
         gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import struct
 import zlib
@@ -158,6 +159,10 @@ def numbered_film(
             packets += [*audio.encode(frame), *audio.encode()]
         for packet in sorted(packets, key=lambda each: each.dts * each.time_base):
             container.mux(packet)
+    if codec == "libsvtav1" and hasattr(os, "sched_setscheduler"):
+        # For root, this encoder makes the thread that calls it one of real time, before all others,
+        # and so whatever it starts later: a browser then leaves the processors to nobody.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return bytes(file.getvalue())
 
 
