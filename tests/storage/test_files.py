@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import need
@@ -45,3 +46,11 @@ def test_zlib_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     fastest_crc32.cache_clear()
     monkeypatch.setattr(files, "_PACKAGES", ("json",))
     assert fastest_crc32() is zlib.crc32
+
+
+def test_a_link_that_leads_nowhere_hides_no_temporary_file(tmp_path: Path) -> None:
+    """A process that waits for a download would see no progress."""
+    path = tmp_path / "a.tar"
+    (tmp_path / files.temporary_name("a.tar")).write_bytes(b"1234")
+    (tmp_path / files.temporary_name("a.tar")).symlink_to(tmp_path / "nowhere")
+    assert [nbytes for _, nbytes, _ in files.temporary_files(str(path))] == [4]

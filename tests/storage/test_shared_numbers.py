@@ -139,3 +139,10 @@ def test_processes_share_an_array() -> None:
 
 def _write(array: SharedArray) -> None:
     array.values[1] = 5
+
+
+def test_a_process_without_memory_to_share_has_its_own_row() -> None:
+    """A fork where there is none, or no descriptor for it, goes on with counts of its own."""
+    number = SharedNumber(3)
+    number.leave([4.0])
+    assert number.row_at(17) is number.row
