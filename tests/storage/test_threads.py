@@ -73,6 +73,28 @@ def test_ctrl_c_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(thread.is_alive() for thread in started)
 
 
+def test_a_thread_that_collects_its_owner_at_its_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It shuts its own threads down before `submit` has returned, and does not wait for itself."""
+    start, is_shut_down = threading.Thread.start, threading.Event()
+    threads = ReadingThreads(2, "test")
+
+    def shut_down() -> bool:
+        known = threads.runs_here()
+        threads.shutdown(cancel_futures=True)
+        is_shut_down.set()
+        return known
+
+    def start_and_wait(thread: threading.Thread) -> None:
+        start(thread)
+        assert is_shut_down.wait(LONG_S)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_wait)
+    assert threads.submit(shut_down).result(LONG_S)
+    assert not threads.runs_here()
+
+
 def test_ctrl_c_reaches_a_process_that_was_stopped() -> None:
     """The system may then pass the signal to another thread than the one that waits."""
     code = (

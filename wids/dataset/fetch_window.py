@@ -229,7 +229,7 @@ class FetchWindow:
         has_ended = self._closed.is_set() and not (cancels and self._fetching)
         if has_ended or os.getpid() != self._pid:
             return
-        if threading.current_thread() in self._threads.threads:
+        if self._threads.runs_here():
             # This thread has collected the pass, perhaps while it held a lock that this needs. It
             # would then wait for itself, and the process would never collect garbage again.
             threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()

@@ -60,9 +60,19 @@ class ReadingThreads(Executor):
         self._tasks.put((future, partial(fn, *args, **kwargs)))
         if len(self.threads) < self._num_threads and not self._idle.acquire(blocking=False):
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            _start(thread)
+            # Listed before it starts: it may collect, at its first step, what shuts this down.
             self.threads.append(thread)
+            try:
+                _start(thread)
+            except RuntimeError:
+                self.threads.remove(thread)
+                raise
         return future
+
+    def runs_here(self) -> bool:
+        """Whether the current thread is one of these."""
+        # By the identifier: `current_thread` does not know a thread at its first steps.
+        return threading.get_ident() in [thread.ident for thread in self.threads]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more tasks.
@@ -77,12 +87,14 @@ class ReadingThreads(Executor):
             with suppress(Empty):
                 while task := self._tasks.get_nowait():
                     task[0].cancel()
-        # Ctrl-C may have come when a thread had started and was not in the list yet.
-        for _ in range(self._num_threads):
+        for _ in range(self._num_threads):  # one that starts meanwhile ends as well
             self._tasks.put(None)
         # A moment, since most servers answer soon, and what they cut off is then closed here.
         until_s = time.monotonic() + _PATIENCE_S
-        for thread in self.threads if wait else ():
+        for thread in list(self.threads) if wait else ():
+            # One that Ctrl-C kept from starting, or this one, which has collected the owner.
+            if thread.ident in (None, threading.get_ident()):
+                continue
             thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
