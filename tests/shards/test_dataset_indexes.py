@@ -21,8 +21,8 @@ from remote_site import EXPECTED, LENGTHS, Site
 
 import wids
 from wids.errors import FetchError, MismatchError, ShardFormatError
-from wids.shards import sidecars
-from wids.shards.sidecars import open_dataset_index
+from wids.shards import dataset_indexes
+from wids.shards.dataset_indexes import open_dataset_index
 from wids.storage.cache.leases import delete_if_unused
 from wids.storage.cache.store import Cache
 
@@ -78,7 +78,7 @@ def test_threads_open_a_dataset_index_once(site: Site, monkeypatch: pytest.Monke
             is_forked.wait(LONG_S)
         return open_dataset_index(store, url, num_shards)
 
-    monkeypatch.setattr(sidecars, "open_dataset_index", open_index)
+    monkeypatch.setattr(dataset_indexes, "open_dataset_index", open_index)
     with wids.ShardListDataset(site.spec(index="train.index"), access="range") as dataset:
 
         def read(index: int) -> Any:

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from wids.errors import MismatchError
+from wids.shards.dataset_indexes import DatasetIndexes
 from wids.shards.indexes.dataset_index import key_hash
 from wids.shards.read_options import cache_folder
-from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec, common_classes
 from wids.shards.tars.headers import to_bytes, to_text

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from wids.errors import FetchError, WidsError
+from wids.shards.dataset_indexes import DatasetIndexes
 from wids.shards.indexes.key_tables import key_hash, key_hashes
 from wids.shards.policy import Wanted
-from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.headers import KeySplit, to_bytes
 from wids.shards.tars.index import ShardIndex

@@ -25,10 +25,10 @@ import sys
 from enum import Enum, auto
 from typing import Final
 
+from wids.shards.dataset_indexes import DatasetIndexes
 from wids.shards.indexes import index_file
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import AccessMode, ReadOptions
-from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import ShardSpec
 from wids.shards.tars.index import ShardIndex
 from wids.storage.cache.cache_names import RemoteFile

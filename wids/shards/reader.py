@@ -24,13 +24,13 @@ import numpy as np
 from wids.errors import ShardFormatError, WidsError, local_error
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
+from wids.shards.dataset_indexes import DatasetIndexes
 from wids.shards.indexes.index_file import index_paths, stored_count
 from wids.shards.opening import open_file, open_ranges, stored_index
 from wids.shards.policy import ShardFacts, Wanted, Way, way_to_read
 from wids.shards.positions import Positions, counts_per_shard, is_ascending
 from wids.shards.range_budget import RangeBudget
 from wids.shards.read_options import ReadOptions
-from wids.shards.sidecars import DatasetIndexes
 from wids.shards.specs.model import DatasetSpec, ShardSpec
 from wids.shards.specs.shard_columns import Numbers, columns_of
 from wids.shards.tars.headers import KeySplit

@@ -13,7 +13,7 @@ from conftest import raises, sample_members, write_tar
 from loopback import Mirrors, Server
 
 import wids
-from wids.shards import sidecars
+from wids.shards import dataset_indexes
 from wids.shards.indexes.dataset_index import RangeDatasetIndex, key_hash, parse_header
 from wids.shards.indexes.dataset_index_writer import write_dataset_index
 from wids.shards.sample_access import compute_field_stats
@@ -114,7 +114,7 @@ def test_datasets_read_large_dataset_indexes_by_range(
     has_ranges: bool, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample and a key of a remote dataset, without fetching its index, if the server can."""
-    monkeypatch.setattr(sidecars, "_LARGE_INDEX_NBYTES", 1000)
+    monkeypatch.setattr(dataset_indexes, "_LARGE_INDEX_NBYTES", 1000)
     for path in folder.iterdir():
         ranges = has_ranges or path.suffix != ".index"
         server.page(f"/{path.name}", path.read_bytes(), has_ranges=ranges)
@@ -131,7 +131,7 @@ def test_large_dataset_indexes_on_mirrors(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tags differ from machine to machine: the checksums decide, and keys are found."""
-    monkeypatch.setattr(sidecars, "_LARGE_INDEX_NBYTES", 1000)
+    monkeypatch.setattr(dataset_indexes, "_LARGE_INDEX_NBYTES", 1000)
     for path in folder.iterdir():
         server.pages[f"/{path.name}"] = Mirrors(path.read_bytes())
     with wids.ShardListDataset(f"{server.url}/p.json", access="range") as dataset:
@@ -150,7 +150,7 @@ def test_a_first_page_costs_megabytes_whatever_the_size(server: Server, tmp_path
     with (tmp_path / "big.index").open("w+b") as file:
         write_dataset_index(file, ((name, len(shard), known) for name in names))
     dataset_index = (tmp_path / "big.index").read_bytes()
-    assert len(dataset_index) > sidecars._LARGE_INDEX_NBYTES
+    assert len(dataset_index) > dataset_indexes._LARGE_INDEX_NBYTES
     entries = [{"url": n, "nsamples": 2000, "filesize": len(shard)} for n in names]
     server.page("/big.json", {"shardlist": entries, "index": "big.index", "name": "big"})
     server.page("/big.index", dataset_index)
@@ -171,7 +171,7 @@ def test_a_directory_is_read_once_on_a_machine(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long directory stays in the cache, where a damaged one is replaced."""
-    monkeypatch.setattr(sidecars, "_LARGE_INDEX_NBYTES", 1000)
+    monkeypatch.setattr(dataset_indexes, "_LARGE_INDEX_NBYTES", 1000)
     monkeypatch.setattr("wids.shards.indexes.dataset_index.MAX_OWN_NBYTES", 100)
     path = write_tar(tmp_path / "a.tar", sample_members(0, 50))
     known, names = (
