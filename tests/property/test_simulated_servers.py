@@ -583,7 +583,7 @@ MUTANTS = [
     pytest.param(range_loop, "heappush", lambda *_: None, check_many, id="a retry is forgotten"),
     pytest.param(*(_Loop, "_end", _closed, check_many), id="what ends by an error stays in flight"),
     pytest.param(
-        *(_Loop, "_memory", _in_one_buffer, check_many), id="bytes arrive in another's buffer"
+        *(machine.Memory, "get", _in_one_buffer, check_many), id="bytes arrive in another's buffer"
     ),
     pytest.param(
         *(Read, "keeps", lambda *_: True, check_many),

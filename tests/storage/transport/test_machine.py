@@ -8,10 +8,12 @@ import selectors
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from wids.storage.transport.machine import HERE, Machine, Poller, _Selector
+from wids.storage.transport.machine import HERE, Machine, Memory, Poller, _Selector
 
 _BATCHES = """
 import resource
@@ -44,6 +46,26 @@ def test_a_batch_has_the_pages_of_the_one_before() -> None:
         check=True,
     )
     assert int(ran.stdout) < 500
+
+
+def test_memory_that_is_used_again_is_about_as_long() -> None:
+    """A short range keeps no long memory, and a view of any kind keeps all of it."""
+    memory, made = Memory(HERE.memory), []
+
+    def use(nbytes: int, keep: Callable[[memoryview], object] = lambda _: None) -> bool:
+        """Use memory; return whether it was used before."""
+        received = memory.get(nbytes)
+        made.append((np.frombuffer(received, np.uint8).ctypes.data, keep(received)))
+        memory.put(received)
+        return made[-1][0] == made[-2][0] if len(made) > 1 else False
+
+    assert [use(nbytes) for nbytes in (1000, 1000, 250, 1000)] == [False, True, True, True]
+    assert not use(1001)
+    assert not use(250)
+    for keep in (lambda view: view[3:5], lambda view: np.frombuffer(view, np.uint8)[9:]):
+        assert use(250, keep)
+        assert not use(250)
+    assert memory.get(0).nbytes == 0
 
 
 @pytest.mark.parametrize("machine", [HERE, Machine(poller=_Selector)])

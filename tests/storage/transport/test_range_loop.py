@@ -23,7 +23,7 @@ from transfers import answering
 
 from wids.errors import FetchError, MismatchError, NotFoundError
 from wids.storage.fetch import Fetcher
-from wids.storage.ranges import Arrived, RangeReader, read_all
+from wids.storage.ranges import Arrived, RangeReader, bytes_of, read_all
 from wids.storage.transport import hedging, machine, range_loop
 from wids.storage.transport.admission import admission
 from wids.storage.transport.machine import Machine
@@ -256,23 +256,29 @@ def test_memory_of_which_a_view_is_kept_is_not_used_again(server: Server) -> Non
     assert views == [DATA[start:stop] for _, start, stop in wanted]
 
 
-def test_ranges_share_blocks_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for those of a batch, of the length that these need; more for long batches."""
-    lengths: list[int] = []
+def test_memory_is_used_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as nobody has a view of what was received there."""
+    num_made = 0
 
     def memory(nbytes: int) -> memoryview:
-        lengths.append(nbytes)
+        nonlocal num_made
+        num_made += nbytes == 1000  # the others are for heads
         return memoryview(bytearray(nbytes))
+
+    def read(use: Callable[[int, Arrived], Any]) -> int:
+        nonlocal num_made
+        num_made = 0
+        starts = range(20)
+        found = read_all([(reader, start, start + 1000) for start in starts], use)
+        assert list(map(bytes, found)) == [DATA[start : start + 1000] for start in starts]
+        return num_made
 
     reader = Fetcher().range_reader(server.page("/a", DATA), len(DATA))
     monkeypatch.setattr(machine, "HERE", Machine(memory=memory))
-    monkeypatch.setattr(range_loop, "_BLOCK_NBYTES", 25_000)
-    for count, blocks in ((1, [1000]), (20, [20_000]), (40, [25_000, 15_000])):
-        read_all([(reader, 0, 1000)] * count, kept)
-        assert lengths[1:] == blocks  # after that for heads
-        lengths.clear()
-    read_all([(reader, 0, 30_000)] * 2, kept)
-    assert lengths[1:] == [30_000] * 2
+    admission().server(server.url, is_awaited=True).limit.value = 1
+    assert read(kept) < 5
+    assert read(lambda _, arrived: arrived) == 20
+    assert read(lambda _, arrived: bytes_of(arrived)[:]) == 20
 
 
 def test_a_child_has_connections_of_its_own(server: Server) -> None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -61,6 +62,38 @@ def new_memory(nbytes: int) -> memoryview:
     """Return memory that has anything in it: to clear it would cost half as much as to fill it."""
     _keep_pages()
     return np.empty(nbytes, np.uint8).data
+
+
+_LOOSE: Final = 4
+"""How many times as long as a range the memory may be in which it is received."""
+
+
+class Memory:
+    """Memory for one range after another: what nobody has a view of any more is used again.
+
+    What is read and copied at once is then received into memory that the processor has at hand.
+
+    Args:
+        new: Returns so many bytes of memory.
+    """
+
+    def __init__(self, new: Callable[[int], memoryview]) -> None:
+        self._new = new
+        self._used: list[tuple[memoryview, ref[Any]]] = []
+
+    def get(self, nbytes: int) -> memoryview:
+        """Return memory for a range."""
+        lent: Any
+        if self._used:
+            memory, lent = self._used.pop()
+            if lent() is None and nbytes <= len(memory) <= _LOOSE * nbytes:
+                return np.asarray(memory).data
+        return np.asarray(self._new(nbytes)).data
+
+    def put(self, memory: memoryview) -> None:
+        """Note memory of `get` that may be used again, as soon as nobody has a view of it."""
+        lent: Any = memory.obj  # an array that lives as long as any view of it
+        self._used.append((lent.base, ref(lent)))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from wids.storage.transport.http import (
     Route,
     connection_error,
 )
-from wids.storage.transport.machine import Machine
+from wids.storage.transport.machine import Machine, Memory
 from wids.storage.transport.range_reads import END, Range, Read
 from wids.storage.transport.retry import check_waits
 from wids.storage.transport.stream import Content, TransientError
@@ -57,8 +57,6 @@ _HEAD_NBYTES: Final = 4 << 10
 """For a head, and little of the body after it, which is copied once more."""
 _WINDOW_NBYTES: Final = 256 << 10
 """Bytes to write to a file at a time."""
-_BLOCK_NBYTES: Final = 8 << 20
-"""Memory for several ranges: asking for it costs as much as for one."""
 _TICK_S: Final = 0.25
 """How long Ctrl-C and a cancelled read may wait."""
 _TEXT_S: Final = 1.0
@@ -68,8 +66,7 @@ _ASKED_S: Final = 0.02
 """How long a permit may stay unnoticed that comes while this thread waits for bytes."""
 
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
-"""Called with the number of a range, and its bytes or why there are none. Bytes of which it keeps a
-view keep those of a few other ranges too (`_BLOCK_NBYTES`)."""
+"""Called with the number of a range, and its bytes or why there are none."""
 
 
 def read_ranges(
@@ -107,6 +104,7 @@ class _Loop:
     def __init__(self, take: Taker, more: Callable[[], Range | None] | None, here: Machine) -> None:
         self._take, self._more = take, more
         self._now_s, self._sleep, self._new_memory = here.now_s, here.sleep, here.memory
+        self._memory = Memory(here.memory)
         self._num_left = 0
         self._numbers = count()
         self._limited: list[Read] = []  # those with a deadline
@@ -118,8 +116,6 @@ class _Loop:
         self._connecting: Connecting | None = None
         self._scratch = here.memory(_HEAD_NBYTES)
         self._window = memoryview(b"")
-        self._block = memoryview(bytearray())
-        self._left_nbytes = 0  # of ranges for which there is no memory yet
         self._asked: list[Permit] = []  # that have not come
         self._looked_s = here.now_s()  # what had arrived then was used, or is known to be ready
         self._tick_s = self._looked_s + _TICK_S
@@ -163,8 +159,6 @@ class _Loop:
         if not math.isinf(wanted.timeouts.deadline_s):
             self._limited.append(read)
             self._tick_s = self._looked_s  # it may have passed
-        if wanted.write is None and wanted.stop != END:
-            self._left_nbytes += wanted.stop - wanted.start
         self._queue(read)
 
     def _fill_all(self) -> None:
@@ -336,15 +330,6 @@ class _Loop:
         elif exchange.is_over or exchange.nbytes == exchange.size:
             self._finish(exchange)
 
-    def _memory(self, nbytes: int) -> memoryview:
-        """Return fresh memory, of a block for several ranges."""
-        if len(self._block) < nbytes:
-            block_nbytes = max(nbytes, min(_BLOCK_NBYTES, self._left_nbytes))
-            self._block = self._new_memory(block_nbytes)
-        memory, self._block = self._block[:nbytes], self._block[nbytes:]
-        self._left_nbytes -= nbytes
-        return memory
-
     def _has_head(self, exchange: Exchange) -> bool:
         """Receive the head of a response; return False if another request must follow it."""
         if exchange.refusal is None:
@@ -399,7 +384,7 @@ class _Loop:
         if wanted.write is not None:
             exchange.like.note(self._looked_s - exchange.sent_s)
         elif not (exchange.is_open or exchange.memory):
-            exchange.memory = self._memory(exchange.size)
+            exchange.memory = self._memory.get(exchange.size)
         if self._limited:
             read.waits("bytes")
 
@@ -467,6 +452,8 @@ class _Loop:
             self._release(exchange)
         self._fill_all()  # before this thread does anything else
         if data is not None:
+            if not (exchange.is_open or read.wanted.write):
+                self._memory.put(exchange.memory)
             self._take(read.number, data)
 
     def _release(self, exchange: Exchange) -> None:
