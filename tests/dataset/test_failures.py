@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 from conftest import optional, raises, write_tar
+from events import LONG_S
 from torch.utils.data import DataLoader
 
 import wids
 from wids import DecodeError, ShardListDataset, TransformError
-from wids.storage.shared_numbers import SharedNumber
+from wids.storage.shared_numbers import SharedNumber, writing
 
 BAD = (1, 2, 7)
 LENGTH = 9
@@ -44,6 +46,18 @@ def expected_warnings() -> Iterator[None]:
 
 def numbers(samples: Any) -> list[int]:
     return [sample[".cls"] for sample in samples]
+
+
+def test_an_iteration_that_is_left_waits_for_no_lock(spec: list[str]) -> None:
+    """It may be collected by a thread for which the holder of that lock waits, to fork."""
+    with ShardListDataset(spec, on_error="skip") as dataset:
+        samples = iter(dataset)
+        next(samples)
+        with writing:
+            closing = threading.Thread(target=samples.close, daemon=True)  # type: ignore[attr-defined]
+            closing.start()
+            closing.join(LONG_S)
+            assert not closing.is_alive()
 
 
 def test_skip_leaves_samples_out_of_batches_and_counts_them(spec: list[str]) -> None:

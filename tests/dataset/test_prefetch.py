@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -329,6 +330,37 @@ def test_a_pass_that_is_collected_by_its_own_thread_ends(
     del cycle
     is_dropped.set()
     assert is_collected.wait(30)
+    for thread in threading.enumerate():
+        if thread.name.startswith("wids-prefetch"):
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.close()
+
+
+def test_a_pass_that_is_collected_by_a_thread_for_which_its_own_wait_ends(
+    shards: list[dict[str, Any]],
+) -> None:
+    """Its threads may wait for a lock of the caller, which the thread that collects it holds."""
+    lock, is_waiting = threading.Lock(), threading.Event()
+
+    class Locking(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(NUM_SAMPLES):
+                if threading.current_thread().name == "wids-prefetch":
+                    is_waiting.set()
+                    with lock:
+                        pass
+                yield index
+
+    dataset = wids.ShardListDataset(shards)
+    indices = iter(wids.Prefetcher(Locking(dataset), dataset, ahead_nbytes=1))
+    next(indices)
+    with lock:
+        dataset[0]  # its threads begin with the first shard that is opened
+        assert is_waiting.wait(30)
+        started_s = time.monotonic()
+        indices.close()
+        assert time.monotonic() - started_s < 30
     for thread in threading.enumerate():
         if thread.name.startswith("wids-prefetch"):
             thread.join(30)

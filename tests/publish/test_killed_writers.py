@@ -126,6 +126,49 @@ def test_the_second_writer_of_a_pattern_is_refused(if_exists: Any, tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("how", ["it fails", "it ends"])
+@pytest.mark.parametrize("folder", ["", "memory://forked/"])
+def test_a_forked_process_has_no_part_in_a_shard(tmp_path: Path, folder: str, how: str) -> None:
+    """It writes nothing of what its parent has buffered, and deletes and publishes nothing."""
+
+    def written(url: str, *, forks: bool) -> bytes:
+        with TarWriter(url) as writer:
+            for number in range(9):
+                writer.write(sample(number))
+                if number == 4 and forks:
+                    assert in_child(lambda: left(writer))
+        with downloaded(Fetcher(), url) as path:
+            return Path(path).read_bytes()
+
+    def left(writer: TarWriter) -> bool:
+        if how == "it fails":
+            writer.__exit__(SystemExit, SystemExit(), None)
+        else:
+            with raises(RuntimeError, "found one that was forked since"):
+                writer.close()
+        return True
+
+    place = folder or f"{tmp_path}/"
+    assert written(f"{place}a.tar", forks=True) == written(f"{place}b.tar", forks=False)
+
+
+def test_a_forked_process_leaves_shards_to_their_writer(tmp_path: Path) -> None:
+    """No other writer is admitted once the child has ended."""
+    pattern = tmp_path / "a-%06d.tar"
+    with ShardWriter(pattern) as writer:
+        writer.write(sample(0))
+
+        def left() -> bool:
+            writer.__exit__(SystemExit, SystemExit(), None)
+            return True
+
+        assert in_child(left)
+        with raises(OSError, "expected to be the only writer"):
+            ShardWriter(pattern)
+    with wids.ShardListDataset(tmp_path / "a.json") as dataset:
+        assert dataset[0][".txt"] == "text 0"
+
+
 def test_a_process_forked_by_a_writer_has_no_lock(tmp_path: Path) -> None:
     """Workers that are started while a writer is open outlive it without harm."""
     with ShardWriter(tmp_path / "a-%06d.tar") as writer:

@@ -403,6 +403,9 @@ class FakeOs:
     def geteuid(self) -> int:
         return 0
 
+    def getpid(self) -> int:
+        return id(self._system.current)
+
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         self._system.call(f"open {path}")
         path = posixpath.normpath(path)

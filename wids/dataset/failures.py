@@ -140,7 +140,8 @@ class Failures:
                 if self.policy == "next":
                     yield from _replaced(access, {index: sample}).values()
         finally:
-            self.count_read(num_read)
+            # Without the lock: this may be garbage, collected by a thread that is in a fork's way.
+            self._count_read(num_read)
 
     def one(self, access: SampleAccess, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.
@@ -160,12 +161,15 @@ class Failures:
 
     def count_read(self, number: int) -> None:
         """Count samples that are asked for."""
+        with writing:
+            self._count_read(number)
+
+    def _count_read(self, number: int) -> None:
         counts, epoch = self._counts, self._epochs.common[0]
         if counts.common[_EPOCH] != epoch:
             counts.common[_EPOCH] = epoch
             self._begin_epoch(counts.sums()[_READ])
-        with writing:
-            counts.row[_READ] += number
+        counts.row[_READ] += number
 
     def _begin_epoch(self, num_read: float) -> None:
         """Note what was counted until an epoch began, after so many samples."""

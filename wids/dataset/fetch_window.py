@@ -148,6 +148,9 @@ _MOST_SHARDS: Final = 64
 _MOST_COMMANDS: Final = 2
 """Shards to fetch at a time by commands: one is compared and stored meanwhile."""
 
+_PATIENCE_S: Final = 1.0
+"""How long the end of a pass waits for its threads, which hold their lock for milliseconds."""
+
 _PAUSE_S: Final = 1.0
 """Pause of the loader after which fetching begins without a reader that was noticed."""
 
@@ -229,13 +232,15 @@ class FetchWindow:
         has_ended = self._closed.is_set() and not (cancels and self._fetching)
         if has_ended or os.getpid() != self._pid:
             return
-        if self._threads.runs_here():
-            # This thread has collected the pass, perhaps while it held a lock that this needs. It
-            # would then wait for itself, and the process would never collect garbage again.
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            # This thread has collected the pass, while it held this lock, or another one for which
+            # the holder of this one waits. Without it, they would wait for each other for ever.
             threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
             return
-        with self._lock:  # after this no fetch is ordered, and no thread started
-            self._closed.set()
+        try:
+            self._closed.set()  # after this no fetch is ordered, and no thread started
+        finally:
+            self._lock.release()
         if not cancels and self._fetching:
             self._threads.shutdown(wait=False)
             return

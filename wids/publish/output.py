@@ -401,9 +401,16 @@ def only_writer(output: Output) -> Iterator[None]:
         yield
         return
     lock_path = os.path.join(names.folder, files.lock_name(names.file_name))
+    process = os.getpid()
+
+    def delete() -> None:
+        if os.getpid() == process:  # not a child that was forked meanwhile
+            with suppress(OSError):
+                os.unlink(lock_path)
+
     with ExitStack() as stack:
         if locks.REFUSES_DELETION:  # when nobody has it open
-            stack.callback(_delete, lock_path)
+            stack.callback(delete)
         is_held = stack.enter_context(locks.lock_file(lock_path, mode=0o600))
         if is_held is False:
             raise OSError(
@@ -412,16 +419,11 @@ def only_writer(output: Output) -> Iterator[None]:
                 "pattern of its own"
             )
         if is_held:
-            stack.callback(_delete, lock_path)
+            stack.callback(delete)
         sweep(output, 0 if is_held else None)
         yield
         if is_held:  # after an error, a task on an executor may still be writing
             sweep(output, 0)
-
-
-def _delete(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)
 
 
 def sweep(output: Output, min_age_s: float | None = None) -> None:

@@ -54,7 +54,8 @@ def replacing(
 ) -> Iterator[IO[bytes]]:
     """Yield a file to write, and rename it to its final name when the block succeeds.
 
-    If the block fails, also because of Ctrl-C, the old file stays and the new one is deleted.
+    If the block fails, also because of Ctrl-C, the old file stays and the new one is deleted. A
+    process that is forked in the block can neither write it nor finish or delete it.
 
     Args:
         path: The final name.
@@ -69,15 +70,20 @@ def replacing(
     # In the same folder, since only a rename within one file system is atomic.
     temporary = os.path.join(folder, temporary_name(name))
     target = os.path.join(folder, name)
+    process = os.getpid()
+
+    def opened() -> IO[bytes]:
+        return open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode))
 
     _unfinished.add(temporary)
     try:
         with (
             named_if_full(target, temporary),
-            open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+            locks.unshared(opened) as file,
             locks.holding(temporary) if sync else nullcontext(),
         ):
             yield file
+            check_process(process, target)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
@@ -89,11 +95,21 @@ def replacing(
             _sync_folder(folder)
     # KeyboardInterrupt is not an Exception, and must not leave the file either (CACHE-10).
     except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
+        if os.getpid() == process:
+            with suppress(OSError):
+                os.unlink(temporary)
         raise
     finally:
         _unfinished.discard(temporary)
+
+
+def check_process(process: int, name: str) -> None:
+    """Raise RuntimeError in any process but the one that began to write a file of this name."""
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"{name}: expected the process {process} to finish it, which began it, found one that "
+            "was forked since; leave that by os._exit, or start it before the file is opened"
+        )
 
 
 @contextmanager
@@ -215,13 +231,14 @@ def folder_of(file: IO[bytes]) -> str | None:
 def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
     """Yield a temporary file and a path to it; the file has no name where that is possible.
 
-    A file without a name is gone when its process is, even killed.
+    A file without a name is gone when its process is, even killed. A process that is forked in the
+    block does not have it.
 
     Args:
         folder: Where it is; None for the system's folder for temporary files, which ``TMPDIR``
             names.
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with locks.unshared(lambda: tempfile.TemporaryFile(dir=folder)) as file:
         path = f"/proc/self/fd/{file.fileno()}"
         if os.path.exists(path):
             yield file, path
@@ -230,7 +247,7 @@ def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
     # is still mapped.
     with tempfile.TemporaryDirectory("", "wids-", folder, ignore_cleanup_errors=True) as own:
         path = os.path.join(own, "file")
-        with open(path, "x+b") as file:
+        with locks.unshared(lambda: open(path, "x+b")) as file:
             yield file, path
 
 

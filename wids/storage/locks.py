@@ -5,7 +5,8 @@ everyone, so code that takes one must be correct without it. Lock files are thos
 imported when the first one is locked. Files with content are locked by `flock`, exclusively or not:
 `filelock` has no native shared lock.
 
-A forked process inherits no lock on a file, since it does not have the thread that holds it.
+A forked process inherits no lock on a file, since it does not have the thread that holds it, and no
+file that its parent writes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import FileIO
-from typing import Any, Final
+from typing import IO, Any, Final, TypeVar
 from weakref import WeakSet
+
+File = TypeVar("File", bound=IO[bytes])
 
 fcntl: Any
 try:
@@ -82,8 +86,8 @@ def lock_file(
 def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
     """Try to lock an existing file, without waiting, while the block runs.
 
-    A process that is forked in the block does not inherit the lock: it has the null device in place
-    of the file. Otherwise a child would keep the lock after its parent was killed.
+    A process that is forked in the block does not inherit the lock, as of `unshared`. Otherwise a
+    child would keep the lock after its parent was killed.
 
     Args:
         path: The file.
@@ -98,18 +102,33 @@ def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
     if fcntl is None:
         yield None
         return
-    with _no_fork:
-        file = open_to_lock(path)
-        _held.add(file)
-    with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
+    with unshared(partial(open_to_lock, path)) as file:
         try:
             yield acquire(file.fileno(), is_shared=is_shared)
         finally:
             release(file.fileno())
+
+
+@contextmanager
+def unshared(open_file: Callable[[], File]) -> Iterator[File]:
+    """Open a file for this process alone: one that is forked in the block has the null device.
+
+    Otherwise a child that ends before the block would write what its parent has buffered once more.
+
+    Args:
+        open_file: Opens it.
+    """
+    with _no_fork:
+        file = open_file()
+        _held.add(file)
+    with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
+        try:
+            yield file
+        finally:
             _held.discard(file)
 
 
-_held: Final[WeakSet[FileIO]] = WeakSet()
+_held: Final[WeakSet[IO[bytes]]] = WeakSet()
 _no_fork: Final = threading.RLock()
 """Held while an open file is not yet in the set: a child would inherit its lock."""
 

@@ -69,11 +69,6 @@ class ReadingThreads(Executor):
                 raise
         return future
 
-    def runs_here(self) -> bool:
-        """Whether the current thread is one of these."""
-        # By the identifier: `current_thread` does not know a thread at its first steps.
-        return threading.get_ident() in [thread.ident for thread in self.threads]
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more tasks.
 
@@ -92,7 +87,8 @@ class ReadingThreads(Executor):
         # A moment, since most servers answer soon, and what they cut off is then closed here.
         until_s = time.monotonic() + _PATIENCE_S
         for thread in list(self.threads) if wait else ():
-            # One that Ctrl-C kept from starting, or this one, which has collected the owner.
+            # One that Ctrl-C kept from starting, or this one, which has collected the owner; by the
+            # identifier, since `current_thread` does not know a thread at its first steps.
             if thread.ident in (None, threading.get_ident()):
                 continue
             thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)

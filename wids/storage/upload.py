@@ -68,9 +68,11 @@ def publishing(
         return
     check_writable(name)
     _at(name, storage_options)  # now, since the block may take hours
+    process = os.getpid()
     with files.unnamed_file() as (file, path):
         try:
             yield file
+            files.check_process(process, urls.redact(name))
             file.flush()
         except OSError as error:
             if error.errno != errno.ENOSPC or error.filename is not None:
