@@ -36,33 +36,6 @@ def test_silence_is_noticed_within_fifteen_seconds() -> None:
     assert http.TIMEOUT_S == 15
 
 
-@pytest.mark.parametrize(
-    ("head", "piece"),
-    [
-        pytest.param(b"", b"2", id="status"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", b"2", id="headers"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", b"2", id="body"),
-        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", b"2", id="without a length"),
-        pytest.param(CHUNKED, b"2", id="size of a chunk"),
-        pytest.param(CHUNKED, b"1\r\n2\r\n", id="chunks"),
-        pytest.param(CHUNKED + b"0\r\n", b"X: y\r\n", id="trailers"),
-    ],
-)
-def test_a_server_that_trickles_is_too_slow(head: bytes, piece: bytes) -> None:
-    """A byte now and then never reaches the time-out, but is too slow."""
-    ended = threading.Event()
-
-    def trickle(connection: socket.socket) -> None:
-        connection.sendall(head)
-        while not ended.wait(0.02):
-            connection.sendall(piece)
-
-    with answering(trickle) as url:
-        with raises(FetchError, "the connection failed", "too slow"):
-            fetch.Fetcher({"timeout": 1, "retry_s": 0}).read(url + "/a", 1 << 20)
-        ended.set()
-
-
 class Clock:
     """A clock that a test moves."""
 
@@ -76,6 +49,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     here = Machine(now_s=lambda: time.monotonic() + clock.now_s)
     monkeypatch.setattr(machine, "HERE", here)
     return clock
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        pytest.param(b"", b"2", id="status"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: ", b"2", id="headers"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", b"2", id="body"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", b"2", id="without a length"),
+        pytest.param(CHUNKED, b"2", id="size of a chunk"),
+        pytest.param(CHUNKED, b"1\r\n2\r\n", id="chunks"),
+        pytest.param(CHUNKED + b"0\r\n", b"X: y\r\n", id="trailers"),
+    ],
+)
+def test_a_server_that_trickles_is_too_slow(clock: Clock, head: bytes, piece: bytes) -> None:
+    """A byte a second never reaches the time-out, but is too slow."""
+    ended = threading.Event()
+
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while not ended.wait(0.005):
+            clock.now_s += 1
+            connection.sendall(piece)
+
+    with answering(trickle) as url:
+        with raises(FetchError, "the connection failed", "too slow"):
+            fetch.Fetcher({"retry_s": 0}).read(url + "/a", 1 << 20)
+        ended.set()
 
 
 def test_a_slow_server_is_not_given_up(clock: Clock) -> None:
