@@ -19,6 +19,7 @@ from wids.shards.read_options import ReadOptions
 from wids.shards.reader import ShardReader
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
+from wids.storage.transport.admission import Admission
 
 OpenReader = Callable[[int], ShardReader]
 
@@ -85,6 +86,10 @@ def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch
     for soft, expected in ((400, 100), (1 << 20, 256), (2, 1), (-1, 256)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert default_num_open() == expected
+        limit = Admission().server("http://host", is_awaited=True).limit
+        for _ in range(300):
+            limit.note_request(0.05)
+        assert limit.value == expected, "as many connections"
 
 
 def test_pickle_has_no_shards(reader_of: OpenReader) -> None:

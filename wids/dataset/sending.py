@@ -28,6 +28,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
+from wids.storage.descriptors import num_descriptors
+
 if TYPE_CHECKING:
     import torch
 
@@ -170,13 +172,10 @@ class Lender:
     """The buffers of a worker, at most one for each of the latest loans."""
 
     def __init__(self) -> None:
-        import resource
-
         self._lock = threading.Lock()
         self._buffers: list[_Buffer] = []
         self._num_loans = 0
-        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_age = min(_MAX_AGE, num_files // 8) if num_files > 0 else _MAX_AGE
+        self._max_age = num_descriptors(8, _MAX_AGE)
 
     def joined(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """Return plain tensors of one type, one after the other, in a buffer; None for torch's way.

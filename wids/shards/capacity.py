@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wids.storage.arrays import FloatArray, IntArray
+from wids.storage.descriptors import num_descriptors
 
 MAX_OPEN_SHARDS: Final = 256
 """Most shards that a pool keeps open by default, if the process may open four times as many files.
@@ -21,12 +22,7 @@ ahead. The rest is for other processes, and for what was just read."""
 
 def default_num_open() -> int:
     """Return how many shards to keep open: at most a quarter of the process's descriptors."""
-    try:
-        import resource
-    except ImportError:  # Windows, which has no such limit for files opened this way
-        return MAX_OPEN_SHARDS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_OPEN_SHARDS if soft < 0 else max(1, min(MAX_OPEN_SHARDS, soft // 4))
+    return num_descriptors(4, MAX_OPEN_SHARDS)
 
 
 def cache_share_nbytes(limit_nbytes: int | None) -> int | None:

@@ -12,7 +12,6 @@ from wids.storage.transport.request_limit import (
     FIRST,
     FIRST_AWAITED,
     MOST,
-    MOST_AWAITED,
     AwaitedLimit,
     RequestLimit,
 )
@@ -236,14 +235,14 @@ def test_an_outage_is_forgotten() -> None:
 def test_awaited_requests_have_a_limit_without_trials() -> None:
     """It grows with each answer, unless the processor is the limit; chance lowers it by little."""
     limit = AwaitedLimit()
-    for _ in range(MOST_AWAITED):
+    for _ in range(MOST):
         limit.note_request(0.05)
-    assert limit.value == MOST_AWAITED
+    assert limit.value == MOST
     for number in range(20_000):
         limit.note_request(0.05)
         if number % 600 == 599:
             limit.refuse(number % 60)
-    assert limit.value > MOST_AWAITED * 3 // 4
+    assert limit.value > MOST * 3 // 4
     quick = AwaitedLimit()
     for number in range(1000):  # in which most wait for the processor
         quick.note_request(0.002 if number % 20 == 0 else 0.04)

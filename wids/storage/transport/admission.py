@@ -27,8 +27,9 @@ from typing import Final, TypeAlias
 
 from wids.errors import printable
 from wids.storage import stages
+from wids.storage.descriptors import num_descriptors
 from wids.storage.transport import request_log
-from wids.storage.transport.request_limit import AwaitedLimit, RequestLimit
+from wids.storage.transport.request_limit import MOST, AwaitedLimit, RequestLimit
 from wids.storage.transport.retry import check_waits, left_s, server_at
 from wids.storage.transport.stream import CHUNK_NBYTES, REFUSAL_STATUSES, TransientError
 
@@ -336,7 +337,9 @@ class Admission:
         """Return what is known about a server."""
         found = self.servers.get((name, is_awaited))
         if found is None:
-            made = _Server(name, AwaitedLimit() if is_awaited else RequestLimit())
+            # Each has a connection of its own, and the reader has files open.
+            most = num_descriptors(4, MOST)
+            made = _Server(name, AwaitedLimit(most) if is_awaited else RequestLimit())
             found = self.servers.setdefault((name, is_awaited), made)
         return found
 

@@ -21,8 +21,7 @@ begins faster than it continues."""
 LEAST: Final = 2
 """The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
 FIRST_AWAITED: Final = 16
-MOST_AWAITED: Final = 128
-"""The same for requests that a reader waits for: half of `MOST` at most."""
+"""The same for requests that a reader waits for."""
 _QUICK_S: Final = 0.01
 """The processor is the limit if some requests are so short, however long the others wait for it."""
 _ANSWERS: Final = 16
@@ -215,12 +214,16 @@ class AwaitedLimit:
     """The number of requests that may be in flight to one server while readers wait for them.
 
     The ranges of a batch begin and end together, so no trial could compare two numbers.
+
+    Args:
+        most: The largest number.
     """
 
     generation = 0  # nothing is reported of it
 
-    def __init__(self) -> None:
-        self.value = FIRST_AWAITED
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self.value = min(FIRST_AWAITED, most)
         self._least_s = 0.0  # of the recent requests
         self._num_answers = 0  # since the number changed
         self._was_refused = False
@@ -238,7 +241,7 @@ class AwaitedLimit:
         if self._was_refused:
             wanted, more = min(_ANSWERS * self.value, _MOST_ANSWERS), self.value // 4
         if self._num_answers >= wanted and not (self.is_prompt and self.value >= FIRST_AWAITED):
-            self.value, self._num_answers = min(MOST_AWAITED, self.value + max(1, more)), 0
+            self.value, self._num_answers = min(self._most, self.value + max(1, more)), 0
 
     def refuse(self, num_others: int) -> None:
         """Note that the server refused a request, while others were in flight."""
