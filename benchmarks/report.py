@@ -109,6 +109,19 @@ def as_json(results: Results) -> str:
     return json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n"
 
 
+def updated(earlier: Results, later: Results, rows: list[str]) -> Results:
+    """Return earlier results with some rows that were measured again."""
+    when = f"{later.about['date']} of commit `{later.about['commit']}`"
+    again = {**earlier.about.get("again", {}), **dict.fromkeys(rows, when)}
+    return Results(
+        values={**earlier.values, **later.values},
+        reasons={**earlier.reasons, **later.reasons},
+        versions={**earlier.versions, **later.versions},
+        about={**earlier.about, "again": again},
+        network=later.network or earlier.network,
+    )
+
+
 def save(results: Results) -> None:
     """Replace the generated part of the page, README's table, the numbers and the plots."""
     FOLDER.mkdir(exist_ok=True)
@@ -137,13 +150,16 @@ def main(arguments: list[str] | None = None) -> Results:
     parser.add_argument("--data", type=Path, help="folder for the data, on the disk to measure")
     parser.add_argument("--keep", type=Path, help="file for the numbers, written after each row")
     parser.add_argument("--write", action="store_true", help="replace the tables and the plots")
-    parser.add_argument("--results", type=Path, help="show these instead of measuring")
+    parser.add_argument(
+        "--results", type=Path, help="show these, of which only the named rows are measured again"
+    )
     options = parser.parse_args(arguments)
-    if options.results:
-        results = Results(**json.loads(options.results.read_text(encoding="utf-8")))
-    else:
+    if options.rows or not options.results:
         with tempfile.TemporaryDirectory(dir=options.data) as folder:
             results = measure(options, Path(folder))
+    if options.results:
+        earlier = Results(**json.loads(options.results.read_text(encoding="utf-8")))
+        results = updated(earlier, results, options.rows) if options.rows else earlier
     if options.write:
         save(results)
         show(f"wrote {PAGE}")

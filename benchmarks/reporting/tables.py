@@ -366,10 +366,13 @@ def machine(results: Results) -> str:
         if name in names()
         and (found := {p: v for p, v in versions.items() if name == OWN or own.get(p) != v})
     )
+    again = "".join(
+        f" Measured again: {row}, on {when}." for row, when in about.get("again", {}).items()
+    )
     return (
         f"{about['machine']}. {rounds} on {about['date']} of commit "
         f"`{about['commit']}`; load average {about['load']}, {about['priority']} (the machine was "
-        f"{'shared with other work' if about['is_shared'] else 'otherwise idle'}).\n\n"
+        f"{'shared with other work' if about['is_shared'] else 'otherwise idle'}).{again}\n\n"
         f"Versions, of others where they differ from those of {OWN}: {versions}."
     )
 

@@ -162,6 +162,20 @@ def test_bounds_of_several_rows_of_the_network_show_their_worst() -> None:
     assert "| bytes / samples | ≤ 2 | 2 | 2.50 | **no** |" in text
 
 
+def test_rows_that_are_measured_again_replace_the_earlier_ones() -> None:
+    """The others stay, and the page says when each was measured."""
+    earlier = results(single={"wids": [4e-6]}, batch={"wids": [5e-6]})
+    later = results(single={"wids": [3e-6]})
+    later.about.update(date="2026-01-03", commit="def")
+
+    found = report.updated(earlier, later, ["single"])
+
+    assert found.values == {"single": {"wids": [3e-6]}, "batch": {"wids": [5e-6]}}
+    text = tables.report(found)
+    assert "on 2026-01-02 of commit `abc`" in text
+    assert "Measured again: single, on 2026-01-03 of commit `def`." in text
+
+
 def test_plots_are_drawings_of_the_medians(tmp_path: Path) -> None:
     """Bars are as long as the medians, best first, in a light and a dark file for each figure."""
     found = results(batch={"wids": [2e-6, 4e-6, 6e-6], "bagz": [8e-6], "files": [1e-6]})
