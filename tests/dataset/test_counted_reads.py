@@ -59,7 +59,7 @@ def test_one_sample_uses_no_shared_memory(dataset: Any, monkeypatch: pytest.Monk
         for rows, name in (
             (stages.here, "row"),
             (stages.here, "common"),
-            (dataset.reader.accesses, "row"),
+            (dataset.reader.accesses.rows, "row"),
         ):
             noted.append(Noted(getattr(rows, name)))
             patch.setattr(rows, name, noted[-1])

@@ -35,6 +35,7 @@ from torch.utils.data import (
 import wids
 from wids.dataset import fetch_window, prefetch
 from wids.errors import FetchError
+from wids.shards.access_counts import AccessCounts
 from wids.shards.policy import remote_file
 from wids.shards.specs.model import ShardSpec
 from wids.storage.cache import cache_names, eviction, leases
@@ -581,7 +582,7 @@ class Catalog:
         self.num_samples, self.length, self.missing = num_samples, length, missing
         self.num_asked = 0
         self.fetched: list[int] = []
-        self.num_openings = 0
+        self.accesses = AccessCounts()
 
     def __len__(self) -> int:
         return self.num_samples
@@ -602,18 +603,6 @@ class Catalog:
 
     def announce_shards(self, numbers: list[int]) -> None:
         pass
-
-    def reserve(self) -> None:
-        pass
-
-    def usage(self) -> tuple[int, int]:
-        return 0, self.num_openings
-
-    def last_opened(self) -> int:
-        return 0
-
-    def num_read_here(self) -> int:
-        return 0
 
     def nbytes(self, number: int) -> int:
         return number + 1
@@ -643,7 +632,7 @@ def test_a_shard_far_ahead_is_found_in_time() -> None:
     indices = iter(wids.Prefetcher(sampler, catalog))
 
     next(indices)
-    catalog.num_openings += 1
+    catalog.accesses.note_opening(0)
     for _ in zip(range(60_000), indices, strict=False):
         pass
 

@@ -46,7 +46,7 @@ def test_least_recently_used_goes_first(reader_of: OpenReader) -> None:
     shards = [reader.open(number) for number in (0, 1, 0, 2, 0, 1)]
     assert shards[0] is shards[2] is shards[4]
     assert shards[1] is not shards[5]
-    assert (*reader.usage(), reader.num_open) == (6, 4, 2)
+    assert (*reader.accesses.sums(), reader.num_open) == (6, 4, 2)
 
 
 def test_descriptors_stay_within_the_size(reader_of: OpenReader, folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_shard_that_is_opened_apart_is_not_kept(reader_of: OpenReader) -> None
     with reader.open_apart(1, Wanted.PART) as shard:
         assert shard[0]["__key__"] == "s00001"
     assert reader.open(0) is kept
-    assert reader.usage() == (2, 1)
+    assert reader.accesses.sums() == (2, 1)
 
 
 def test_default_is_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ def test_a_join_opens_no_shard_again(train: Path) -> None:
         for joined in (result, pickle.loads(pickle.dumps(result))):  # noqa: S301 - made here
             own = joined.reader.joint.own.reader
             assert joined.reader.open(1) is own.open(1)
-            assert joined.get_stats() == own.usage()
+            assert joined.get_stats() == own.accesses.sums()
 
 
 def test_fetching_ahead_fetches_both_sides(tmp_path: Path, server: Server) -> None:

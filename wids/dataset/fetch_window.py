@@ -93,7 +93,10 @@ class ShardMap:
     def opened(self) -> list[tuple[int, int]]:
         """Return how often shards of each dataset were opened, and the latest of them."""
         firsts = zip(self._first_numbers, self.readers, strict=True)
-        return [(reader.usage()[1], first + reader.last_opened()) for first, reader in firsts]
+        return [
+            (reader.accesses.sums()[1], first + reader.accesses.last_opened)
+            for first, reader in firsts
+        ]
 
     def locate(self, number: int) -> tuple[ShardReader, int]:
         """Return the reader of a shard, and the number that it has there."""

@@ -158,7 +158,7 @@ class Prefetcher(Sampler[T]):
         self.num_threads = None if num_threads is None else at_least(1, num_threads, "num_threads")
         readers = ShardMap(dataset).readers
         for reader in readers:
-            reader.reserve()
+            reader.accesses.rows.reserve()  # for workers that are spawned later
         self.sampler = sampler
         self.dataset = dataset
         stated = parse_nbytes(ahead_nbytes, "ahead_nbytes")
@@ -212,7 +212,7 @@ class Prefetcher(Sampler[T]):
         for reader in shards.readers:  # ranks that share a cache do not know what the others read
             reader.let_ahead(_AHEAD / max(1, getattr(self, "num_replicas", 1)))
         window = FetchWindow(shards, ahead, self.ahead_nbytes, self.num_threads, lock)
-        num_read = [reader.num_read_here() for reader in shards.readers]
+        num_read = [reader.accesses.num_here for reader in shards.readers]
         has_ended = False
         try:
             window.fill()
@@ -228,7 +228,7 @@ class Prefetcher(Sampler[T]):
             for reader in shards.readers:
                 reader.let_ahead(0)
             # Where this process does not read itself, workers may still read the last batches.
-            is_over = num_read != [reader.num_read_here() for reader in shards.readers]
+            is_over = num_read != [reader.accesses.num_here for reader in shards.readers]
             window.close(cancels=is_over or not has_ended)
 
     def set_epoch(self, epoch: int) -> None:

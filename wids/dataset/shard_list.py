@@ -1117,7 +1117,7 @@ class ShardListDataset(TorchDataset):
             >>> num_accesses >= num_misses
             True
         """
-        return self.reader.usage()
+        return self.reader.accesses.sums()
 
     def stats(self) -> dict[str, float]:
         """Return what reading has cost this program, as numbers for monitoring.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from wids.errors import ShardFormatError, WidsError, local_error
+from wids.shards.access_counts import AccessCounts
 from wids.shards.broken_shards import BrokenShards
 from wids.shards.capacity import cache_share_nbytes, default_num_open
 from wids.shards.dataset_indexes import DatasetIndexes
@@ -41,7 +42,6 @@ from wids.storage import locks, stages
 from wids.storage.arrays import BoolArray, FloatArray, IntArray
 from wids.storage.cache.store import Cache
 from wids.storage.download import Report
-from wids.storage.shared_numbers import SharedRows
 from wids.storage.sizes import count_text
 from wids.storage.stages import this_process
 from wids.storage.transport import urls
@@ -91,9 +91,7 @@ class ShardReader:
         limit_nbytes: Most bytes of mapped shards to keep open, if there is more than one, and of
             those that wait to be read; None for no limit. The cache cannot evict an open copy.
         check_opened: Compares an opened shard with what the caller expects; None for nothing.
-        accesses: How often shards were asked for, and had to be opened, in all processes that share
-            the dataset; but a process that was not started by another one publishes what it asked
-            for only now and then.
+        accesses: How often shards were asked for, and had to be opened.
         edges: Where shards begin, and the end of the last one; shape ``(num_shards + 1,)``; only
             after all have been counted (`note_counts`).
         starts, ends: Where each shard begins and ends, as sequences of integers.
@@ -124,7 +122,7 @@ class ShardReader:
         self._budget = RangeBudget(len(self.shards)) if chooses else None
         self.max_open = options.lru_size or default_num_open()
         self.limit_nbytes = cache_share_nbytes(store.limit_nbytes)
-        self.accesses = SharedRows(0, 0)
+        self.accesses = AccessCounts()
         self._held = _Held()
         self._paths: dict[int, str | None] = {}
         self._refetched: set[int] = set()  # shards whose damaged copies were fetched again
@@ -167,10 +165,10 @@ class ShardReader:
         """
         # Two threads may read the same count here. A count or an age is then off by one, which
         # changes what is evicted first but never what is read.
-        held = self._held
-        now = held.num_accesses = held.num_accesses + 1
+        held, accesses = self._held, self.accesses
+        now = accesses.num_here = accesses.num_here + 1
         if this_process.is_child:
-            self.accesses.row[0] += 1
+            accesses.rows.row[0] += 1
         entry = held.entries.get(number)
         if entry is not None:
             # Once enough of a shard was read by range, or a copy exists, the file is better.
@@ -178,9 +176,7 @@ class ShardReader:
                 entry.last_used = now
                 return entry.shard
             wanted = Wanted.FILE
-        self._publish()
-        self.accesses.row[1] += 1
-        self.accesses.common[0] = number
+        accesses.note_opening(number)
         stages.count(stages.OPENINGS)
         if number in held.opened:
             stages.count(stages.REOPENINGS)
@@ -289,13 +285,12 @@ class ShardReader:
         reader.options = self.options.only(fields)
         reader.fields = reader.options.fields
         reader.check_opened = reader._budget = None
-        reader.accesses, reader._held = SharedRows(0, 0), _Held()
+        reader.accesses, reader._held = AccessCounts(), _Held()
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens the files itself, and may have another cache folder, with damaged
         # copies of its own.
-        self._publish()
         left_out = ("edges", "starts", "ends", "all_stored_nbytes")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         fresh = {"_held": _Held(), "_paths": {}, "_refetched": set()}
@@ -508,34 +503,6 @@ class ShardReader:
             keys = self._held.keys = KeyLookup()
         return keys
 
-    def reserve(self) -> None:
-        """Let workers that are spawned later take part in `usage`."""
-        self.accesses.reserve()
-
-    def usage(self) -> tuple[int, int]:
-        """Return how often shards were asked for, and opened, in all processes that share this.
-
-        It lets one process notice when another begins to read.
-        """
-        self._publish()
-        num_accesses, num_misses = map(int, self.accesses.sums())
-        return num_accesses, num_misses
-
-    def _publish(self) -> None:
-        """Add to the counts what this process has not added at each access."""
-        if not this_process.is_child:
-            held = self._held
-            self.accesses.row[0] += held.num_accesses - held.num_published
-            held.num_published = held.num_accesses
-
-    def last_opened(self) -> int:
-        """Return the shard that was opened last, or is being opened, in all these processes."""
-        return int(self.accesses.common[0])
-
-    def num_read_here(self) -> int:
-        """Return how often shards were asked for in this process."""
-        return self._held.num_accesses
-
     def field_names(self, stored: Sequence[str]) -> Sequence[str]:
         """Return the fields that samples have when read from shards that store these fields."""
         wanted = self.fields
@@ -669,15 +636,11 @@ class _Held:
     Attributes:
         entries: The open shards by their numbers.
         opened: The shards that were opened before.
-        num_accesses: How often this process has asked for a shard.
-        num_published: How many of these are in ``accesses``.
         keys: The look-up of keys, once it is used.
     """
 
     entries: dict[int, _Entry] = field(default_factory=dict)
     opened: set[int] = field(default_factory=set)
-    num_accesses: int = 0
-    num_published: int = 0
     keys: KeyLookup | None = None
 
 
