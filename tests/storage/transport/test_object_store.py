@@ -38,7 +38,8 @@ from wids.storage.fetch import Fetcher
 from wids.storage.ranges import read_all
 from wids.storage.transport import store_credentials, store_settings
 from wids.storage.transport.admission import admission
-from wids.storage.transport.object_store import ObjectStores, _asked_region
+from wids.storage.transport.bucket import _asked_region
+from wids.storage.transport.object_store import ObjectStores
 from wids.storage.transport.request_limit import FIRST_AWAITED
 from wids.storage.transport.retry import Attempts, CancelledError, cancelled_by
 from wids.storage.transport.store_settings import ObjectLocation
