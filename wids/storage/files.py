@@ -354,14 +354,11 @@ def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) 
         is_own: Whether to return None for a file of another user, a link or a pipe: in a shared
             cache folder, users trust only their own files (INDEX-3, SEC-40).
     """
+    opener = locks.open_safely if is_own else None
     try:
-        # First by the path, since a pipe would be waited for; then by the descriptor, since another
-        # user can replace the file in between.
-        if is_own and not _is_own_regular(os.lstat(path)):
-            return None
-        with FileIO(path) if file is None else file as opened:
+        with FileIO(path, opener=opener) if file is None else file as opened:
             status = os.fstat(opened.fileno())
-            if is_own and not _is_own_regular(status):
+            if is_own and not (stat.S_ISREG(status.st_mode) and is_own_file(status)):
                 return None
             if status.st_size <= _SMALL_NBYTES:
                 return opened.read(status.st_size)
@@ -373,10 +370,6 @@ def read_or_map(path: str, *, file: FileIO | None = None, is_own: bool = False) 
 def is_own_file(status: os.stat_result) -> bool:
     """Return whether a file belongs to this user; True where files have no owners."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-
-
-def _is_own_regular(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and is_own_file(status)
 
 
 def advise(data: mmap.mmap, advice: str, start: int = 0, nbytes: int | None = None) -> None:
