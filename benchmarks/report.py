@@ -22,6 +22,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import network
 from network_site import FULL_DATA, TOY_DATA, Client, Site
@@ -114,12 +115,16 @@ def updated(earlier: Results, later: Results, rows: list[str]) -> Results:
     when = f"{later.about['date']} of commit `{later.about['commit']}`"
     again = {**earlier.about.get("again", {}), **dict.fromkeys(rows, when)}
     return Results(
-        values={**earlier.values, **later.values},
-        reasons={**earlier.reasons, **later.reasons},
+        values={**_without(rows, earlier.values), **later.values},
+        reasons={**_without(rows, earlier.reasons), **later.reasons},
         versions={**earlier.versions, **later.versions},
         about={**earlier.about, "again": again},
         network=later.network or earlier.network,
     )
+
+
+def _without(rows: list[str], table: dict[str, Any]) -> dict[str, Any]:
+    return {row: found for row, found in table.items() if row not in rows}
 
 
 def save(results: Results) -> None:

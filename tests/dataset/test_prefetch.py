@@ -369,6 +369,24 @@ def test_a_pass_that_is_collected_by_a_thread_for_which_its_own_wait_ends(
     dataset.close()
 
 
+def test_a_pass_whose_end_waits_for_a_lock_ends_as_it_was_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What workers are still to read is not cancelled."""
+    monkeypatch.setattr(fetch_window, "_PATIENCE_S", 0.01)
+    catalog: Any = Catalog(100, 10)
+    lock = threading.Lock()
+    window = fetch_window.FetchWindow(fetch_window.ShardMap(catalog), iter(()), 1, None, lock)
+    window._fetching[threading.Event()] = "http://host", 1
+    with lock:
+        window.close(cancels=False)
+        assert not window._closed.is_set()
+    wait_for(window._closed.is_set)
+    assert not window._threads._is_over.is_set()
+    window.close()
+    assert window._threads._is_over.is_set()
+
+
 def test_a_temporary_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:
     """A fetch ahead is tried as often as any other, and the reader tries again."""
     server.pages["/3.tar"].faults = [Fault(503)] * 6

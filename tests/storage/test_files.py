@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import need
+from conftest import in_child, need
 
 from wids.storage import files
 from wids.storage.files import fastest_crc32
@@ -54,3 +54,12 @@ def test_a_link_that_leads_nowhere_hides_no_temporary_file(tmp_path: Path) -> No
     (tmp_path / files.temporary_name("a.tar")).write_bytes(b"1234")
     (tmp_path / files.temporary_name("a.tar")).symlink_to(tmp_path / "nowhere")
     assert [nbytes for _, nbytes, _ in files.temporary_files(str(path))] == [4]
+
+
+def test_a_forked_process_does_not_delete_what_its_parent_writes(tmp_path: Path) -> None:
+    """At its end it deletes only what it has not finished itself."""
+    path = tmp_path / "a"
+    with files.replacing(path) as file:
+        file.write(b"abc")
+        assert in_child(lambda: files.delete_unfinished() is None)
+    assert path.read_bytes() == b"abc"

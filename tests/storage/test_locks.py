@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -146,6 +146,25 @@ def test_a_forked_process_drops_locks_beside_a_closed_file(
             assert in_child(lambda: locks.acquire(handles[0]) is False and not locks._held)
     finally:
         locks._held.discard(closed)
+
+
+def test_a_forked_process_drops_locks_without_a_free_descriptor(path: Path) -> None:
+    """Its parent may have as many files open as a process can have."""
+    resource = pytest.importorskip("resource")
+    limits, fillers = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    with locks.holding(str(path)):
+        (file,) = locks._held
+        most = max(map(int, os.listdir("/dev/fd"))) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    fillers.append(os.open(os.devnull, os.O_RDONLY))
+            assert in_child(lambda: stat.S_ISCHR(os.fstat(file.fileno()).st_mode))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for filler in fillers:
+                os.close(filler)
 
 
 def test_waiting_for_a_lock_file(path: Path, handles: list[int]) -> None:

@@ -127,7 +127,7 @@ class Failures:
 
     def iterate(self, access: SampleAccess) -> Iterator[Any]:
         """Yield all samples, as `batch` returns them."""
-        num_read = 0
+        num_read, count_read = 0, self.count_read
         try:
             for index, sample in enumerate(access.with_on_error(failed).in_turn()):
                 num_read += 1
@@ -139,9 +139,12 @@ class Failures:
                 self.pass_over(access, [sample])
                 if self.policy == "next":
                     yield from _replaced(access, {index: sample}).values()
-        finally:
+        except GeneratorExit:
             # Without the lock: this may be garbage, collected by a thread that is in a fork's way.
-            self._count_read(num_read)
+            count_read = self._count_read
+            raise
+        finally:
+            count_read(num_read)
 
     def one(self, access: SampleAccess, index: int, error: WidsError) -> Any:
         """Return what takes the place of a single sample, or raise its error.

@@ -18,6 +18,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from wids.order.arguments import unwrapped
@@ -238,7 +239,8 @@ class FetchWindow:
         if not self._lock.acquire(timeout=_PATIENCE_S):
             # This thread has collected the pass, while it held this lock, or another one for which
             # the holder of this one waits. Without it, they would wait for each other for ever.
-            threading.Thread(target=self.close, name="wids-prefetch-end", daemon=True).start()
+            close = partial(self.close, cancels=cancels)
+            threading.Thread(target=close, name="wids-prefetch-end", daemon=True).start()
             return
         try:
             self._closed.set()  # after this no fetch is ordered, and no thread started

@@ -466,7 +466,7 @@ def opened_journal(
         yield path
         return
     if path is None:
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with locks.unshared(lambda: tempfile.TemporaryFile(dir=folder)) as file:
             yield TemporaryJournal(folder or tempfile.gettempdir(), file=file)
         return
     log = Journal(os.path.abspath(os.fspath(path)), mode)

@@ -40,7 +40,7 @@ from wids.shards.specs.shard_columns import columns_of
 from wids.shards.tars.header_scan import HeaderScan
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import Repeated, ShardIndex, index_tar
-from wids.storage import fetch, upload
+from wids.storage import fetch, locks, upload
 from wids.storage.arrays import IntArray, LazySequence, chosen
 from wids.storage.download import Report
 from wids.storage.file_parts import ENDLESS_NBYTES, open_parts
@@ -74,7 +74,7 @@ def new_dataset_index(
         parts: As for `join_dataset_indexes`, instead of ``shards``.
     """
     with (
-        tempfile.TemporaryFile()
+        locks.unshared(tempfile.TemporaryFile)
         if target is None
         else upload.publishing(target, storage_options=storage_options)
     ) as file:

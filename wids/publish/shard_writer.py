@@ -21,7 +21,7 @@ from wids.publish.output import Output, ShardNames, only_writer
 from wids.publish.problems import log_problem, repeated_keys
 from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.storage import fetch, upload
+from wids.storage import fetch, files, upload
 from wids.storage.progress import Bar
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -107,6 +107,7 @@ class ShardWriter(BlockWriter):
         super().__init__()
         names = ShardNames.from_pattern(pattern)
         self._title = urls.redact(os.fspath(pattern))
+        self._process = os.getpid()
         _check_options(if_exists, maxcount, maxsize)
         self.maxcount = maxcount
         self.maxsize = maxsize
@@ -171,6 +172,7 @@ class ShardWriter(BlockWriter):
 
     def _publish(self) -> None:
         """Publish the last shard, the dataset index and the spec."""
+        files.check_process(self._process, self._title)
         self._check_not_failed()
         if self._writer is not None:
             self._finish_shard(self._writer)
@@ -179,6 +181,8 @@ class ShardWriter(BlockWriter):
         self._stack.close()
 
     def _drop(self, *failure: Any) -> None:
+        if os.getpid() != self._process:  # forked since: all that was written is its parent's
+            return
         with suppress(OSError):  # a full disk: what could not be written is not needed
             try:
                 if self._writer is not None:

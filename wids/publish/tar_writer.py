@@ -185,7 +185,8 @@ class TarWriter(BlockWriter):
 
     Use it as a context manager. The file appears under its path when the block ends normally; after
     an exception nothing is left behind. The next writer of the same path deletes what a killed one
-    left, once it is a minute old. Not safe to share between threads.
+    left, once it is a minute old. Not safe to share between threads; a process that is forked
+    meanwhile can neither write nor finish the file.
 
     Args:
         target: Path of the shard; its URL, in an object store or of a scheme that fsspec can

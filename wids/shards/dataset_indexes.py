@@ -247,13 +247,13 @@ class DatasetIndexes:
         start, stop, url = self._starts[at], self._shared[at].stop, self._shared[at].url
         return self._open(url, stop - start), number - start
 
-    def _open(self, url: str, num_shards: int, *, is_shared: bool = True) -> DatasetIndex | None:
+    def _open(self, url: str, num_shards: int, *, is_single: bool = False) -> DatasetIndex | None:
         """Return a dataset index, opened or fetched at its first use; None if it is unusable.
 
         Args:
             url: Where it is.
             num_shards: Number of its shards.
-            is_shared: Whether it is not that of a single shard.
+            is_single: Whether the spec names it for a single shard.
         """
         if url in self._opened:
             return self._opened[url]
@@ -269,7 +269,8 @@ class DatasetIndexes:
             # A mapped dataset index holds a descriptor: affordable for a few dataset indexes, not
             # for one per shard.
             num_mapped = sum(p is not None and p.is_mapped for p in list(self._opened.values()))
-            if indexes is None or not indexes.is_mapped or (is_shared and num_mapped < _MAX_SHARED):
+            is_kept = num_mapped < _MAX_SHARED and not is_single
+            if indexes is None or not indexes.is_mapped or is_kept:
                 self._opened[url] = indexes
             self._opening.pop(own_turn, None)
             return indexes
@@ -283,7 +284,7 @@ class DatasetIndexes:
         indexes, position = self._shared_index(number)
         if indexes is not None and any(indexes.is_named(position, name) for name in names):
             yield indexes, position
-        own = None if own_url is None else self._open(own_url, 1, is_shared=False)
+        own = None if own_url is None else self._open(own_url, 1, is_single=True)
         if own is not None and any(own.is_named(0, name) for name in names):
             yield own, 0
 

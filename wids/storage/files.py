@@ -46,6 +46,8 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """Errors of writing to a disk, or of a user, that has no space left."""
 _unfinished: Final[set[str]] = set()
 """Paths of the temporary files that this process writes."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unfinished.clear)  # they are its parent's
 
 
 @contextmanager
@@ -108,7 +110,7 @@ def check_process(process: int, name: str) -> None:
     if os.getpid() != process:
         raise RuntimeError(
             f"{name}: expected the process {process} to finish it, which began it, found one that "
-            "was forked since; leave that by os._exit, or start it before the file is opened"
+            "was forked since; end that by os._exit, or start it before the file is opened"
         )
 
 
@@ -245,10 +247,14 @@ def unnamed_file(folder: str | None = None) -> Iterator[tuple[IO[bytes], str]]:
             return
     # On Windows a named temporary file could not be opened again by its name, and would stay if it
     # is still mapped.
-    with tempfile.TemporaryDirectory("", "wids-", folder, ignore_cleanup_errors=True) as own:
+    own, process = tempfile.mkdtemp("", "wids-", folder), os.getpid()
+    try:
         path = os.path.join(own, "file")
         with locks.unshared(lambda: open(path, "x+b")) as file:
             yield file, path
+    finally:
+        if os.getpid() == process:
+            shutil.rmtree(own, ignore_errors=True)
 
 
 def file_digest(path: str, name: str) -> str:

@@ -6,7 +6,7 @@ imported when the first one is locked. Files with content are locked by `flock`,
 `filelock` has no native shared lock.
 
 A forked process inherits no lock on a file, since it does not have the thread that holds it, and no
-file that its parent writes.
+file that is `unshared`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def holding(path: str, *, is_shared: bool = False) -> Iterator[bool | None]:
 def unshared(open_file: Callable[[], File]) -> Iterator[File]:
     """Open a file for this process alone: one that is forked in the block has the null device.
 
-    Otherwise a child that ends before the block would write what its parent has buffered once more.
+    What the child writes to it is lost. Otherwise a child that ends before the block would write
+    what its parent has buffered once more.
 
     Args:
         open_file: Opens it.
@@ -121,11 +122,11 @@ def unshared(open_file: Callable[[], File]) -> Iterator[File]:
     with _no_fork:
         file = open_file()
         _held.add(file)
-    with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
-        try:
+    try:
+        with file:  # closed by C code, or by the garbage collector: an interrupt leaves no lock
             yield file
-        finally:
-            _held.discard(file)
+    finally:
+        _held.discard(file)  # now, when nothing is left to be written
 
 
 _held: Final[WeakSet[IO[bytes]]] = WeakSet()
@@ -137,12 +138,14 @@ def _drop_locks() -> None:
     # The fork copied the lock in the held state, and the child has no thread that would release it.
     _no_fork.release()
     for file in _held:
-        if file.closed:  # the traceback of an interrupt keeps it
-            continue
-        # The descriptor stays in use: the child may close it later, when it could be another file.
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, file.fileno(), inheritable=False)
-        os.close(null)
+        with suppress(OSError, ValueError):  # one that is closed: a traceback may keep it
+            handle = file.fileno()
+            os.close(handle)  # first: the process may have no other one left
+            # It stays in use: the child may close it later, when it could be another file.
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != handle:
+                os.dup2(null, handle, inheritable=False)
+                os.close(null)
     _held.clear()
 
 

@@ -64,8 +64,9 @@ class ReadingThreads(Executor):
             self.threads.append(thread)
             try:
                 _start(thread)
-            except RuntimeError:
-                self.threads.remove(thread)
+            except BaseException:
+                if thread.ident is None:  # it has not started
+                    self.threads.remove(thread)
                 raise
         return future
 
@@ -87,11 +88,10 @@ class ReadingThreads(Executor):
         # A moment, since most servers answer soon, and what they cut off is then closed here.
         until_s = time.monotonic() + _PATIENCE_S
         for thread in list(self.threads) if wait else ():
-            # One that Ctrl-C kept from starting, or this one, which has collected the owner; by the
-            # identifier, since `current_thread` does not know a thread at its first steps.
-            if thread.ident in (None, threading.get_ident()):
-                continue
-            thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)
+            # Not this one, which may have collected the owner; by the identifier, since at a
+            # thread's first steps `current_thread` does not know it.
+            if thread.is_alive() and thread.ident != threading.get_ident():
+                thread.join(max(0.0, until_s - time.monotonic()) if cancel_futures else None)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

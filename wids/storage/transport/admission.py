@@ -337,9 +337,9 @@ class Admission:
         """Return what is known about a server."""
         found = self.servers.get((name, is_awaited))
         if found is None:
-            # Each has a connection of its own, and the reader has files open.
+            # Each has a connection of its own, other servers have some too, and shards are open.
             most = num_descriptors(4, MOST)
-            made = _Server(name, AwaitedLimit(most) if is_awaited else RequestLimit())
+            made = _Server(name, AwaitedLimit(most) if is_awaited else RequestLimit(most))
             found = self.servers.setdefault((name, is_awaited), made)
         return found
 

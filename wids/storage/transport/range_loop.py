@@ -66,7 +66,8 @@ _ASKED_S: Final = 0.02
 """How long a permit may stay unnoticed that comes while this thread waits for bytes."""
 
 Taker: TypeAlias = "Callable[[int, memoryview | WidsError], None]"
-"""Called with the number of a range, and its bytes or why there are none."""
+"""Called with the number of a range, and its bytes or why there are none. A view of them keeps the
+memory that the range has, which may be several times as long (`machine.Memory`)."""
 
 
 def read_ranges(
@@ -452,6 +453,7 @@ class _Loop:
             self._release(exchange)
         self._fill_all()  # before this thread does anything else
         if data is not None:
+            # Once: two requests for a range receive into one memory, and one of them has the data.
             if not (exchange.is_open or read.wanted.write):
                 self._memory.put(exchange.memory)
             self._take(read.number, data)

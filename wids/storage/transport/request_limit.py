@@ -21,7 +21,7 @@ begins faster than it continues."""
 LEAST: Final = 2
 """The fewest in flight, unless it refuses them: the next one is sent while another arrives."""
 FIRST_AWAITED: Final = 16
-"""The same for requests that a reader waits for."""
+"""Requests in flight at first, if a reader waits for them."""
 _QUICK_S: Final = 0.01
 """The processor is the limit if some requests are so short, however long the others wait for it."""
 _ANSWERS: Final = 16
@@ -76,12 +76,16 @@ class _Round:
 class RequestLimit:
     """The number of requests that may be in flight to one server.
 
+    Args:
+        most: The largest number.
+
     Attributes:
         value: The number now.
         generation: Counts the changes of it. A report refers to one generation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self.value = FIRST
         self.generation = 0
         # The limit that trials are compared with, and its units a second over all requests.
@@ -194,9 +198,9 @@ class RequestLimit:
 
     def _try_another(self) -> None:
         """Begin a trial of a higher or lower limit."""
-        if self._is_upward and self._base < MOST:
+        if self._is_upward and self._base < self._most:
             step = int(self._base * self._growth) if self._step is None else self._step
-            self._set(min(MOST, self._base + max(1, step)))
+            self._set(min(self._most, self._base + max(1, step)))
         elif self._base > (LEAST if self._step is None else 1):
             self._is_upward = False
             self._set(self._base - max(1, self._base // 5))
