@@ -96,12 +96,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Results:
 
 def networks(options: argparse.Namespace, folder: Path) -> network.Results:
     """Measure the rows of remote reading, where the programs for it are installed."""
-    is_wanted = not options.rows or "network" in options.rows
-    if not is_wanted or not all(map(shutil.which, ("nginx", "curl"))):
+    names = [row.name for row in network.ROWS]
+    if options.rows:
+        names = [name for name in names if name in options.rows]
+    if not names or not all(map(shutil.which, ("nginx", "curl"))):
         return {}
     site = Site(folder / "network", TOY_DATA if options.quick else FULL_DATA)
     site.write()
-    names = [row.name for row in network.ROWS]
     return network.measure_rows([Client(tables.OWN, site)], names, options.rounds)
 
 
@@ -119,7 +120,7 @@ def updated(earlier: Results, later: Results, rows: list[str]) -> Results:
         reasons={**_without(rows, earlier.reasons), **later.reasons},
         versions={**earlier.versions, **later.versions},
         about={**earlier.about, "again": again},
-        network=later.network or earlier.network,
+        network={**earlier.network, **later.network},
     )
 
 

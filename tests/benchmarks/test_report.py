@@ -167,12 +167,15 @@ def test_rows_that_are_measured_again_replace_the_earlier_ones() -> None:
     earlier = results(single={"wids": [4e-6]}, batch={"wids": [5e-6]})
     later = results(single={"wids": [3e-6]})
     earlier.reasons["single"] = {"LMDB": "it failed"}
+    earlier.network = {"fetch": {"s": {"wids": [1.0]}}, "shard": {"s": {"wids": [2.0]}}}
+    later.network = {"fetch": {"s": {"wids": [3.0]}}}
     later.about.update(date="2026-01-03", commit="def")
 
     found = report.updated(earlier, later, ["single"])
 
     assert found.values == {"single": {"wids": [3e-6]}, "batch": {"wids": [5e-6]}}
     assert found.reasons == {}
+    assert [row["s"]["wids"] for row in found.network.values()] == [[3.0], [2.0]]
     text = tables.report(found)
     assert "on 2026-01-02 of commit `abc`" in text
     assert "Measured again: single, on 2026-01-03 of commit `def`." in text
