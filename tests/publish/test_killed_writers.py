@@ -126,6 +126,20 @@ def test_the_second_writer_of_a_pattern_is_refused(if_exists: Any, tmp_path: Pat
     ]
 
 
+def left_by_child(writer: TarWriter | ShardWriter, how: str) -> bool:
+    """Leave the block of a writer in a forked process."""
+
+    def left() -> bool:
+        if how == "it fails":
+            writer.__exit__(SystemExit, SystemExit(), None)
+        else:
+            with raises(RuntimeError, "found one that was forked since"):
+                writer.close()
+        return True
+
+    return in_child(left)
+
+
 @pytest.mark.parametrize("how", ["it fails", "it ends"])
 @pytest.mark.parametrize("folder", ["", "memory://forked/", "memory://named/"])
 def test_a_forked_process_has_no_part_in_a_shard(
@@ -142,17 +156,9 @@ def test_a_forked_process_has_no_part_in_a_shard(
             for number in range(9):
                 writer.write(sample(number))
                 if number == 4 and forks:
-                    assert in_child(lambda: left(writer))
+                    assert left_by_child(writer, how)
         with downloaded(Fetcher(), url) as path:
             return Path(path).read_bytes()
-
-    def left(writer: TarWriter) -> bool:
-        if how == "it fails":
-            writer.__exit__(SystemExit, SystemExit(), None)
-        else:
-            with raises(RuntimeError, "found one that was forked since"):
-                writer.close()
-        return True
 
     place = folder or f"{tmp_path}/"
     assert written(f"{place}a.tar", forks=True) == written(f"{place}b.tar", forks=False)
@@ -170,20 +176,11 @@ def test_a_forked_process_leaves_shards_to_their_writer(
             writer.write(sample(9))
     with ShardWriter(pattern, if_exists=if_exists, maxcount=1) as writer:
         writer.write(sample(0))
-
-        def left() -> bool:
-            if how == "it fails":
-                writer.__exit__(SystemExit, SystemExit(), None)
-            else:
-                with raises(RuntimeError, "found one that was forked since"):
-                    writer.close()
-            return True
-
-        assert in_child(left)
+        assert left_by_child(writer, how)
         with raises(OSError, "expected to be the only writer"):
             ShardWriter(pattern)
         writer.write(sample(1))
-        assert in_child(left)
+        assert left_by_child(writer, how)
     with wids.ShardListDataset(tmp_path / "a.json") as dataset:
         texts = [each[".txt"] for each in dataset]
     assert texts == ["text 9"] * (if_exists == "append") + ["text 0", "text 1"]
