@@ -366,9 +366,10 @@ def machine(results: Results) -> str:
         if name in names()
         and (found := {p: v for p, v in versions.items() if name == OWN or own.get(p) != v})
     )
-    again = "".join(
-        f" Measured again: {row}, on {when}." for row, when in about.get("again", {}).items()
-    )
+    rows: dict[str, list[str]] = {}
+    for row, when in about.get("again", {}).items():
+        rows.setdefault(when, []).append(row)
+    again = "".join(f" Measured again on {when}: {', '.join(some)}." for when, some in rows.items())
     return (
         f"{about['machine']}. {rounds} on {about['date']} of commit "
         f"`{about['commit']}`; load average {about['load']}, {about['priority']} (the machine was "

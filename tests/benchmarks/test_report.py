@@ -171,14 +171,14 @@ def test_rows_that_are_measured_again_replace_the_earlier_ones() -> None:
     later.network = {"fetch": {"s": {"wids": [3.0]}}}
     later.about.update(date="2026-01-03", commit="def")
 
-    found = report.updated(earlier, later, ["single"])
+    found = report.updated(earlier, later, ["single", "fetch"])
 
     assert found.values == {"single": {"wids": [3e-6]}, "batch": {"wids": [5e-6]}}
     assert found.reasons == {}
     assert [row["s"]["wids"] for row in found.network.values()] == [[3.0], [2.0]]
     text = tables.report(found)
     assert "on 2026-01-02 of commit `abc`" in text
-    assert "Measured again: single, on 2026-01-03 of commit `def`." in text
+    assert "Measured again on 2026-01-03 of commit `def`: single, fetch." in text
 
 
 def test_plots_are_drawings_of_the_medians(tmp_path: Path) -> None:
