@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import write_bare_shards
+from conftest import raises
 from loopback import Server
 
 import wids
 from wids.cli import main as cli
+from wids.cli.server_options import assignment, header, merged
 
 SECRET = "Bearer a-secret-token"  # noqa: S105 - of the server of these tests
 
@@ -27,6 +30,56 @@ def site(server: Server, tmp_path: Path) -> str:
     for path in folder.iterdir():
         server.page(f"/{path.name}", path.read_bytes(), needs=("Authorization", SECRET))
     return f"{server.url}/train.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("anon=true", {"anon": True}),
+        ("key=AKIA=/+", {"key": "AKIA=/+"}),
+        ('key="12"', {"key": "12"}),
+        ("client_kwargs.region_name=eu-west-1", {"client_kwargs": {"region_name": "eu-west-1"}}),
+        ("config_kwargs.s3.addressing_style=path",
+         {"config_kwargs": {"s3": {"addressing_style": "path"}}}),
+        ('client_kwargs={"a": 1}', {"client_kwargs": {"a": 1}}),
+        ("headers.X-Pin=007", {"headers": {"X-Pin": "007"}}),
+        ('s3://my.bucket/={"anon": true}', {"s3://my.bucket/": {"anon": True}}),
+        ("token=", {"token": ""}),
+    ],
+)  # fmt: skip
+def test_an_assignment(text: str, expected: dict[str, Any]) -> None:
+    """A value is JSON where it is JSON, else text; a dot leads into a dict."""
+    assert merged({}, [assignment(text)]) == expected
+
+
+def test_what_comes_later_takes_precedence() -> None:
+    """Options are added to those of the environment, also inside of dicts."""
+    first = {"anon": True, "headers": {"x-token": "old", "A": "1"}, "client_kwargs": {"a": 1}}
+
+    found = merged(
+        first, [assignment("anon=false"), assignment("client_kwargs.b=2"), header("X-Token: new")]
+    )
+
+    assert found == {
+        "anon": False,
+        "headers": {"A": "1", "X-Token": "new"},
+        "client_kwargs": {"a": 1, "b": 2},
+    }
+    assert first["headers"] == {"x-token": "old", "A": "1"}
+    assert header("Authorization: Basic a:b ") == (("headers", "Authorization"), "Basic a:b")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [(header, "SECRET"), (header, ": SECRET"), (assignment, "SECRET"), (assignment, "=SECRET")],
+)
+def test_errors_do_not_quote_secrets(parse: Any, text: str) -> None:
+    """What may be a token is not shown (SEC-54)."""
+    with pytest.raises(ValueError, match="expected") as caught:
+        parse(text)
+    assert "SECRET" not in str(caught.value)
+    with raises(ValueError, "client_kwargs.a: expected client_kwargs to be a dict", "found a str"):
+        merged({"client_kwargs": "SECRET"}, [assignment("client_kwargs.a=1")])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wids.cli import shared
+from wids.cli import server_options, shared
 from wids.storage.sizes import count_text
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="the only split to describe, as Energon or timm named it")
     shared.add_parts(parser)
     shared.add_processes(parser)
-    shared.add_storage(parser)
+    server_options.add_storage(parser)
     shared.add_yes(parser)
 
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     job = prepare_spec(
         _names(options.files),
         options.output,
-        storage_options=shared.storage_options(options),
+        storage_options=server_options.storage_options(options),
         split=options.split,
         is_new=not options.append,
         base=options.base,

@@ -8,7 +8,8 @@ import sys
 from typing import Final
 
 import wids
-from wids.cli.shared import add_flag, add_reading, storage_options
+from wids.cli.server_options import storage_options
+from wids.cli.shared import add_flag, add_reading
 from wids.errors import printable
 from wids.storage.transport import urls
 

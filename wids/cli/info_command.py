@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from wids.cli import shared
+from wids.cli import server_options, shared
 from wids.errors import NotFoundError, WidsError, printable
 from wids.storage.sizes import nbytes_text
 from wids.storage.transport import urls
@@ -124,7 +124,7 @@ def _found(
 
 def _impatient(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options for servers, which need not answer for what is nice to know."""
-    own = shared.storage_options(options)
+    own = server_options.storage_options(options)
     is_by_url = any("://" in name for name in own)  # then times stand beside the other options
     return own if is_by_url else {"retry_s": _RETRY_S, **own}
 
@@ -181,7 +181,7 @@ def _glimpse_text(path: str, spec: DatasetSpec, options: argparse.Namespace) -> 
     # What a document says is shown at once; its servers may be slow or down.
     if is_document(path) or spec.all_dataset_indexes():
         return ""
-    shards = peek(spec, storage_options=shared.storage_options(options))
+    shards = peek(spec, storage_options=server_options.storage_options(options))
     shards.read_on(1)
     stats = field_stats(shards)
     found = f"\n\nfirst shard: {known_text(shards)}"

@@ -8,7 +8,8 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 import wids
-from wids.cli.shared import add_processes, add_storage, positive, storage_options
+from wids.cli.server_options import add_storage, storage_options
+from wids.cli.shared import add_processes, positive
 from wids.errors import printable
 from wids.storage.transport import urls
 

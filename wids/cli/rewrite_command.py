@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from wids.cli import shared
+from wids.cli import server_options, shared
 from wids.cli.log_output import printed
 from wids.errors import printable
 from wids.storage.sizes import count_text
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
             version=options.version,
             keep_shards=options.keep_shards,
             resume=not options.restart,
-            storage_options=shared.storage_options(options),
+            storage_options=server_options.storage_options(options),
             shuffle=options.shuffle,
         )
         with printed(logging.WARNING if options.merge else logging.INFO):
@@ -140,7 +140,7 @@ def _run_streams(options: argparse.Namespace) -> int:
         f"expected a dataset with random access, found {urls.redact(options.spec)}; write it into "
         "plain tars without this option first, and rewrite these",
     )
-    servers = shared.storage_options(options)
+    servers = server_options.storage_options(options)
     spec = rewrite_streams(
         tar_urls([options.spec], Fetcher(servers)),
         _pattern(options.output),

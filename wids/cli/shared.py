@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 import wids
+from wids.cli.server_options import add_storage, storage_options, without_quoting
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from wids.shards.costs import DownloadCost
     from wids.shards.specs.loader import Shards
     from wids.shards.specs.model import DatasetSpec, ShardSpec
-    from wids.storage.transport.schemes import Assignment
-
-
-Parsed = TypeVar("Parsed")
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -98,57 +95,6 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     add_storage(parser)
 
 
-def add_storage(parser: argparse.ArgumentParser) -> None:
-    """Add the options for servers: headers and what drivers take; see `storage_options`."""
-    group = parser.add_argument_group(
-        "servers", "Other users can see a command line: WIDS_STORAGE_OPTIONS keeps secrets out."
-    )
-    group.add_argument(
-        "--header",
-        metavar="'NAME: VALUE'",
-        action="append",
-        default=[],
-        type=_header,
-        help="send this HTTP header; can be repeated",
-    )
-    group.add_argument(
-        "--storage-option",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        type=_assignment,
-        help="pass this to the driver of a scheme; can be repeated; a dot leads into a dict: "
-        "client_kwargs.region_name=eu-west-1 (default: the JSON in $WIDS_STORAGE_OPTIONS)",
-    )
-
-
-def storage_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for servers, from the environment and the arguments of `add_storage`."""
-    from wids.storage.transport.schemes import from_environment, merged
-
-    return merged(from_environment(), [*options.storage_option, *options.header])
-
-
-def _header(text: str) -> Assignment:
-    from wids.storage.transport.schemes import header
-
-    return _without_quoting(header, text)
-
-
-def _assignment(text: str) -> Assignment:
-    from wids.storage.transport.schemes import assignment
-
-    return _without_quoting(assignment, text)
-
-
-def _without_quoting(parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """Parse an argument; after a plain ValueError, argparse would quote it with its secrets."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def add_state(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options for the steps of an epoch: see `order_command`."""
     parser.add_argument(
@@ -198,7 +144,7 @@ def add_parts(parser: argparse.ArgumentParser) -> None:
 def _part(text: str) -> JobPart:
     from wids.publish.journal import JobPart
 
-    return _without_quoting(JobPart.parse, text)
+    return without_quoting(JobPart.parse, text)
 
 
 def done(job: Job, options: argparse.Namespace) -> Sequence[ShardSpec]:

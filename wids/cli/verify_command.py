@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 import wids
-from wids.cli import shared
+from wids.cli import server_options, shared
 from wids.errors import printable
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
             executor=executor,
             on_cost=partial(shared.ask_consent, options=options, purpose="reading remote shards"),
             on_remark=shared.print_problem,
-            storage_options=shared.storage_options(options),
+            storage_options=server_options.storage_options(options),
         )
     for problem in problems:
         print(json.dumps(vars(problem)) if options.json else printable(str(problem)))

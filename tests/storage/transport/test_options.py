@@ -1,8 +1,6 @@
-"""Options for servers as text, from the environment and from a command line."""
+"""Options for servers from the environment."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from conftest import raises
@@ -10,57 +8,7 @@ from loopback import Server
 from transfers import DATA, saved
 
 import wids
-from wids.storage.transport.schemes import assignment, from_environment, header, merged
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("anon=true", {"anon": True}),
-        ("key=AKIA=/+", {"key": "AKIA=/+"}),
-        ('key="12"', {"key": "12"}),
-        ("client_kwargs.region_name=eu-west-1", {"client_kwargs": {"region_name": "eu-west-1"}}),
-        ("config_kwargs.s3.addressing_style=path",
-         {"config_kwargs": {"s3": {"addressing_style": "path"}}}),
-        ('client_kwargs={"a": 1}', {"client_kwargs": {"a": 1}}),
-        ("headers.X-Pin=007", {"headers": {"X-Pin": "007"}}),
-        ('s3://my.bucket/={"anon": true}', {"s3://my.bucket/": {"anon": True}}),
-        ("token=", {"token": ""}),
-    ],
-)  # fmt: skip
-def test_an_assignment(text: str, expected: dict[str, Any]) -> None:
-    """A value is JSON where it is JSON, else text; a dot leads into a dict."""
-    assert merged({}, [assignment(text)]) == expected
-
-
-def test_what_comes_later_takes_precedence() -> None:
-    """Options are added to those of the environment, also inside of dicts."""
-    first = {"anon": True, "headers": {"x-token": "old", "A": "1"}, "client_kwargs": {"a": 1}}
-
-    found = merged(
-        first, [assignment("anon=false"), assignment("client_kwargs.b=2"), header("X-Token: new")]
-    )
-
-    assert found == {
-        "anon": False,
-        "headers": {"A": "1", "X-Token": "new"},
-        "client_kwargs": {"a": 1, "b": 2},
-    }
-    assert first["headers"] == {"x-token": "old", "A": "1"}
-    assert header("Authorization: Basic a:b ") == (("headers", "Authorization"), "Basic a:b")
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [(header, "SECRET"), (header, ": SECRET"), (assignment, "SECRET"), (assignment, "=SECRET")],
-)
-def test_errors_do_not_quote_secrets(parse: Any, text: str) -> None:
-    """What may be a token is not shown (SEC-54)."""
-    with pytest.raises(ValueError, match="expected") as caught:
-        parse(text)
-    assert "SECRET" not in str(caught.value)
-    with raises(ValueError, "client_kwargs.a: expected client_kwargs to be a dict", "found a str"):
-        merged({"client_kwargs": "SECRET"}, [assignment("client_kwargs.a=1")])
+from wids.storage.transport.schemes import from_environment
 
 
 @pytest.mark.parametrize("text", ['{"key": "SECRET"', '["SECRET"]', "[" * 100_000, "key=SECRET"])

@@ -13,11 +13,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from wids.storage import stages
 from wids.storage.sizes import nbytes_text
@@ -32,9 +31,6 @@ WAITS: Final = {"retry_s": 300.0, "deadline_s": math.inf, "hedge": True}
 """Options of all reads, with their defaults: how many seconds to wait for a server, how many a read
 may take in all, and whether late requests are sent twice. Variables such as ``WIDS_RETRY_S`` state
 them too."""
-
-Assignment: TypeAlias = "tuple[tuple[str, ...], Any]"
-"""The names that lead to an option, and its value."""
 
 
 def from_environment() -> dict[str, Any]:
@@ -84,68 +80,6 @@ def _number(label: str, setting: Any, *, is_switch: bool = False) -> float:
         expected = "true or false, or 1 or 0" if is_switch else "a number of seconds"
         raise ValueError(f"{label}: expected {expected}, found {setting!r:.40}")
     return value
-
-
-def header(text: str) -> Assignment:
-    """Return the option for an HTTP header, which is written as ``Name: value``.
-
-    Raises:
-        ValueError: It has no name, or no colon.
-    """
-    name, colon, value = text.partition(":")
-    if not name.strip() or not colon:
-        raise ValueError("expected 'Name: value', found a text without a name or a colon")
-    return ("headers", name.strip()), value.strip()
-
-
-def assignment(text: str) -> Assignment:
-    """Return the option that ``KEY=VALUE`` states: a value that is JSON is parsed, else it is text.
-
-    A dot in a key leads into an option that is itself a dict, such as
-    ``client_kwargs.region_name=eu-west-1``. A key that contains ``://`` is a URL prefix, and its
-    value a JSON object.
-
-    Raises:
-        ValueError: It has no key, or no equals sign.
-    """
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ValueError("expected KEY=VALUE, found a text without a key or an equals sign")
-    if "://" in key:
-        return (key,), _parsed(value)
-    if key.startswith("headers."):  # names of headers may have dots, and their values are text
-        return ("headers", key.partition(".")[2]), value
-    return tuple(key.split(".")), _parsed(value)
-
-
-def merged(options: Mapping[str, Any], assignments: Iterable[Assignment]) -> dict[str, Any]:
-    """Return options with others added, which take precedence; the first are not modified.
-
-    Raises:
-        ValueError: An option leads into one that is not a dict.
-    """
-    result = dict(options)
-    for path, value in assignments:
-        inner = result
-        for outer, name in pairwise(path):  # what is inside is copied
-            found = inner.get(outer, {})
-            if not isinstance(found, Mapping):
-                raise ValueError(  # noqa: TRY004 - the text is wrong, and not a type of the program
-                    f"{'.'.join(path)}: expected {outer} to be a dict of options, "
-                    f"found a {type(found).__name__}"
-                )
-            # Names of headers have no case: the one that was passed last is the only one.
-            hidden = name.lower() if outer == "headers" else None
-            inner[outer] = inner = {n: each for n, each in found.items() if n.lower() != hidden}
-        inner[path[-1]] = value
-    return result
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 TRANSPORTS: Final[Mapping[str, str]] = {
