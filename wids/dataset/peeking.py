@@ -26,7 +26,7 @@ from wids.shards.specs.loader import Shards, load_with
 from wids.shards.specs.model import DatasetSpec
 from wids.shards.specs.naming import dataset_name
 from wids.shards.tars.headers import KeySplit
-from wids.shards.tars.raw_samples import position
+from wids.shards.tars.raw_samples import normalized_index
 from wids.storage.cache.store import Cache
 from wids.storage.fetch import Fetcher
 from wids.storage.reading_threads import latest
@@ -263,7 +263,7 @@ class Peek:
         return len(self.reader.index())
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([position(index, len(self), repr(self))])[0]
+        return self.__getitems__([normalized_index(index, len(self), repr(self))])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         with self.reader.open(fields=self._fields) as shard:

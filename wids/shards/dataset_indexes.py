@@ -3,7 +3,7 @@
 A dataset index holds the indexes of many shards. A spec can name a dataset index for the whole
 dataset, one for each of its parts, and one for a single shard. Those of a dataset and of its parts
 are opened before the shards. A dataset index that is missing, damaged or outdated is ignored: an
-index can always be built from its tar.
+index can be built from its tar, except where shards are only read by range.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ checksum takes 50 ms for a million, and all of it is mapped, so that processes s
 
 
 class DatasetIndexes:
-    """The dataset indexes that a spec names, opened when they are first needed.
+    """The dataset indexes that a spec names: local ones are opened at once, others when needed.
 
     Safe to use from any number of threads and after a fork. A pickle has no contents of dataset
     indexes; another process opens them again.
@@ -174,20 +174,18 @@ class DatasetIndexes:
         None if no dataset index has them for a tar of this length, or of any if ``tar_nbytes`` is
         None.
         """
-        for indexes, position in self._indexes_of(number):
-            nbytes = indexes.tar_nbytes(position)
+        for indexes, entry in self._indexes_of(number):
+            nbytes = indexes.tar_nbytes(entry)
             if tar_nbytes in (None, nbytes):
-                shard_index = indexes.index(position, nbytes, key_split)
+                shard_index = indexes.index(entry, nbytes, key_split)
                 if shard_index is not None:
                     return shard_index, nbytes
         return None
 
     def has_keys_of(self, number: int) -> bool:
         """Whether the dataset index, or that of a part, has a shard of this number and name."""
-        indexes, position = self._shared_index(number)
-        return indexes is not None and any(
-            indexes.is_named(position, n) for n in self._names(number)
-        )
+        indexes, entry = self._shared_index(number)
+        return indexes is not None and any(indexes.is_named(entry, n) for n in self._names(number))
 
     def digest(self, number: int) -> tuple[int, int] | None:
         """Return the digest of the keys in the dataset index of a shard; None without one."""
@@ -196,8 +194,8 @@ class DatasetIndexes:
 
     def has_length(self, number: int, tar_nbytes: int | None) -> bool:
         """Whether the dataset index states this length for a shard; None matches any."""
-        indexes, position = self._shared_index(number)
-        return indexes is not None and tar_nbytes in (None, indexes.tar_nbytes(position))
+        indexes, entry = self._shared_index(number)
+        return indexes is not None and tar_nbytes in (None, indexes.tar_nbytes(entry))
 
     def samples_with(self, key: str) -> list[tuple[int, int]] | None:
         """Return the samples that may have a key, each as shard number and index in the shard.
@@ -214,7 +212,7 @@ class DatasetIndexes:
             places = [] if indexes is None else indexes.samples_with(key)
             if places is None:
                 return None
-            numbered = ((shared.start + position, at) for position, at in places)
+            numbered = ((shared.start + entry, at) for entry, at in places)
             all_places += [place for place in numbered if place[0] < shared.stop]
         return all_places
 
@@ -225,12 +223,12 @@ class DatasetIndexes:
 
         Only for shards for which `has_keys_of` is true.
         """
-        indexes, position = self._shared_index(number)
+        indexes, entry = self._shared_index(number)
         return (
             indexes is not None
-            and position < len(indexes)
-            and int(indexes.num_samples[position]) == num_samples
-            and indexes.has_key(position, local_index, key, key_split)
+            and entry < len(indexes)
+            and int(indexes.num_samples[entry]) == num_samples
+            and indexes.has_key(entry, local_index, key, key_split)
         )
 
     def release(self) -> None:
@@ -240,7 +238,7 @@ class DatasetIndexes:
                 indexes.release()
 
     def _shared_index(self, number: int) -> tuple[DatasetIndex | None, int]:
-        """Return the dataset index, or that of a part, with a shard, and the position there."""
+        """Return the dataset index, or that of a part, with a shard, and the entry there."""
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._shared[at].stop:
             return None, 0
@@ -281,9 +279,9 @@ class DatasetIndexes:
         if not self._shared and own_url is None:
             return  # the common case, and shards are opened often
         names = self._names(number)
-        indexes, position = self._shared_index(number)
-        if indexes is not None and any(indexes.is_named(position, name) for name in names):
-            yield indexes, position
+        indexes, entry = self._shared_index(number)
+        if indexes is not None and any(indexes.is_named(entry, name) for name in names):
+            yield indexes, entry
         own = None if own_url is None else self._open(own_url, 1, is_single=True)
         if own is not None and any(own.is_named(0, name) for name in names):
             yield own, 0

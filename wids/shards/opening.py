@@ -112,7 +112,7 @@ def open_ranges(
     if facts.options.verify == "never":
         index = index.without_payload_crcs()
     range_reader = facts.store.fetcher.range_reader
-    read_part = range_reader(url, nbytes)
+    read_unchecked = range_reader(url, nbytes)
     # Mirrors state other versions of equal bytes, so checksums decide where they exist.
     is_compared = len(index.payload_crcs) > 0
     budget = facts.budget
@@ -120,12 +120,12 @@ def open_ranges(
         urls.redact(url),
         index,
         nbytes,
-        range_reader(url, nbytes, is_compared=True) if is_compared else read_part,
-        read_part=read_part,
+        range_reader(url, nbytes, is_compared=True) if is_compared else read_unchecked,
+        read_unchecked=read_unchecked,
         fields=facts.options.fields,
         raw=facts.options.raw,
         takes=None if budget is None else partial(budget.takes, facts.number, nbytes),
-        version=lambda: read_part.version,
+        version=lambda: read_unchecked.version,
         watch=watch,
     )
     check_count(facts, shard)

@@ -92,13 +92,13 @@ class RemoteShard(TarShard):
         index: Where its samples are, with checksums.
         nbytes: Length of the tar in bytes.
         read_range: Returns the bytes from a start to a stop.
-        read_part: Does the same for bytes that no checksum covers, and raises `MismatchError` if
-            they may be of another version than those before; None for ``read_range``.
+        read_unchecked: Does the same for bytes that no checksum covers, and raises `MismatchError`
+            if they may be of another version than those before; None for ``read_range``.
         fields: The only fields to read, or None for all.
         raw: The form of a field, as for `Shard`; the bytes of a ``"view"`` are its own.
         takes: Called with the bytes of each read before it begins; returns False if the whole tar
             should be fetched instead. None to take all.
-        version: Returns the version of all that ``read_part`` returns; None if it is not known.
+        version: Returns the version of all that ``read_unchecked`` returns; None if not known.
         watch: Returns a block that notes errors which concern the whole shard.
 
     Raises:
@@ -112,7 +112,7 @@ class RemoteShard(TarShard):
         nbytes: int,
         read_range: ReadPart,
         *,
-        read_part: ReadPart | None = None,
+        read_unchecked: ReadPart | None = None,
         fields: Collection[str] | None = None,
         raw: Raw = "bytes",
         takes: Callable[[int], bool] | None = None,
@@ -127,7 +127,7 @@ class RemoteShard(TarShard):
         self.watch = watch
         self._known_heads: dict[int, str] = {}  # the version in which each was compared
         self._read_range = read_range
-        self._read_part = read_part or read_range
+        self._read_unchecked = read_unchecked or read_range
         self._received: Received | None = None
         self._fields = None if fields is None else frozenset(fields)
         if len(index.head_crcs) != len(index.blocks):
@@ -292,7 +292,7 @@ class RemoteShard(TarShard):
 
     def _buffers(self, spans: list[Span], *, is_compared: bool = False) -> list[bytes]:
         """Return the bytes of spans; near ones share a request."""
-        read = self._read_range if is_compared else self._read_part
+        read = self._read_range if is_compared else self._read_unchecked
         # If a checksum covers a member of which a part is read, an error decides nothing: the whole
         # member is read then.
         decides = is_compared or not len(self.index.payload_crcs)

@@ -11,7 +11,7 @@ import pytest
 from conftest import optional
 
 from wids.storage.transport import signing
-from wids.storage.transport.signing import Keys
+from wids.storage.transport.signing import AwsKeys
 
 CHARACTERS = "aZ09-._~/ +%=&?#@:;,!$'()*[]{}|\\^`\"<>äß漢🦆"
 
@@ -30,7 +30,7 @@ def test_a_url_is_signed_as_by_botocore(seed: int, monkeypatch: pytest.MonkeyPat
     url = f"{host}/bucket/{quote(key)}".replace("/./", "/a/").replace("/../", "/b/")
     url = url + "x" if url.endswith(".") else url
     token = choose.choice([None, "to/ken+==" * 40])
-    keys = Keys("AKIDEXAMPLE", "secret/+" + str(seed), token)
+    keys = AwsKeys("AKIDEXAMPLE", "secret/+" + str(seed), token)
     date_s, life_s = choose.randrange(2_000_000_000), choose.randrange(1, 604_800)
     more: dict[str, str] = choose.choice([{}, {"x_amz_request_payer": "requester"}])
     region = choose.choice(["us-east-1", "eu-central-2"])
@@ -52,4 +52,4 @@ def _parts(url: str) -> tuple[str, set[str]]:
 
 def test_keys_are_not_shown() -> None:
     """Neither is in a text that an error could quote."""
-    assert "secret" not in f"{Keys('id', 'secret', 'token')!r}{Keys('id', 'secret')}"
+    assert "secret" not in f"{AwsKeys('id', 'secret', 'token')!r}{AwsKeys('id', 'secret')}"

@@ -54,7 +54,7 @@ def check_raw(raw: str) -> None:
         raise ValueError(f'raw: expected "stream", "bytes" or "view", found {raw!r}')
 
 
-def position(local_index: int, length: int, name: str) -> int:
+def normalized_index(local_index: int, length: int, name: str) -> int:
     """Return an index counted from the start; a negative one counts from the end.
 
     Args:
@@ -268,7 +268,7 @@ class TarShard(ReadableShard):
 
     def __getitem__(self, local_index: int) -> RawSample:
         """Return one sample; negative indices count from the end."""
-        return self.read(position(local_index, len(self), self.name))
+        return self.read(normalized_index(local_index, len(self), self.name))
 
     def __iter__(self) -> Iterator[RawSample]:
         """Iterate over all samples in order."""

@@ -26,7 +26,7 @@ from wids.shards.tars.raw_samples import (
     Span,
     TarShard,
     check_raw,
-    position,
+    normalized_index,
 )
 from wids.shards.tars.samples import LARGE_NBYTES, known_at_first, sample_readers
 from wids.storage.arrays import IntArray
@@ -268,7 +268,7 @@ class Shard(TarShard):
     ) -> RawSample:
         """Return one sample by its index; see `ReadableShard.read`."""
         if local_index < 0:
-            local_index = position(local_index, len(self), self.path)
+            local_index = normalized_index(local_index, len(self), self.path)
         if monotonic() > self._check_after_s:
             self.check()
         return (self._read_verified if verify else self._read)((local_index,), labels)
@@ -278,7 +278,9 @@ class Shard(TarShard):
     ) -> list[RawSample]:
         """Return samples, fastest in ascending order; uncached ones are read from disk together."""
         if min(local_indices, default=0) < 0:
-            local_indices = [position(index, len(self), self.path) for index in local_indices]
+            local_indices = [
+                normalized_index(index, len(self), self.path) for index in local_indices
+            ]
         # The same comparisons as in `check`, which would take twice as long.
         nbytes = self._map.size()
         if self._is_fresh or nbytes != self.identity.nbytes or not self.index.is_intact():
@@ -366,7 +368,7 @@ class Shard(TarShard):
             ...     start, file.read(size)
             (512, b'a cat')
         """
-        local_index = position(local_index, len(self), self.path)
+        local_index = normalized_index(local_index, len(self), self.path)
         return self.index.place(local_index, field, self.path)
 
     @property

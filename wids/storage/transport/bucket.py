@@ -23,7 +23,7 @@ from wids.storage.transport.http import Http
 from wids.storage.transport.range_loop import raise_error, read_ranges
 from wids.storage.transport.range_reads import Range
 from wids.storage.transport.retry import Timeouts, check_waits
-from wids.storage.transport.signing import Keys, signed
+from wids.storage.transport.signing import AwsKeys, signed
 from wids.storage.transport.store_credentials import Provider
 from wids.storage.transport.store_errors import right_region, store_error
 from wids.storage.transport.store_settings import ObjectLocation, Store, location_of
@@ -131,14 +131,14 @@ class Bucket(Http):
             found = self._signed[url] = made_by, address
         return found[1]
 
-    def _keys(self) -> Keys | None:
+    def _keys(self) -> AwsKeys | None:
         provider = self._settings.provider
         if provider is None or not self.signs:
             return None
         found = provider()
-        return Keys(found["access_key_id"], found["secret_access_key"], found["token"])
+        return AwsKeys(found["access_key_id"], found["secret_access_key"], found["token"])
 
-    def _new_address(self, key: str, keys: Keys | None, date_s: float) -> str:
+    def _new_address(self, key: str, keys: AwsKeys | None, date_s: float) -> str:
         config, (kind, bucket, *_) = self._config, self._location
         region = self._region or config.get("region") or config.get("default_region") or "us-east-1"
         endpoint = config.get("endpoint") or config.get("base_url") or {

@@ -1,4 +1,4 @@
-"""What a range loop needs of the machine: time, sockets that have bytes, and memory.
+"""Clock, poller and memory for a range loop.
 
 Tests give it others, which they can look into.
 """

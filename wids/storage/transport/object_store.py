@@ -1,4 +1,4 @@
-"""Choose what reads objects of S3, Google Cloud Storage and Azure; list and write them by obstore.
+"""Read, list and write objects of S3, Google Cloud Storage and Azure: by HTTP, obstore or fsspec.
 
 A `Bucket` reads them by HTTP (`bucket.py`). obstore reads what cannot be signed here, which
 docs/object-stores.md lists. fsspec is used where the caller asks for it, where the form of a URL

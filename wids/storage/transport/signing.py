@@ -15,7 +15,7 @@ from urllib.parse import quote
 from wids.storage.transport.connections import split_url
 
 
-class Keys(NamedTuple):
+class AwsKeys(NamedTuple):
     """Credentials of AWS.
 
     Attributes:
@@ -29,10 +29,10 @@ class Keys(NamedTuple):
     session_token: str | None = None
 
     def __repr__(self) -> str:
-        return "Keys(…)"
+        return "AwsKeys(…)"
 
 
-def signed(url: str, keys: Keys, region: str, date_s: float, life_s: int, **more: str) -> str:
+def signed(url: str, keys: AwsKeys, region: str, date_s: float, life_s: int, **more: str) -> str:
     """Return a URL that may be requested by GET for a while.
 
     Args:
