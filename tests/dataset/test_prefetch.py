@@ -310,6 +310,14 @@ def test_a_child_does_not_end_the_pass_of_its_parent(shards: list[dict[str, Any]
     dataset.close()
 
 
+def wait_for_threads() -> None:
+    """Wait for those of passes, which must end."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("wids-prefetch"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 def test_a_pass_that_is_collected_by_its_own_thread_ends(
     shards: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -331,10 +339,7 @@ def test_a_pass_that_is_collected_by_its_own_thread_ends(
     del cycle
     is_dropped.set()
     assert is_collected.wait(30)
-    for thread in threading.enumerate():
-        if thread.name.startswith("wids-prefetch"):
-            thread.join(30)
-            assert not thread.is_alive()
+    wait_for_threads()
     dataset.close()
 
 
@@ -362,10 +367,7 @@ def test_a_pass_that_is_collected_by_a_thread_for_which_its_own_wait_ends(
         started_s = time.monotonic()
         indices.close()
         assert time.monotonic() - started_s < 30
-    for thread in threading.enumerate():
-        if thread.name.startswith("wids-prefetch"):
-            thread.join(30)
-            assert not thread.is_alive()
+    wait_for_threads()
     dataset.close()
 
 
@@ -385,6 +387,22 @@ def test_a_pass_whose_end_waits_for_a_lock_ends_as_it_was_to(
     assert not window._threads._is_over.is_set()
     window.close()
     assert window._threads._is_over.is_set()
+
+
+def test_the_end_of_the_interpreter_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since Python 3.12 none can be started then, and those of the pass end with it."""
+    monkeypatch.setattr(fetch_window, "_PATIENCE_S", 0.01)
+    catalog: Any = Catalog(100, 10)
+    lock = threading.Lock()
+    window = fetch_window.FetchWindow(fetch_window.ShardMap(catalog), iter(()), 1, None, lock)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with lock, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        window.close()
+    window.close()
 
 
 def test_a_temporary_failure_is_not_noticed(shards: list[dict[str, Any]], server: Server) -> None:

@@ -130,10 +130,12 @@ def left_by_child(writer: TarWriter | ShardWriter, how: str) -> bool:
     """Leave the block of a writer in a forked process."""
 
     def left() -> bool:
+        with raises(RuntimeError, "which began to write it, found process", "forked since"):
+            writer.write(sample(5))  # nothing is lost before it is told
         if how == "it fails":
             writer.__exit__(SystemExit, SystemExit(), None)
         else:
-            with raises(RuntimeError, "found one that was forked since"):
+            with raises(RuntimeError, "which began to write it, found process", "forked since"):
                 writer.close()
         return True
 
@@ -185,6 +187,22 @@ def test_a_forked_process_leaves_shards_to_their_writer(
         texts = [each[".txt"] for each in dataset]
     assert texts == ["text 9"] * (if_exists == "append") + ["text 0", "text 1"]
     assert not [name for name in names(tmp_path) if name.endswith((".partial", ".tmp"))]
+
+
+def test_a_forked_process_may_write_to_a_stream_of_its_own() -> None:
+    """The caller's stream may be a pipe to the parent."""
+    ours, theirs = os.pipe()
+    with open(theirs, "wb", buffering=0) as stream, open(ours, "rb") as received:
+        writer = TarWriter(stream)
+
+        def written() -> bool:
+            writer.write(sample(0))
+            writer.close()
+            return True
+
+        assert in_child(written)
+        stream.close()
+        assert received.read().startswith(b"000000.txt")
 
 
 def test_a_process_forked_by_a_writer_has_no_lock(tmp_path: Path) -> None:

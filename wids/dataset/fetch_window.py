@@ -18,6 +18,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
@@ -240,7 +241,8 @@ class FetchWindow:
             # This thread has collected the pass, while it held this lock, or another one for which
             # the holder of this one waits. Without it, they would wait for each other for ever.
             close = partial(self.close, cancels=cancels)
-            threading.Thread(target=close, name="wids-prefetch-end", daemon=True).start()
+            with suppress(RuntimeError):  # the interpreter ends, and its threads with it
+                threading.Thread(target=close, name="wids-prefetch-end", daemon=True).start()
             return
         try:
             self._closed.set()  # after this no fetch is ordered, and no thread started

@@ -21,7 +21,7 @@ from wids.publish.output import Output, ShardNames, only_writer
 from wids.publish.problems import log_problem, repeated_keys
 from wids.publish.tar_writer import BlockWriter, Encoder, TarWriter, check_target, member_encoder
 from wids.shards.specs.model import DatasetSpec, ShardSpec
-from wids.storage import fetch, files, upload
+from wids.storage import fetch, upload
 from wids.storage.progress import Bar
 from wids.storage.sizes import count_text
 from wids.storage.transport import urls
@@ -107,7 +107,6 @@ class ShardWriter(BlockWriter):
         super().__init__()
         names = ShardNames.from_pattern(pattern)
         self._title = urls.redact(os.fspath(pattern))
-        self._process = os.getpid()
         _check_options(if_exists, maxcount, maxsize)
         self.maxcount = maxcount
         self.maxsize = maxsize
@@ -145,6 +144,7 @@ class ShardWriter(BlockWriter):
         """Append a sample as `TarWriter.write` does, to the next shard if this one is full."""
         if not self._is_open:
             raise ValueError("a sample: expected an open writer, found one that was closed")
+        self._check_process()  # before another shard begins or ends
         self._check_not_failed()
         key, members = self._to_members(sample)
         nbytes = sum(map(len, members.values()))
@@ -172,7 +172,7 @@ class ShardWriter(BlockWriter):
 
     def _publish(self) -> None:
         """Publish the last shard, the dataset index and the spec."""
-        files.check_process(self._process, self._title)
+        self._check_process()
         self._check_not_failed()
         if self._writer is not None:
             self._finish_shard(self._writer)

@@ -22,7 +22,7 @@ from wids.shards.fields.codecs import Encode
 from wids.shards.fields.encode import encode
 from wids.shards.tars.headers import is_metadata, padded, to_bytes
 from wids.shards.tars.index import MemberLog, ShardIndex
-from wids.storage import upload
+from wids.storage import files, upload
 from wids.storage.files import fastest_crc32
 from wids.storage.sizes import count_text, nbytes_text
 from wids.storage.transport import urls
@@ -140,8 +140,15 @@ def _is_storable(text: str) -> bool:
 class BlockWriter:
     """A context manager that publishes what was written, or leaves nothing behind."""
 
+    _title = ""
+
     def __init__(self) -> None:
         self._is_open = True
+        self._process = os.getpid()
+
+    def _check_process(self) -> None:
+        """Raise RuntimeError in a process that was forked since."""
+        files.check_process(self._process, self._title)
 
     def close(self) -> None:
         """Finish and publish what was written; a second call does nothing."""
@@ -289,6 +296,8 @@ class TarWriter(BlockWriter):
         """Append a sample of encoded members, by their names in the tar."""
         if not self._is_open:
             raise ValueError(f"sample {key!r}: expected an open writer, found one that was closed")
+        if self._publishing is not None:  # a stream of the caller may be the child's
+            self._check_process()
         self._check_no_partial_sample()
         if key in self._keys:
             raise ValueError(

@@ -28,7 +28,7 @@ from wids.shards.indexes.dataset_index import (
     load_dataset_index,
 )
 from wids.shards.sidecars import open_copy, versioned_file
-from wids.shards.specs.model import DatasetSpec
+from wids.shards.specs.model import DatasetSpec, IndexedShards
 from wids.shards.tars.headers import KeySplit
 from wids.shards.tars.index import ShardIndex
 from wids.storage.cache import cache_names
@@ -162,9 +162,9 @@ class DatasetIndexes:
         self._opened: dict[str, DatasetIndex | None] = {}
         self._opening: dict[tuple[int, str], Lock] = {}
         for shared in self._shared[:_MAX_SHARED]:
-            num_shards = shared.stop - shared.start
-            if num_shards <= _MAX_OPENED and urls.local_place(shared.url) is not None:
-                self._open(shared.url, num_shards)  # now, so that forked processes share the memory
+            is_short = shared.stop - shared.start <= _MAX_OPENED
+            if is_short and urls.local_place(shared.url) is not None:
+                self._open(shared)  # now, so that processes forked later share the memory
 
     def index(
         self, number: int, tar_nbytes: int | None, key_split: KeySplit
@@ -208,7 +208,7 @@ class DatasetIndexes:
             return None
         all_places: list[tuple[int, int]] = []
         for shared in self._shared:
-            indexes = self._open(shared.url, shared.stop - shared.start)
+            indexes = self._open(shared)
             places = [] if indexes is None else indexes.samples_with(key)
             if places is None:
                 return None
@@ -242,17 +242,16 @@ class DatasetIndexes:
         at = bisect_right(self._starts, number) - 1
         if at < 0 or number >= self._shared[at].stop:
             return None, 0
-        start, stop, url = self._starts[at], self._shared[at].stop, self._shared[at].url
-        return self._open(url, stop - start), number - start
+        return self._open(self._shared[at]), number - self._starts[at]
 
-    def _open(self, url: str, num_shards: int, *, is_single: bool = False) -> DatasetIndex | None:
+    def _open(self, shards: IndexedShards, *, is_single: bool = False) -> DatasetIndex | None:
         """Return a dataset index, opened or fetched at its first use; None if it is unusable.
 
         Args:
-            url: Where it is.
-            num_shards: Number of its shards.
+            shards: Where it is, and its shards.
             is_single: Whether the spec names it for a single shard.
         """
+        url = shards.url
         if url in self._opened:
             return self._opened[url]
         # So that its server is asked once, whatever the number of threads; of this process, since a
@@ -261,7 +260,7 @@ class DatasetIndexes:
         with self._opening.setdefault(own_turn, Lock()):
             if url in self._opened:
                 return self._opened[url]
-            indexes = open_dataset_index(self._store, url, num_shards)
+            indexes = open_dataset_index(self._store, url, shards.stop - shards.start)
             if indexes is None:
                 _logger.info("%s: no index that can be used", urls.redact(url))
             # A mapped dataset index holds a descriptor: affordable for a few dataset indexes, not
@@ -282,7 +281,9 @@ class DatasetIndexes:
         indexes, entry = self._shared_index(number)
         if indexes is not None and any(indexes.is_named(entry, name) for name in names):
             yield indexes, entry
-        own = None if own_url is None else self._open(own_url, 1, is_single=True)
+        if own_url is None:
+            return
+        own = self._open(IndexedShards(own_url, number, number + 1), is_single=True)
         if own is not None and any(own.is_named(0, name) for name in names):
             yield own, 0
 

@@ -109,8 +109,9 @@ def check_process(process: int, name: str) -> None:
     """Raise RuntimeError in any process but the one that began to write a file of this name."""
     if os.getpid() != process:
         raise RuntimeError(
-            f"{name}: expected the process {process} to finish it, which began it, found one that "
-            "was forked since; end that by os._exit, or start it before the file is opened"
+            f"{name}: expected process {process}, which began to write it, found process "
+            f"{os.getpid()}, which was forked since; end that with os._exit, or open another file "
+            "in it"
         )
 
 

@@ -232,6 +232,19 @@ def test_an_outage_is_forgotten() -> None:
     assert seconds < 10
 
 
+@pytest.mark.parametrize("most", [2, 8, 40])
+def test_no_more_requests_than_a_process_may_have(most: int) -> None:
+    """However much more would bring."""
+    limit, awaited = RequestLimit(most), AwaitedLimit(most)
+    values = set()
+    for _ in range(2000):
+        limit.note_response(0.05)
+        limit.note_part(limit.generation, MB, 0.1, limit.value, has_ended=True)
+        awaited.note_request(0.05)
+        values |= {limit.value, awaited.value}
+    assert max(values) == most
+
+
 def test_awaited_requests_have_a_limit_without_trials() -> None:
     """It grows with each answer, unless the processor is the limit; chance lowers it by little."""
     limit = AwaitedLimit()

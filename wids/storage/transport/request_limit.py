@@ -86,10 +86,10 @@ class RequestLimit:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self.value = FIRST
+        self.value = min(FIRST, most)
         self.generation = 0
         # The limit that trials are compared with, and its units a second over all requests.
-        self._base = FIRST
+        self._base = self.value
         self._base_speed: float | None = None
         self._round = _Round()
         self._latency_s = 0.0
@@ -106,7 +106,8 @@ class RequestLimit:
     def note_response(self, latency_s: float) -> None:
         """Note the seconds from a request to the beginning of its response."""
         self._latency_s += (latency_s - self._latency_s) / 8 if self._latency_s else latency_s
-        if self._base_speed is None and self._step is None and self.value < _FIRST_MEASURED:
+        most = min(_FIRST_MEASURED, self._most)
+        if self._base_speed is None and self._step is None and self.value < most:
             self._base += 1
             self._set(self._base)
 
